@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.execution.forward import Forward, Places
+from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import PackedStep, StepContext
@@ -70,7 +70,7 @@ class Counted:
         self.tokens.append(len(step.tokens))
         return self.inner(step, context)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         self.tokens.append(len(step.tokens))
         return self.inner.score(step, context, places)
 

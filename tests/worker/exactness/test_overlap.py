@@ -13,9 +13,9 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution.ahead import OverlappedRunner
-from fairlead_worker.execution.lane import DeviceLane
+from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.stream import DeviceStream
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
@@ -27,7 +27,7 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 PAGE = 16
 
 
-LANES = {"thread": Thread, "late": Late, "at once": DeviceLane}
+LANES = {"thread": Thread, "late": Late, "at once": DeviceStream}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from fairlead.random_model import make_model
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.graphs import batch_sizes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.execution.sizing import kept_by
+from fairlead_worker.execution.sizing import measure_allocation
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.messages import Sampling
@@ -152,9 +152,9 @@ def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel, caplog: py
     runner = ModelRunner(loaded, filled_backend(loaded))
     assert graphs_for(runner.forward, runner.backend, 8, 100) is None, "no GPU"
     assert graphs_for(runner.forward, runner.backend, 0, 100, Replayed()) is None
-    invariant = filled_backend(loaded)
-    invariant.invariant = True
-    assert graphs_for(runner.forward, invariant, 8, 100, Replayed()) is None, "its decodes are prefills"
+    deterministic = filled_backend(loaded)
+    deterministic.batch_invariant = True
+    assert graphs_for(runner.forward, deterministic, 8, 100, Replayed()) is None, "its decodes are prefills"
     spec = KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device)
     assert graphs_for(runner.forward, ReferenceBackend(spec, PAGES), 8, 100, Replayed()) is None
     assert "attention is reference" in caplog.text
@@ -178,5 +178,5 @@ def test_memory_that_graphs_keep_is_counted_and_given_back() -> None:
             memory.held -= 120
 
     memory = Memory()
-    assert kept_by(memory, Graphs) == 120
+    assert measure_allocation(memory, Graphs) == 120
     assert memory.free() == 1000

@@ -19,10 +19,10 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.errors import AdapterError
-from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.graphs import graphs_for
-from fairlead_worker.execution.lane import Lane
+from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.stream import Stream
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.files import Pair
 from fairlead_worker.lora.slots import AdapterSlots
@@ -137,7 +137,7 @@ def test_what_a_layer_adds(slots: int) -> None:
         places = stacked.of(mixture)
         assert places == [1, 0, 2, 1, 0, 0]
         plain = layer(inputs)
-        with stacked.over(torch.tensor(places)):
+        with stacked.activate(torch.tensor(places)):
             answer = layer(inputs)
         assert torch.equal(layer(inputs), plain), "no hook is left"
     for row, number in enumerate(mixture):
@@ -182,7 +182,7 @@ class Service:
 
 
 @pytest.mark.parametrize("lane", [Thread, Late])
-def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable[[], Lane]) -> None:
+def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable[[], Stream]) -> None:
     """Every replay of the overlapped loop says what the layers' hooks say of the same step at that moment."""
     runner, backend = world.graphed, world.graphed.backend
     assert runner.graphs is not None

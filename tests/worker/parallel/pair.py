@@ -20,13 +20,13 @@ from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.parallel.follower import Ear, serve
+from fairlead_worker.parallel.follower import RankChannel, serve
 from fairlead_worker.parallel.lead import LedAdapters, LedForward, LedHost
-from fairlead_worker.parallel.messages import End, Fetched, Join, Load, ToRank
+from fairlead_worker.parallel.messages import AdapterFetched, End, Join, LoadModel, ToRank
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.sharding.group import Group
-from fairlead_worker.sharding.rendezvous import store
+from fairlead_worker.sharding.rendezvous import file_store
 
 MAX_LORAS, MAX_LORA_RANK = 3, 16
 
@@ -45,7 +45,7 @@ class Pair:
         self.process = subprocess.Popen([sys.executable, "-m", "tests.worker.parallel.pair"], stdin=subprocess.PIPE, bufsize=0)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(join) + b"\n")
-        self.group = Group.join(store(directory), 0, 2)
+        self.group = Group.join(file_store(directory), 0, 2)
         self.elsewhere: dict[int, Path] = {}
         """number of an adapter -> folder in which the second rank finds its files, where that is another."""
 
@@ -53,7 +53,7 @@ class Pair:
         self._socket.send(msgspec.msgpack.encode(message))
 
     def fetched(self, number: int, folder: Path) -> None:
-        self.tell(Fetched(number, str(self.elsewhere.get(number, folder))))
+        self.tell(AdapterFetched(number, str(self.elsewhere.get(number, folder))))
 
     @staticmethod
     def together() -> nullcontext[None]:
@@ -65,7 +65,7 @@ class Pair:
     ) -> Iterator[Engine]:
         """A model that both ranks have a part of, behind the real scheduler."""
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
-        self.tell(Load(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
+        self.tell(LoadModel(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
         loaded = load_model(str(model), group=self.group, quantization=quantization)
         adapters = adapters_of(loaded, self.group)
         engine = Engine(loaded, adapters=adapters, **sizes, **options)
@@ -81,7 +81,7 @@ class Pair:
 
     def profiled(self, model: Path, memory: "Plenty") -> ModelRunner:
         """A runner whose pages are what both ranks have room for beside the largest step."""
-        self.tell(Load(json.dumps({"model": str(model), "profiled": memory.total})))
+        self.tell(LoadModel(json.dumps({"model": str(model), "profiled": memory.total})))
         try:
             return profiled(model, self.group, memory)
         finally:
@@ -123,9 +123,9 @@ def main() -> None:
     torch.set_num_threads(1)
     join = msgspec.json.decode(sys.stdin.buffer.readline(), type=Join)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    ear = Ear(join)
-    group = Group.join(store(Path(join.directory)), 1, 2)
-    while isinstance(message := ear.hear(), Load):
+    ear = RankChannel(join)
+    group = Group.join(file_store(Path(join.directory)), 1, 2)
+    while isinstance(message := ear.receive(), LoadModel):
         wanted = json.loads(message.folder)
         if "profiled" in wanted:
             serve(ear, profiled(wanted["model"], group, Plenty(wanted["profiled"])))

@@ -15,7 +15,7 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.parallel.pair import MAX_LORA_RANK, Pair, Plenty
 
 from fairlead_worker.lora import adapters as adapters_module
-from fairlead_worker.lora.adapters import IMAGINED, AdapterSet
+from fairlead_worker.lora.adapters import PROFILE_ADAPTER, AdapterSet
 from fairlead_worker.messages import LoadAdapter, UnloadAdapter
 
 PROMPTS = make_prompts()[1:10]
@@ -180,16 +180,16 @@ def test_the_largest_step_is_measured_with_an_adapter_of_each_ranks_size(
 
     class Watched(Plenty):
         def peak_of(self, run: Callable[[], None]) -> int:
-            over = AdapterSet.over
+            over = AdapterSet.activate
 
             def watch(adapters: AdapterSet, numbers: Sequence[int], counts: Sequence[int]) -> Any:
-                assert set(numbers) == {0, IMAGINED}
+                assert set(numbers) == {0, PROFILE_ADAPTER}
                 for path, layer in adapters._layers.items():
-                    delta = layer.deltas[IMAGINED]
+                    delta = layer.deltas[PROFILE_ADAPTER]
                     seen[path] = (tuple(delta.down.weight.shape), tuple(delta.up.weight.shape))  # type: ignore[union-attr]  # torch: may be a module
                 return over(adapters, numbers, counts)
 
-            monkeypatch.setattr(AdapterSet, "over", watch)
+            monkeypatch.setattr(AdapterSet, "activate", watch)
             return super().peak_of(run)
 
     memory = Watched(1 << 30)

@@ -74,15 +74,15 @@ def test_a_model_is_downloaded_once_and_changes_are_fetched(source: Throttle, s3
     cache = ModelCache(tmp_path, "pod-a")
     folder = resolve(URI, lambda *progress: seen.append(progress), cache)
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {"config.json", "model.safetensors"}
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS and cache.complete(URI, folder)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS and cache.is_complete(URI, folder)
     assert seen[-1][:2] == ("download", 100) and seen[-1][3] == len(WEIGHTS) + 23 and len(source.passed) == 5  # and a range of 17 bytes
     assert resolve(URI, cache=cache) == folder and len(source.passed) == 5
     s3.put("models", "tiny/config.json", b'{"model_type": "qwen3"}')
     assert "qwen3" in (resolve(URI, cache=cache) / "config.json").read_text() and len(source.passed) == 5
     with (folder / "model.safetensors").open("r+b") as file:  # a volume that has lost a write
         file.write(bytes(4096))
-    assert cache.damaged(URI, folder)
-    assert (resolve(URI, cache=cache) / "model.safetensors").read_bytes() == WEIGHTS and cache.complete(URI, folder)
+    assert cache.is_damaged(URI, folder)
+    assert (resolve(URI, cache=cache) / "model.safetensors").read_bytes() == WEIGHTS and cache.is_complete(URI, folder)
 
 
 def test_an_object_that_is_replaced_meanwhile_is_no_model_of_two_halves(

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from fairlead_worker.execution.forward import Forward, Places
+from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.kernels.base import Backend, PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 
@@ -33,33 +33,33 @@ class AdaptedForward:
         answers = [self._run(part) for part in parts]
         return _merged([part.sampled for part in parts], answers)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         """The same, and a look at `places`."""
         if not step.adapters:
             return self._plain.score(step, context, places)
         if self._plain is self._modules:
-            with self._adapters.over(step.adapters, step.counts):
+            with self._adapters.activate(step.adapters, step.counts):
                 return self._modules.score(step, context, places)
         parts = self._parts(step)
         inside = [torch.isin(places, part.tokens).nonzero()[:, 0] for part in parts]
         scored = [self._score(part, places[mine]) for part, mine in zip(parts, inside, strict=True)]
         logits = _merged([part.sampled for part in parts], [answer for answer, _ in scored])
-        return logits, _MergedPlaces(len(places), inside, [seen for _, seen in scored])
+        return logits, _MergedStates(len(places), inside, [seen for _, seen in scored])
 
     def _adapted(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        with self._adapters.over(step.adapters, step.counts):
+        with self._adapters.activate(step.adapters, step.counts):
             return self._modules(step, context)
 
     def _run(self, part: "Part") -> torch.Tensor:
         run = self._adapted if part.step.adapters else self._plain
         return run(part.step, self._backend.plan(part.step))
 
-    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         local = torch.searchsorted(part.tokens, places)
         context = self._backend.plan(part.step)
         if not part.step.adapters:
             return self._plain.score(part.step, context, local)
-        with self._adapters.over(part.step.adapters, part.step.counts):
+        with self._adapters.activate(part.step.adapters, part.step.counts):
             return self._modules.score(part.step, context, local)
 
     @staticmethod
@@ -70,13 +70,13 @@ class AdaptedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class _MergedPlaces:
-    """Implements `Places` over those of the parts."""
+class _MergedStates:
+    """Implements `HiddenStates` over those of the parts."""
 
     count: int
     inside: Sequence[torch.Tensor]
     """Of each part: which of all places are its own, [n] int64, ascending."""
-    seen: Sequence[Places]
+    seen: Sequence[HiddenStates]
 
     def logits(self, some: slice) -> torch.Tensor:
         return self._merge(some, lambda seen, own: seen.logits(own))
@@ -84,7 +84,7 @@ class _MergedPlaces:
     def states(self, some: slice) -> torch.Tensor:
         return self._merge(some, lambda seen, own: seen.states(own))
 
-    def _merge(self, some: slice, take: Callable[[Places, slice], torch.Tensor]) -> torch.Tensor:
+    def _merge(self, some: slice, take: Callable[[HiddenStates, slice], torch.Tensor]) -> torch.Tensor:
         begin, end, _ = some.indices(self.count)
         # Each part's places are in order, so those between two are between two of the part's own.
         local = [slice(*torch.searchsorted(mine, torch.tensor([begin, end])).tolist()) for mine in self.inside]

@@ -18,7 +18,7 @@ from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
 logger = logging.getLogger(__name__)
 
 
-class Places(Protocol):
+class HiddenStates(Protocol):
     """What the model has made of the places that were asked for."""
 
     def logits(self, some: slice) -> torch.Tensor:
@@ -40,7 +40,7 @@ class Forward(Protocol):
         """Logits [S, vocabulary] of `step.sampling`."""
         ...
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         """The same, and a look at `places` ([n] int64: tokens of the step)."""
         ...
 
@@ -60,17 +60,17 @@ class ModuleForward:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         head = self._head
         assert head is not None, "can_score says so"
-        with head.kept() as answers:
+        with head.record() as answers:
             logits = self(step, context)
-        return logits, _Kept(head, answers[0], places)
+        return logits, _ModuleStates(head, answers[0], places)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Implements `Places` on a body's answer."""
+class _ModuleStates:
+    """Implements `HiddenStates` on a body's answer."""
 
     head: Head
     answer: Any

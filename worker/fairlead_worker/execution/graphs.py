@@ -92,7 +92,7 @@ class GraphedDecodes:
         self._graphs: dict[int, _Graph] = {}
 
     @property
-    def recorded(self) -> bool:
+    def is_recorded(self) -> bool:
         """Every size is."""
         return len(self._graphs) == len(self.sizes)
 
@@ -176,7 +176,7 @@ class _Graph:
 
     def record_adapted(self, forward: Forward, recorder: Recorder, slots: AdapterSlots) -> None:
         def run() -> torch.Tensor:
-            with slots.over(self._adapter_slots):
+            with slots.activate(self._adapter_slots):
                 return forward(self._inputs, self)
 
         self._plan(self._inputs)
@@ -186,7 +186,7 @@ class _Graph:
         """[size, vocabulary]. `adapter_slots`: of each row; empty: no row has an adapter."""
         replay = self._replay_adapted if adapter_slots else self._replay
         assert replay is not None, "it was recorded"
-        whole = self._filled_up(step)
+        whole = self._pad(step)
         for name in ("tokens", "positions", "slots"):
             getattr(self._inputs, name).copy_(getattr(whole, name))
         if adapter_slots:
@@ -207,7 +207,7 @@ class _Graph:
     def _plan(self, step: PackedStep) -> None:
         self._backend.plan_graph(self._wrappers, plan_pages(step, self._backend.spec.page_size))
 
-    def _filled_up(self, step: PackedStep) -> PackedStep:
+    def _pad(self, step: PackedStep) -> PackedStep:
         """With rows of one token on the padding page behind those of the step."""
         more = self._size - len(step.starts)
         end = int(step.page_indptr[-1])
@@ -238,18 +238,18 @@ def graphs_for(
     """Graphs of up to `most` rows, not recorded yet; None where the backend or a kind of layer is not FlashInfer's, or `most` is 0."""
     if not most or (recorder is None and backend.spec.device.type != "cuda"):
         return None
-    if reason := why_not(backend):
+    if reason := unsupported_reason(backend):
         logger.warning("decodes run without CUDA graphs%s", reason)
         return None
     assert isinstance(backend, FlashInferBackend), "there is no reason why not"
     return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(), slots)
 
 
-def why_not(backend: Backend) -> str:
+def unsupported_reason(backend: Backend) -> str:
     """Why decodes on `backend` cannot be graphs; empty where they can."""
     if not isinstance(backend, FlashInferBackend):
         return f": attention is {backend.name}, and graphs are for flashinfer"
-    if backend.invariant:
+    if backend.batch_invariant:
         return " beside --deterministic, which computes them as prompts"
     left_out: Sequence[object] = [kind for kind in dict.fromkeys(backend.spec.layers) if kind not in backend.kinds]
     return f": {len(left_out)} kinds of layers have reference attention" if left_out else ""

@@ -81,12 +81,12 @@ class NativeForward:
         self._run(step, context, step.sampling, logits)
         return self._capped(logits)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _Kept]":
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _NativeStates]":
         """The body's answers at `places` and at `step.sampling` are kept, and the head runs on some of them at a time."""
         chosen = torch.cat((places, step.sampling))
         self._run(step, context, chosen, None)
         kept = self._scratch["normed"].view(self._backend.spec.dtype)[: len(chosen) * self._hidden].view(-1, self._hidden).clone()
-        return self.head(kept[len(places) :]), _Kept(self, kept[: len(places)])
+        return self.head(kept[len(places) :]), _NativeStates(self, kept[: len(places)])
 
     def _run(self, step: PackedStep, context: StepContext, sampling: torch.Tensor, logits: torch.Tensor | None) -> None:
         """The whole model; without `logits` all but its head, with the final norm's answers for `sampling` in the scratch memory."""
@@ -101,13 +101,13 @@ class NativeForward:
         run.positions, run.sampling, run.samples = step.positions.data_ptr(), sampling.data_ptr(), samples
         run.last = run.last_positions = None
         if self._parts and samples * FEW <= tokens:
-            alone, positions = context.alone(sampling), step.positions[sampling]
+            alone, positions = context.single_token_rows(sampling), step.positions[sampling]
             run.last, run.last_positions = ctypes.addressof(alone.native), positions.data_ptr()
         self._decode(ctypes.c_int32(torch.get_num_threads()), ctypes.byref(self._decoder), ctypes.byref(run))
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocabulary], as the decoder computes them: in float32."""
-        return self._capped(_packed(self._model.head).widened(states))
+        return self._capped(_packed(self._model.head).compute_float32(states))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         softcap = self._model.softcap
@@ -140,7 +140,7 @@ class NativeForward:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _NativeStates:
     """Implements `execution.forward.Places`."""
 
     forward: NativeForward

@@ -9,15 +9,15 @@ import torch
 
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, why_not
+from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
+from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, unsupported_reason
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
+from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
-from fairlead_worker.execution.sizing import DeviceMemory, find_room, kept_by, memory_of
-from fairlead_worker.execution.worst import run_worst
+from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
@@ -82,7 +82,7 @@ class ModelRunner:
             self.drafter.draft(plan)
         drafted = time.perf_counter()
         grammars = self.begin_masks(plan.rows)
-        logits, scores, pooled = self._look(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
+        logits, scores, pooled = self._run_with_states(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
         rows = [row for row in plan.rows if row.samples]
         masks = None if grammars is None else grammars.masks(rows)
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
@@ -100,7 +100,7 @@ class ModelRunner:
 
     def begin_masks(self, rows: Sequence[Row]) -> Grammars | None:
         """Has the masks of a step with these rows filled, from now on; None where none needs one."""
-        if self.grammars is None or not self.grammars.used:
+        if self.grammars is None or not self.grammars.is_used:
             return None
         constrained = [row for row in rows if row.request.grammar and row.samples]
         if not constrained:
@@ -116,7 +116,7 @@ class ModelRunner:
         tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
         return [[token] for token in tokens], logprobs
 
-    def _look(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
+    def _run_with_states(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
         """As `logits`, with the log-probabilities of prompts' tokens, by row, and with pooled hidden states, by request."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         to_score, targets = positions_to_score(plan)
@@ -127,7 +127,7 @@ class ModelRunner:
         return logits, scores, pooled
 
     @torch.inference_mode()
-    def follow(self, step: PackedStep, places: torch.Tensor | None) -> Places | None:
+    def follow(self, step: PackedStep, places: torch.Tensor | None) -> HiddenStates | None:
         """For a rank other than 0: the pass that rank 0 makes of `step`, and what there is to see at `places`."""
         context = self.backend.plan(step)
         if places is None:
@@ -167,14 +167,14 @@ def make_runner(
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
 
-    On a GPU that is found out by running the largest step of `steps`, and `mem_fraction_static` bounds it (`find_room`); where that step
-    does not fit, `step_tokens` of the runner says which does. Without `steps`, and on a CPU: a share of the free memory.
+    On a GPU that is found out by running the largest step of `steps`, and `mem_fraction_static` bounds it (`profile_memory`); where that
+    step does not fit, `step_tokens` of the runner says which does. Without `steps`, and on a CPU: a share of the free memory.
 
     `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
     `graph_rows`: decodes of a step that runs as a CUDA graph, at most; 0: none do. What the graphs take is measured with the largest step.
-    `deterministic`: rows are to have the same bits in any company; whether they do, `execution.invariant` tries.
+    `deterministic`: rows are to have the same bits in any company; whether they do, `execution.batch_invariant` tries.
     `memory`: of the device; None: as it is.
     `agree`: what each rank of a divided model has room for -> pages of all of them.
 
@@ -190,32 +190,34 @@ def make_runner(
         graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # a guess is a row
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
-    def stack_for(prepared: Backend) -> None:
-        if adapters is not None and graph_rows and not why_not(prepared):
-            adapters.stack()
+    def allocate_slots_for(prepared: Backend) -> None:
+        if adapters is not None and graph_rows and not unsupported_reason(prepared):
+            adapters.allocate_slots()
 
     memory = memory or memory_of(loaded.device)
     if not kv_pages and not room and steps is not None and memory is not None:
 
         def attempt(tokens: int) -> None:
-            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
-            with nullcontext(0) if adapters is None else adapters.imagined() as adapter:
-                run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
+            trial = ModelRunner(loaded, _prepare(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
+            with nullcontext(0) if adapters is None else adapters.profile_adapter() as adapter:
+                run_largest_step(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
 
-        stack_for(_prepared(make_backend(backend, spec, 1), progress, deterministic))
+        allocate_slots_for(_prepare(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
         usual = StepLimits.of(replace(steps, idle_prefill_chunks=1), page_size).tokens
         tokens, least = StepLimits.of(steps, page_size).tokens, 2 * page_size
         if loaded.ranks > 1:
             # A rank that finds no memory leaves the others in the midst of the step: of a divided model one size is tried, which must do.
             tokens = least = usual
-        found = find_room(memory, mem_fraction_static, tokens, least, attempt, usual)
-        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - (0 if adapters is None else adapters.coming()))
+        found = profile_memory(memory, mem_fraction_static, tokens, least, attempt, usual)
+        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - (0 if adapters is None else adapters.pending_bytes()))
 
-        def graph_bytes(model: LoadedModel, layout: KVSpec, rows: int, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
-            tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
+        def graph_bytes(
+            model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
+        ) -> int:
+            tried = ModelRunner(model, _prepare(make_backend(backend, layout, 1), no_progress, batch_invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
-            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
+            return measure_allocation(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
 
         if graph_rows:
             taken = graph_bytes(loaded, spec, graph_rows, deterministic, adapters)
@@ -225,17 +227,17 @@ def make_runner(
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
-        coming = 0 if adapters is None else adapters.coming()
+        coming = 0 if adapters is None else adapters.pending_bytes()
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
             + (f"; adapters that may come take {coming}: lower --max-loras or --max-lora-rank" if coming else "")
         )
-    made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
-    stack_for(made)
+    made = _prepare(make_backend(backend, spec, pages), progress, deterministic)
+    allocate_slots_for(made)
     drafter = None
     if draft is not None and draft_spec is not None:
-        drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
+        drafted = _prepare(make_backend(backend, draft_spec, pages), progress)
         guesses = choose_forward(draft, drafted, native_decoder)
         drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
         drafter.graphs = _graphs(guesses, drafted, drafted_rows, loaded.max_model_len, progress)
@@ -264,12 +266,12 @@ def _graphs(
     return graphs
 
 
-def _prepared(backend: Backend, progress: Progress, invariant: bool = False) -> Backend:
+def _prepare(backend: Backend, progress: Progress, batch_invariant: bool = False) -> Backend:
     """With its kernels built: at the start, and not at the first request."""
     if isinstance(backend, CpuBackend):
-        backend.invariant = invariant
+        backend.batch_invariant = batch_invariant
     if isinstance(backend, FlashInferBackend):
-        backend.invariant = invariant
+        backend.batch_invariant = batch_invariant
         progress("compile", 0)
         backend.prepare()
     return backend

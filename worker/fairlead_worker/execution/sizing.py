@@ -60,7 +60,7 @@ def memory_of(device: torch.device) -> DeviceMemory | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryProfile:
     """What came of a profile."""
 
     kv_bytes: int
@@ -71,9 +71,9 @@ class Room:
     """What it takes besides weights and KV."""
 
 
-def find_room(
+def profile_memory(
     memory: DeviceMemory, fraction: float, tokens: int, least: int, attempt: Callable[[int], None], usual: int | None = None
-) -> Room:
+) -> MemoryProfile:
     """The room for KV on a device whose weights are loaded.
 
     fraction: of the device's memory, for weights and KV pages together at most (SGLang's --mem-fraction-static). Less where a step needs
@@ -107,10 +107,10 @@ def find_room(
         _gib(step_bytes),
         _gib(max(0, room)),
     )
-    return Room(max(0, room), tokens, step_bytes)
+    return MemoryProfile(max(0, room), tokens, step_bytes)
 
 
-def kept_by(memory: DeviceMemory, make: Callable[[], object]) -> int:
+def measure_allocation(memory: DeviceMemory, make: Callable[[], object]) -> int:
     """Bytes of the device that what `make` makes holds for as long as it is there; it is given back. What else it needed meanwhile must fit
     beside the weights alone, and so fits wherever the largest step does."""
     before = memory.free()

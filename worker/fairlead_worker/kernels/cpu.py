@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
-from fairlead_worker.kernels.cpu_invariant import QueryBlock, attend_block, plan_blocks
+from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered at once for a group of decode rows: bounds scratch memory (a third of a GiB at 8 heads of 128 in float32)."""
@@ -60,7 +60,7 @@ class CpuBackend:
     def __init__(self, spec: KVSpec, pages: int) -> None:
         self.spec = spec
         self.pages = pages
-        self.invariant = False
+        self.batch_invariant = False
         """Whether a query's bits must not depend on the batch, nor on how its prompt was cut into chunks (`cpu_invariant`)."""
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
@@ -95,7 +95,7 @@ class CpuStep:
         keys, values = self._backend.keys[layer], self._backend.values[layer]
         _store(keys, self._step.slots, key)
         _store(values, self._step.slots, value)
-        if self._backend.invariant:
+        if self._backend.batch_invariant:
             if spec.window not in self._blocks:
                 self._blocks[spec.window] = list(plan_blocks(self._step, self._backend.spec, spec.window))
             return torch.cat([attend_block(spec, block, query, keys, values) for block in self._blocks[spec.window]])

@@ -13,7 +13,7 @@ import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
-from fairlead_worker.kernels.paging import Paging, Tiles, in_whole_tiles, pinned, plan_pages
+from fairlead_worker.kernels.paging import Paging, Tiles, pad_to_tile, pin, plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
 
@@ -53,7 +53,7 @@ class FlashInferBackend:
     def __init__(self, spec: KVSpec, pages: int, flashinfer: Library | None = None, prefill_kernels: str = "fa2") -> None:
         """`flashinfer`: the library; None: as it is installed. `prefill_kernels`: fa2, which the decodes' tensor cores use too (one module
         to compile), or fa3, for Hopper alone. ValueError where the library is not there."""
-        self.invariant = False
+        self.batch_invariant = False
         """Rows have the same bits in any company, decoded or prefilled: all of them by the prefill kernel with its largest tile, no keys
         split over thread blocks."""
         self.spec = spec
@@ -105,33 +105,33 @@ class FlashInferBackend:
         return list(self._wrappers)
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
-        paging = self._at_hand(plan_pages(step, self.spec.page_size))
+        paging = self._stage(plan_pages(step, self.spec.page_size))
         tiles = {kind: self._plan(kind, step, paging) for kind in self._wrappers}
         planned = FlashInferStep(self, step, paging, tiles)
         if self._staged is not None:
             self._staged.record()
         return planned
 
-    def _at_hand(self, paging: Paging) -> Paging:
+    def _stage(self, paging: Paging) -> Paging:
         """For planning while earlier steps run, once the copy of the last plan is over."""
         if self._staged is None:
             return paging
-        paging = pinned(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
+        paging = pin(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
         self._staged.synchronize()
         return paging
 
     def _plan(self, kind: LayerSpec, step: PackedStep, paging: Paging) -> Tiles | None:
         """Plans `kind`. None where its queries are the step's tokens, one by one."""
         wrappers = self._wrappers[kind]
-        if not self.invariant:
+        if not self.batch_invariant:
             if paging.single:
                 self._plan_decodes(kind, wrappers.decode, paging)
             else:
                 self._plan_prefill(kind, wrappers.prefill, paging)
             return None
         least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
-        wider, tiles = in_whole_tiles(paging, step, self.spec.page_size, least)
-        self._plan_prefill(kind, wrappers.prefill, self._at_hand(wider))
+        wider, tiles = pad_to_tile(paging, step, self.spec.page_size, least)
+        self._plan_prefill(kind, wrappers.prefill, self._stage(wider))
         return Tiles(to_device(tiles.tokens, self.spec.device), to_device(tiles.places, self.spec.device))
 
     def _plan_prefill(self, kind: LayerSpec, wrapper: PrefillWrapper, paging: Paging) -> None:
@@ -150,7 +150,7 @@ class FlashInferBackend:
             logits_soft_cap=kind.softcap or 0.0,
             q_data_type=self.spec.dtype,
             kv_data_type=self.spec.dtype,
-            disable_split_kv=self.invariant,
+            disable_split_kv=self.batch_invariant,
         )
 
     def _plan_decodes(self, kind: LayerSpec, wrapper: DecodeWrapper, paging: Paging) -> None:
@@ -191,7 +191,7 @@ class FlashInferBackend:
 
     def plan_graph(self, wrappers: dict[LayerSpec, DecodeWrapper], paging: Paging) -> None:
         """As `plan`, for the replay of a graph over `graph_wrappers`. `paging`: on the CPU, of as many rows as the graph has."""
-        paging = self._at_hand(paging)
+        paging = self._stage(paging)
         # Into a graph's buffer FlashInfer copies page indices that are not on the device only after waiting for all work queued before.
         paging = replace(paging, page_indices=to_device(paging.page_indices, self.spec.device))
         for kind, wrapper in wrappers.items():
@@ -241,7 +241,7 @@ class FlashInferBackend:
         found = self._wrappers.get(kind)
         if found is None:
             return None
-        return found.decode if single and not self.invariant else found.prefill
+        return found.decode if single and not self.batch_invariant else found.prefill
 
     def reference(self, step: PackedStep) -> ReferenceStep:
         """`step` on the same pages by the reference."""

@@ -74,11 +74,11 @@ class NativeBackend:
         ]
         self.keys, self.values = parts[::2], parts[1::2]
         self.resident = Resident(parts, AHEAD_BYTES // spec.page_bytes)
-        self.resident.used(0)
+        self.resident.mark_used(0)
         self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, strict=True)]
 
     def plan(self, step: PackedStep) -> "NativeStep":
-        self.resident.used(int(step.page_indices.numpy().max()))
+        self.resident.mark_used(int(step.page_indices.numpy().max()))
         return NativeStep(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ class NativeStep:
         self._rows = _Rows(backend, np.array(step.starts, np.int32), offsets, step.page_indptr.numpy(), step.page_indices.numpy())
         self.native = self._rows.native
 
-    def alone(self, tokens: torch.Tensor) -> "_Rows":
+    def single_token_rows(self, tokens: torch.Tensor) -> "_Rows":
         """Rows of one token each, for `tokens` [S] int64 of this step: they attend over its pages, which have all of its KV by then."""
         rows, chosen = self._rows, tokens.numpy()
         of = np.searchsorted(rows.offsets, chosen, "right") - 1

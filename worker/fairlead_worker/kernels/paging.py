@@ -50,7 +50,7 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
     )
 
 
-def pinned(paging: Paging) -> Paging:
+def pin(paging: Paging) -> Paging:
     """The same in pinned memory, which torch keeps until copies from it are over: they go to the device without waiting."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
     return replace(paging, **{name: getattr(paging, name).pin_memory() for name in parts})
@@ -66,7 +66,7 @@ class Tiles:
     """[T] int64: where each token's own query is."""
 
 
-def in_whole_tiles(paging: Paging, step: PackedStep, page_size: int, least: int) -> tuple[Paging, Tiles]:
+def pad_to_tile(paging: Paging, step: PackedStep, page_size: int, least: int) -> tuple[Paging, Tiles]:
     """The same with at least `least` queries in each row.
 
     What a row lacks are copies of its last token, which stand behind it with keys of any page (0): no query of its own sees those.

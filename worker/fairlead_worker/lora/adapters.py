@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.files import AdapterFiles, Pair, read_adapter
-from fairlead_worker.lora.layers import TRIAL_TOKENS, adaptable, refused, site_of, sizes_of
+from fairlead_worker.lora.layers import TRIAL_TOKENS, adaptable_layers, site_of, sizes_of, unsupported_reason
 from fairlead_worker.lora.parts import part_of
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
@@ -35,7 +35,7 @@ from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
 
-IMAGINED = -1
+PROFILE_ADAPTER = -1
 """Number of an adapter that is there to be measured, and has no requests."""
 
 
@@ -79,13 +79,13 @@ class _Adapted:
         self._handle: RemovableHandle = module.register_forward_hook(self)
 
     @property
-    def listens(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it has something to add in the step that runs now."""
         return any(segment.adapter in self.deltas for segment in self._active.segments)
 
     def __call__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
         """The layer's answer [..., T, out_features], with what the adapters of the step's tokens add to it, in place."""
-        if not self.listens:
+        if not self.is_active:
             return answer
         if self._active.failures is None:
             return self._add(inputs[0], answer)
@@ -136,8 +136,8 @@ class AdapterSet:
 
         Of a divided model on all ranks at once, and with the same outcome: none goes on before all have said how they fared.
         """
-        files, cause = self._prepared(number, name, uri, folder)
-        cause = self._agreed(cause, files.digest if files is not None else "") or self._agreed(self._tried(number))
+        files, cause = self._prepare(number, name, uri, folder)
+        cause = self._agree(cause, files.digest if files is not None else "") or self._agree(self._try(number))
         if cause or files is None:
             self.unload(number)
             raise AdapterError(name, uri, cause)
@@ -156,13 +156,13 @@ class AdapterSet:
                 del self._layers[path]
 
     @torch.inference_mode()
-    def stack(self) -> None:
+    def allocate_slots(self) -> None:
         """Gives every adapter, loaded now or later, a slot that CUDA graphs read: as many slots as there are adapters, of the rank and the
         layers that they have; where more may come, as many, of the rank and on all layers, as may be. None where none is nor will be.
         MemoryError where they do not fit."""
         if self.slots is not None or not (self.infos or self._growing):
             return
-        sizes = adaptable(self._loaded.model)
+        sizes = adaptable_layers(self._loaded.model)
         paths = sizes if self._growing else sizes.keys() & self._layers.keys()
         layers = {path: (site_of(self._loaded.model, path), sizes[path]) for path in paths}
         slots = self._most if self._growing else len(self.infos)
@@ -173,28 +173,28 @@ class AdapterSet:
             if all(pairs.values()):  # moved one by one: where they were is free again
                 self._hook(number, {path: pair for path, pair in pairs.items() if pair is not None})
 
-    def coming(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes that adapters which may still come take at most, where no slots are kept for them."""
         if self.slots is not None or not self._growing:
             return 0
-        values = self._max_rank * sum(map(sum, adaptable(self._loaded.model).values()))
+        values = self._max_rank * sum(map(sum, adaptable_layers(self._loaded.model).values()))
         return (self._most - len(self.infos)) * values * self._loaded.dtype.itemsize
 
     @contextmanager
-    def imagined(self) -> Iterator[int]:
+    def profile_adapter(self) -> Iterator[int]:
         """The number of an adapter of which a step takes as much memory as it can of any; 0: there is none, nor will there be."""
         if not self._growing:
             yield max(self.infos, key=lambda number: self.infos[number].rank, default=0)
             return
-        layers, rank = adaptable(self._loaded.model), self._max_rank
+        layers, rank = adaptable_layers(self._loaded.model), self._max_rank
         zeros = torch.zeros(rank * max(map(max, layers.values()), default=0), dtype=self._loaded.dtype, device=self._loaded.device)
         try:
             for path, (inputs, outputs) in layers.items():
                 down, up = zeros[: rank * inputs].view(rank, inputs), zeros[: rank * outputs].view(outputs, rank)
-                self._layer(path).deltas[IMAGINED] = _Delta(_plain(down), _plain(up))
-            yield IMAGINED
+                self._layer(path).deltas[PROFILE_ADAPTER] = _Delta(_plain(down), _plain(up))
+            yield PROFILE_ADAPTER
         finally:
-            self.unload(IMAGINED)
+            self.unload(PROFILE_ADAPTER)
 
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
         """Implements `engine.loop.Adapters`."""
@@ -209,7 +209,7 @@ class AdapterSet:
         return AdapterChanged(message.number)
 
     @contextmanager
-    def over(self, numbers: Sequence[int], counts: Sequence[int]) -> Iterator[None]:
+    def activate(self, numbers: Sequence[int], counts: Sequence[int]) -> Iterator[None]:
         """For the forward pass inside: rows of `counts` tokens each are those of the adapters `numbers`, 0 being none."""
         self._active.segments, self._active.tokens = _segments(numbers, counts, self._loaded.device), sum(counts)
         try:
@@ -217,11 +217,11 @@ class AdapterSet:
         finally:
             self._active.segments = ()
 
-    def _agreed(self, cause: str, digest: str = "") -> str:
+    def _agree(self, cause: str, digest: str = "") -> str:
         """Why not all ranks can go on; empty where they can."""
         return cause if self._group is None else self._group.objection(cause, digest)
 
-    def _prepared(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
+    def _prepare(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
         """What is in `folder`, with hooks that compute it; or why there is nothing."""
         try:
             files = read_adapter(name, uri, folder, self._max_rank)
@@ -244,7 +244,7 @@ class AdapterSet:
         """What is this rank's of the matrices of one layer. Raises AdapterError where the model has no such layer."""
         model, shards = self._loaded.model, self._loaded.shards
         try:
-            why = refused(model, path)
+            why = unsupported_reason(model, path)
         except AttributeError:
             raise AdapterError(name, uri, f"the model has no {path}: is it an adapter of another model?") from None
         if why:
@@ -286,7 +286,7 @@ class AdapterSet:
             self._layers[path] = _Adapted(path, site_of(self._loaded.model, path), self._active)
         return self._layers[path]
 
-    def _tried(self, number: int) -> str:
+    def _try(self, number: int) -> str:
         """A few tokens through the model: every layer must see each of them, and the logits must be numbers. Why it does not do; or empty.
 
         Where a hook fails the pass goes on without it: other ranks wait for this one's part of each sum. What else fails in the midst of a
@@ -294,7 +294,7 @@ class AdapterSet:
         """
         failures = self._active.failures = []
         try:
-            with self.over((0, number), (1, TRIAL_TOKENS - 1)):
+            with self.activate((0, number), (1, TRIAL_TOKENS - 1)):
                 finite = bool(trial_logits(self._loaded.model).isfinite().all())
         except Exception as error:
             if self._group is not None:

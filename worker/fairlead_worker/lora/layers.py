@@ -28,7 +28,7 @@ def site_of(model: PreTrainedModel, path: str) -> nn.Module:
     return module.layer if isinstance(module, Summed) else module
 
 
-def refused(model: PreTrainedModel, path: str) -> str:
+def unsupported_reason(model: PreTrainedModel, path: str) -> str:
     """Why no adapter can be on the module at `path`; empty where one can. AttributeError where there is no such module."""
     module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     if module is model.get_output_embeddings():
@@ -40,9 +40,9 @@ def refused(model: PreTrainedModel, path: str) -> str:
     return ""
 
 
-def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+def adaptable_layers(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     """All layers that an adapter may touch, those that see every token of a step once, with `sizes_of` each."""
-    sites = {path: module for path, module in model.named_modules() if not refused(model, path)}
+    sites = {path: module for path, module in model.named_modules() if not unsupported_reason(model, path)}
     seen: dict[str, list[int]] = {path: [] for path in sites}
 
     def watch(path: str, module: nn.Module) -> RemovableHandle:

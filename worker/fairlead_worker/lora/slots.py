@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 class _Layer:
     """One linear layer's slots, as its forward hook while a graph is recorded."""
 
-    listens = True
+    is_active = True
 
     def __init__(self, module: nn.Module, sizes: tuple[int, int], slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         self.module = module
@@ -115,7 +115,7 @@ class AdapterSlots:
         return slots if all(slot or not number for slot, number in zip(slots, adapters, strict=True)) else None
 
     @contextmanager
-    def over(self, slots: torch.Tensor) -> Iterator[None]:
+    def activate(self, slots: torch.Tensor) -> Iterator[None]:
         """For the forward pass inside, which may be recorded: row n is of slot `slots[n]` (int64, on the device), one token each."""
         rows = self._rows(slots)
         handles = []

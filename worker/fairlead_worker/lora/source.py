@@ -15,7 +15,7 @@ CHUNK = 1 << 24
 def adapter_folder(name: str, uri: str, progress: Progress = no_progress, cache: ModelCache | None = None) -> Path:
     """The folder with adapter_config.json, downloaded first where it is not on this machine. Raises AdapterError."""
     try:
-        return resolve(uri, progress, cache, holds=CONFIG)
+        return resolve(uri, progress, cache, required_file=CONFIG)
     except ModelLoadError as error:
         raise AdapterError(name, uri, error.cause) from error
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.quantized import plain
+from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.sharding.group import Gathered, Group, Summed
 from fairlead_worker.sharding.shards import Shards
 
@@ -19,7 +19,7 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
     head = model.get_submodule(shards.head)
     assert isinstance(head, nn.Linear)
     if model.config.get_text_config(decoder=True).tie_word_embeddings:
-        if not plain(head):
+        if not is_plain(head):
             return  # a library's own kind of weight has no views: every rank computes all logits
         head = _part(head, shards)
     parent, _, name = shards.head.rpartition(".")

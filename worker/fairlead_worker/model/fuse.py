@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from fairlead_worker.model.probe import trial_logits
-from fairlead_worker.model.quantized import plain
+from fairlead_worker.model.quantized import is_plain
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None)
 
 def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     parts = [getattr(parent, child, None) for child in children]
-    if hasattr(parent, name) or not all(type(part) is nn.Linear and plain(part) and not _hooked(part) for part in parts):
+    if hasattr(parent, name) or not all(type(part) is nn.Linear and is_plain(part) and not _hooked(part) for part in parts):
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (

@@ -24,7 +24,7 @@ class Head:
         self._body = body
 
     @contextmanager
-    def kept(self) -> Iterator[list[Any]]:
+    def record(self) -> Iterator[list[Any]]:
         """While it is open, the body's answers are put into the list that it gives."""
         answers: list[Any] = []
         hook = self._body.register_forward_hook(lambda module, inputs, answer: answers.append(answer))
@@ -56,7 +56,7 @@ def find_head(model: PreTrainedModel) -> Head | None:
     try:
         for body in candidates:
             head = Head(model, body)
-            with head.kept() as answers:
+            with head.record() as answers:
                 whole = model(input_ids=tokens, position_ids=tokens, use_cache=False, step={}).logits[0]
             if len(answers) == 1 and close(head.logits(answers[0], torch.tensor([3, 1], device=model.device)), whole[[3, 1]]):
                 return head

@@ -30,13 +30,13 @@ from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import (
     LIBRARIES,
     OF_QUANTIZED,
-    by_itself,
     check_checkpoint,
     check_stored,
+    dequantize,
     groups_of,
-    made_at_load,
-    read_plainly,
-    widen,
+    quantize_arguments,
+    read_alone,
+    read_arguments,
 )
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
@@ -119,7 +119,7 @@ def load_model(
     stored = hasattr(config, "quantization_config")
     named: dict[str, Any] = {}
     if stored:
-        named = read_plainly(uri, config)
+        named = read_arguments(uri, config)
         check_stored(uri, quantization, config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
@@ -128,13 +128,13 @@ def load_model(
     )
     if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
-    given = named if stored else made_at_load(uri, quantization, torch.device(device))
+    given = named if stored else quantize_arguments(uri, quantization, torch.device(device))
     groups = Groups() if group is None else groups_of(config, "none" if native_quantization != "none" else quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
     model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
-    widen(model, torch_dtype, narrow=quantization == "fp8")
+    dequantize(model, torch_dtype, retain=quantization == "fp8")
     if group is not None and shards is not None:
         connect(model, shards, group)
     settle_rope(model, limit)
@@ -250,7 +250,7 @@ def _read_weights(
         given["device_map"] = {"": device}
     given |= further
     try:
-        with _weight_progress(progress, size), by_itself(config), ExitStack() as opened:
+        with _weight_progress(progress, size), read_alone(config), ExitStack() as opened:
             if shards is None:
                 model, info = AutoModelForCausalLM.from_pretrained(
                     folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, **given

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.isa import cpu_level
 from fairlead_worker.model.fuse import close, sample_input
-from fairlead_worker.model.quantized import plain
+from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes
 from fairlead_worker.native.memory import Arena, room
@@ -93,7 +93,7 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
 
 
 def _packable(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Linear, Conv1D) and plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
+    return type(layer) in (nn.Linear, Conv1D) and is_plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
 
 
 def maker_for(weights: Sequence[torch.Tensor], quantization: str = "none") -> Make | None:

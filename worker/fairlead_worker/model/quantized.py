@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model.kept import LEAST, ROWWISE_FP8, exact_scales, keep, keepable
+from fairlead_worker.model.fp8_layers import LEAST, ROWWISE_FP8, can_retain, exact_scales, retain_fp8
 from fairlead_worker.sharding.scales import Groups
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
     _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
 
 
-def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
+def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
     """Arguments of `from_pretrained` for `--quantization fp8`, or `int4` on a GPU; {} for others. Raises ModelLoadError.
 
     Of a part of a model, each rank makes its own: a row's scale is then that of the inputs which the rank has of it, so as fine or finer.
@@ -69,7 +69,7 @@ def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str,
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
 
 
-def read_plainly(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
+def read_arguments(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
     """Has weights widened while they are read where that is the way in which they can be: float8 in blocks (DeepSeek's and Qwen's), whose
     kernels transformers fetches at run time, and packed integers with zero points, for which compressed-tensors makes no room. Returns
     arguments of `from_pretrained`. Raises ModelLoadError."""
@@ -97,7 +97,7 @@ def check_stored(uri: str, quantization: str, config: PreTrainedConfig) -> None:
     ModelLoadError."""
     if quantization == "none":
         return
-    if quantization != "fp8" or not any(map(keepable, _schemes(config.quantization_config))):
+    if quantization != "fp8" or not any(map(can_retain, _schemes(config.quantization_config))):
         raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
     _need(uri, f"--quantization {quantization}", "torchao")
 
@@ -126,7 +126,7 @@ def _sizes(*sizes: int) -> frozenset[int]:
 
 
 @contextmanager
-def by_itself(config: PreTrainedConfig) -> Iterator[None]:
+def read_alone(config: PreTrainedConfig) -> Iterator[None]:
     """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each
     other the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
     given = getattr(config, "quantization_config", {})
@@ -136,14 +136,17 @@ def by_itself(config: PreTrainedConfig) -> Iterator[None]:
     from compressed_tensors.offload import as_single_threaded
 
     # Scales of other schemes have dtypes of their own.
-    with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(keepable, _schemes(given)))):
+    with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(can_retain, _schemes(given)))):
         yield
 
 
-def widen(model: PreTrainedModel, dtype: torch.dtype, narrow: bool) -> None:
-    """Widens the weights of compressed-tensors to `dtype`, layer after layer, in place, but for those which stay in 8 bits (`keep`; narrow:
-    wherever they can). It would do so by itself before the first forward pass, and also put its own storage behind each module, which
-    sends the weights of one rank to the others."""
+def dequantize(model: PreTrainedModel, dtype: torch.dtype, retain: bool) -> None:
+    """Dequantize the weights of compressed-tensors to `dtype`, layer after layer, in place, except layers that stay in 8 bits
+    (`retain_fp8`).
+
+    retain: also keep layers in 8 bits whose weight is dequantized for each product. compressed-tensors would dequantize by itself before
+    the first forward pass. It would also install its own storage behind each module, which sends the weights of one rank to the others.
+    """
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return
@@ -152,7 +155,7 @@ def widen(model: PreTrainedModel, dtype: torch.dtype, narrow: bool) -> None:
 
     hook.remove()
     del model.ct_decompress_hook
-    if not keep(model, dtype, narrow) and narrow:
+    if not retain_fp8(model, dtype, retain) and retain:
         logger.warning("--quantization fp8: no layer of this checkpoint can stay in 8 bits (experts and the head cannot); all are widened")
     for module in model.modules():
         if isinstance(scale := getattr(module, "weight_scale", None), nn.Parameter) and scale.dtype == torch.float32:
@@ -168,7 +171,7 @@ def _rounds(module: nn.Module) -> bool:
     return scheme is not None and (scheme.input_activations is not None or scheme.output_activations is not None)
 
 
-def plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Its weight is a tensor like any other, and not a library's own kind; and is all that its answer depends on."""
     return type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter) and not _rounds(module)
 

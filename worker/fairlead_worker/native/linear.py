@@ -63,7 +63,7 @@ class NativeLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._compute(inputs, self.dtype)
 
-    def widened(self, inputs: torch.Tensor) -> torch.Tensor:
+    def compute_float32(self, inputs: torch.Tensor) -> torch.Tensor:
         """The same sums, not rounded: float32."""
         return self._compute(inputs, torch.float32)
 

@@ -64,7 +64,7 @@ class Resident:
         self._until = 0
         self._thread: threading.Thread | None = None
 
-    def used(self, page: int) -> None:
+    def mark_used(self, page: int) -> None:
         """That page is used from now on. Costs next to nothing but for once in half of `ahead` pages."""
         if page + self._ahead // 2 < self._until or self._until == self._pages or (self._thread is not None and self._thread.is_alive()):
             return

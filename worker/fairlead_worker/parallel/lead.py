@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairlead_worker.execution.forward import Forward, Places
+from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.parallel.messages import Adopt, Copy, Drop, Fetch, Look, Run
+from fairlead_worker.parallel.messages import AddAdapter, CopyPages, FetchFiles, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.progress import Progress
@@ -52,23 +52,23 @@ class LedForward:
         with self._ranks.together():
             return self._inner(step, context)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         """The same, and a look at `places`."""
         self._ranks.tell(to_message(step, places))
         with self._ranks.together():
             logits, seen = self._inner.score(step, context, places)
-        return logits, LedPlaces(seen, self._ranks)
+        return logits, LedHiddenStates(seen, self._ranks)
 
 
-class LedPlaces:
-    """Implements `execution.forward.Places`."""
+class LedHiddenStates:
+    """Implements `execution.forward.HiddenStates`."""
 
-    def __init__(self, inner: Places, ranks: Ranks) -> None:
+    def __init__(self, inner: HiddenStates, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
 
     def logits(self, some: slice) -> torch.Tensor:
         """[n, vocabulary]: of every rank's part of the head."""
-        self._ranks.tell(Look(some.start, some.stop))
+        self._ranks.tell(ReadLogits(some.start, some.stop))
         with self._ranks.together():
             return self._inner.logits(some)
 
@@ -87,7 +87,7 @@ class LedHost:
     def copy(self, saves: Copies, loads: Copies) -> None:
         """On every rank."""
         if saves or loads:
-            self._ranks.tell(Copy(_pairs(saves), _pairs(loads)))
+            self._ranks.tell(CopyPages(_pairs(saves), _pairs(loads)))
         self._inner.copy(saves, loads)
 
 
@@ -104,13 +104,13 @@ class LedAdapters:
         """None: other nodes fetch its files, and the answer is sent when they have."""
         match message:
             case FetchAdapter(number=number, name=name, uri=uri):
-                self._ranks.fetch(Fetch(number, name, uri))
+                self._ranks.fetch(FetchFiles(number, name, uri))
                 return None
             case LoadAdapter(number=number, name=name, uri=uri, path=path):
                 self._ranks.fetched(number, Path(path))
-                self._ranks.tell(Adopt(number, name, uri))
+                self._ranks.tell(AddAdapter(number, name, uri))
             case UnloadAdapter(number=number):
-                self._ranks.tell(Drop(number))
+                self._ranks.tell(RemoveAdapter(number))
         with self._ranks.together():
             return self._inner.change(message)
 

@@ -17,7 +17,7 @@ Context = zmq.Context["zmq.Socket[bytes]"]
 Socket = zmq.Socket[bytes]
 
 
-def made(context: Context, kind: int) -> Socket:
+def make_socket(context: Context, kind: int) -> Socket:
     """Unbounded, IPv6 too, with heartbeats; neither bound nor connected."""
     socket = context.socket(kind)
     socket.set_hwm(0)
@@ -33,7 +33,7 @@ def endpoint(host: str, port: int | str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def bound(socket: Socket, host: str, port: int = 0) -> int:
+def bind(socket: Socket, host: str, port: int = 0) -> int:
     """The port that it listens on; 0: any free one. Raises OSError."""
     try:
         socket.bind(endpoint(host, port or "*"))
@@ -47,7 +47,7 @@ def monitor(socket: Socket) -> Socket:
     return socket.get_monitor_socket(WATCHED)
 
 
-def happened(monitor: Socket) -> list[int]:
+def read_events(monitor: Socket) -> list[int]:
     """The events since the last look."""
     found = []
     while monitor.poll(0):

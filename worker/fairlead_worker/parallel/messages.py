@@ -19,7 +19,7 @@ class Join(msgspec.Struct, frozen=True):
     """HOST:PORT of the store through which the ranks of several nodes meet; empty: the file."""
 
 
-class Load(msgspec.Struct, tag="load", frozen=True):
+class LoadModel(msgspec.Struct, tag="load", frozen=True):
     """Read your part of the model: its files are in `folder`."""
 
     folder: str
@@ -42,28 +42,28 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     """Number of each row's adapter, 0 being none; empty: no row has one."""
 
 
-class Look(msgspec.Struct, tag="look", frozen=True):
+class ReadLogits(msgspec.Struct, tag="look", frozen=True):
     """The logits of some of the last pass's places: each rank's head has a part of the vocabulary."""
 
     start: int
     stop: int
 
 
-class Copy(msgspec.Struct, tag="copy", frozen=True):
+class CopyPages(msgspec.Struct, tag="copy", frozen=True):
     """Copies between the device and the host tier, as a plan has them."""
 
     saves: list[tuple[int, int]]
     loads: list[tuple[int, int]]
 
 
-class Fetched(msgspec.Struct, tag="fetched", frozen=True):
-    """The files of an adapter are in `folder`: said on each node by itself, and before `Adopt`."""
+class AdapterFetched(msgspec.Struct, tag="fetched", frozen=True):
+    """The files of an adapter are in `folder`: said on each node by itself, and before `AddAdapter`."""
 
     number: int
     folder: str
 
 
-class Adopt(msgspec.Struct, tag="adopt", frozen=True):
+class AddAdapter(msgspec.Struct, tag="adopt", frozen=True):
     """Read your part of an adapter, try it, and keep it if all ranks can."""
 
     number: int
@@ -71,7 +71,7 @@ class Adopt(msgspec.Struct, tag="adopt", frozen=True):
     uri: str
 
 
-class Drop(msgspec.Struct, tag="drop", frozen=True):
+class RemoveAdapter(msgspec.Struct, tag="drop", frozen=True):
     """Forget an adapter: no step has it any more."""
 
     number: int
@@ -81,7 +81,7 @@ class End(msgspec.Struct, tag="end", frozen=True):
     """Nothing more will come."""
 
 
-class LastWords(msgspec.Struct, frozen=True):
+class RankFailed(msgspec.Struct, frozen=True):
     """Why a rank ends."""
 
     rank: int
@@ -112,16 +112,16 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     """Moves on while its processes read or compute."""
 
 
-class Fetch(msgspec.Struct, tag="fetch", frozen=True):
-    """For a node, not for its ranks: fetch an adapter's files, beside the steps, and tell the ranks where they are (`Fetched`)."""
+class FetchFiles(msgspec.Struct, tag="fetch", frozen=True):
+    """For a node, not for its ranks: fetch an adapter's files, beside the steps, and tell the ranks where they are (`AdapterFetched`)."""
 
     number: int
     name: str
     uri: str
 
 
-class Here(msgspec.Struct, tag="here", frozen=True):
-    """What came of a `Fetch`: the ranks of this node know of the files."""
+class FetchDone(msgspec.Struct, tag="here", frozen=True):
+    """What came of a `FetchFiles`: the ranks of this node know of the files."""
 
     node: int
     number: int
@@ -129,7 +129,7 @@ class Here(msgspec.Struct, tag="here", frozen=True):
     """Why they are not there."""
 
 
-class Lost(msgspec.Struct, tag="lost", frozen=True):
+class NodeFailed(msgspec.Struct, tag="lost", frozen=True):
     """Why a node ends, and so all of them."""
 
     node: int
@@ -145,12 +145,12 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True):
     """Of the store through which all ranks meet."""
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True):
+class NodeRejected(msgspec.Struct, tag="refused", frozen=True):
     """Stay out."""
 
     reason: str
 
 
-ToRank = Load | Run | Look | Copy | Fetched | Adopt | Drop | End
-FromNode = Hello | Progress | Here | Lost
-ToNode = Welcome | Refused
+ToRank = LoadModel | Run | ReadLogits | CopyPages | AdapterFetched | AddAdapter | RemoveAdapter | End
+FromNode = Hello | Progress | FetchDone | NodeFailed
+ToNode = Welcome | NodeRejected

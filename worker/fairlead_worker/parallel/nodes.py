@@ -15,8 +15,8 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import AdapterChanged, Loading
 from fairlead_worker.parallel.keys import authenticator, guard
-from fairlead_worker.parallel.links import Socket, bound, happened, made, monitor
-from fairlead_worker.parallel.messages import Fetch, FromNode, Hello, Here, Lost, Progress, Refused, ToNode, Welcome
+from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events
+from fairlead_worker.parallel.messages import FetchDone, FetchFiles, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
 from fairlead_worker.version import release
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Nodes:
         door = self._socket(zmq.ROUTER)
         self._steps = {node: self._socket(zmq.PUSH) for node in range(1, config.nodes)}
         try:
-            bound(door, self._host, port)
-            self._ports = {node: bound(steps, self._host) for node, steps in self._steps.items()}
+            bind(door, self._host, port)
+            self._ports = {node: bind(steps, self._host) for node, steps in self._steps.items()}
             self._meeting = _listener("" if self._host == "*" else host)
         except OSError:
             self._guard.stop()
@@ -89,9 +89,9 @@ class Nodes:
 
     def store(self, size: int) -> "Store":
         """Where the ranks of all nodes meet."""
-        from fairlead_worker.sharding.rendezvous import hosted
+        from fairlead_worker.sharding.rendezvous import host_store
 
-        return hosted(self._meeting, size)
+        return host_store(self._meeting, size)
 
     def tell(self, data: bytes) -> None:
         """To all of them, who pass it on to their ranks; never waits."""
@@ -99,7 +99,7 @@ class Nodes:
         for steps in self._steps.values():
             steps.send(data)
 
-    def fetch(self, wanted: Fetch) -> None:
+    def fetch(self, wanted: FetchFiles) -> None:
         """Has all of them fetch an adapter's files. Sends an `AdapterChanged` once they have, or one of them cannot."""
         self._fetching[wanted.number] = set(self._steps)
         for steps in self._steps.values():
@@ -111,7 +111,7 @@ class Nodes:
             self._changed.wait_for(lambda: set(self._here) <= self._gone, seconds)
 
     def _socket(self, kind: int) -> Socket:
-        made_ = made(self._context, kind)
+        made_ = make_socket(self._context, kind)
         guard(made_, self._config.nodes_secret)
         return made_
 
@@ -125,7 +125,7 @@ class Nodes:
             if door in ready:
                 self._hear(door)
             for watch, node in monitors.items():
-                events = happened(watch) if watch in ready else []
+                events = read_events(watch) if watch in ready else []
                 if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                     self._connected.add(node)
                 if (zmq.EVENT_DISCONNECTED in events and node in self._here) or (
@@ -149,12 +149,12 @@ class Nodes:
                 door.send_multipart([who, msgspec.msgpack.encode(answer)])
             case Progress(node=node):
                 self._loads[node] = message
-            case Here():
+            case FetchDone():
                 self._count(message)
-            case Lost(node=node, reason=reason):
+            case NodeFailed(node=node, reason=reason):
                 self._lost(f"{self._named(node)}: {reason}")
 
-    def _count(self, here: Here) -> None:
+    def _count(self, here: FetchDone) -> None:
         """One more node has an adapter's files, or never will."""
         missing = self._fetching.get(here.number)
         if missing is None:  # of --lora, which nobody waits for here; or another node has failed before
@@ -182,7 +182,7 @@ class Nodes:
             if said != self._refused:
                 logger.warning("%s", said)
             self._refused = said
-            return Refused(reason)
+            return NodeRejected(reason)
         self._welcomed.setdefault(hello.node, time.monotonic())
         with self._changed:
             self._here[hello.node] = hello.name

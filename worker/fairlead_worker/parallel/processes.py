@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from fairlead_worker.ending import ending
-from fairlead_worker.parallel.messages import Join, LastWords
+from fairlead_worker.parallel.messages import Join, RankFailed
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Processes:
 
     def _listen(self, socket: "zmq.Socket[bytes]") -> None:
         while True:
-            words = msgspec.msgpack.decode(socket.recv(), type=LastWords)
+            words = msgspec.msgpack.decode(socket.recv(), type=RankFailed)
             with self._heard:
                 self._words[words.rank] = words.reason
                 self._heard.notify_all()

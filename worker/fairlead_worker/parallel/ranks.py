@@ -18,7 +18,7 @@ import msgspec
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import Failed
-from fairlead_worker.parallel.messages import End, Fetch, Fetched, Load, ToRank
+from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes
 
@@ -51,10 +51,10 @@ class Ranks:
     def join(self) -> "Group":
         """Meets the others, once all nodes are there; waits for them as long as it takes."""
         from fairlead_worker.sharding.group import Group
-        from fairlead_worker.sharding.rendezvous import store
+        from fairlead_worker.sharding.rendezvous import file_store
 
         if self._nodes is None:
-            return Group.join(store(self._processes.directory), 0, self.size)
+            return Group.join(file_store(self._processes.directory), 0, self.size)
         self._nodes.wait()
         return Group.join(self._nodes.store(self.size), 0, self.size)
 
@@ -67,13 +67,13 @@ class Ranks:
 
     def load(self, folder: Path) -> None:
         """The model's files are there, on this node: others find them by themselves."""
-        self._processes.tell(self._encoder.encode(Load(str(folder.absolute()))))
+        self._processes.tell(self._encoder.encode(LoadModel(str(folder.absolute()))))
 
     def fetched(self, number: int, folder: Path) -> None:
         """An adapter's files are there, on this node."""
-        self._processes.tell(self._encoder.encode(Fetched(number, str(folder.absolute()))))
+        self._processes.tell(self._encoder.encode(AdapterFetched(number, str(folder.absolute()))))
 
-    def fetch(self, wanted: Fetch) -> None:
+    def fetch(self, wanted: FetchFiles) -> None:
         """Has the other nodes fetch an adapter's files by themselves; what comes of it is sent by itself."""
         assert self._nodes is not None, "nobody asks for it where there are none"
         self._nodes.fetch(wanted)

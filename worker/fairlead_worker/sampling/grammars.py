@@ -86,12 +86,12 @@ class Grammars:
         self._awaited = 0
         """Being filled, and not late."""
         self._began = 0.0
-        self.used = False
+        self.is_used = False
         """Somebody has asked for a grammar: until then a step does not look for any."""
 
     def compile(self, grammar: str) -> "Future[str]":
         """Implements `engine.gate.GrammarCompiler`."""
-        self.used = True
+        self.is_used = True
         told: Future[str] = Future()
         self._prototype(grammar).add_done_callback(lambda done: told.set_result(str(done.exception() or "")))
         return told

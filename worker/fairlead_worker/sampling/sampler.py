@@ -34,12 +34,12 @@ def sample(
     `masks`: of rows whose requests have a grammar. It learns in which of them nothing is left to choose.
     """
     histories = histories or Histories()
-    if all(request.plain for request in requests):  # nobody has anything to be told
+    if all(request.plain for request in requests):  # nobody has anything to be read
         histories.forget()
         return largest(logits).tolist() if requests else [], []
     tokens = choose(logits, requests, histories, ahead, masks)
-    asked = ask(logits, tokens, requests)
-    return tokens.tolist(), [] if asked is None else asked.fetched()()
+    asked = gather_logprobs(logits, tokens, requests)
+    return tokens.tolist(), [] if asked is None else asked.fetch()()
 
 
 def choose(
@@ -100,33 +100,33 @@ Fetch = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeviceLogprobs:
     """Log-probabilities on the device."""
 
     rows: int
     wanted: Sequence[tuple[int, int]]
-    """Row, and how many of its likeliest tokens are to be told."""
+    """Row, and how many of its likeliest tokens are to be read."""
     chosen: torch.Tensor
     """[wanted]"""
     ids: torch.Tensor
     """[wanted, most]"""
     top: torch.Tensor
 
-    def fetched(self, fetch: Fetch = to_host) -> Callable[[], list[tuple[TokenLogprobs, ...]]]:
+    def fetch(self, fetch: Fetch = to_host) -> Callable[[], list[tuple[TokenLogprobs, ...]]]:
         """Has them copied to the host by `fetch` now. The answer waits for that: of each row, empty where it asked for none."""
         parts = [fetch(part) for part in (self.chosen, self.ids, self.top)]
 
-        def told() -> list[tuple[TokenLogprobs, ...]]:
+        def read() -> list[tuple[TokenLogprobs, ...]]:
             answer: list[tuple[TokenLogprobs, ...]] = [()] * self.rows
             values = [part().tolist() for part in parts]
             for (i, count), value, row_ids, row_top in zip(self.wanted, *values, strict=True):
                 answer[i] = (TokenLogprobs(value, tuple(row_ids[:count]), tuple(row_top[:count])),)
             return answer
 
-        return told
+        return read
 
 
-def ask(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> Asked | None:
+def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> DeviceLogprobs | None:
     """Of the model's own distribution: before penalties, bias, temperature, filters and forbidden stops. None where nobody asked."""
     wanted = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
     if not wanted:
@@ -135,4 +135,4 @@ def ask(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request])
     distribution = logits[rows].float().log_softmax(1)
     chosen = distribution.gather(1, tokens[rows, None])[:, 0]
     top, ids = torch.topk(distribution, min(max(count for _, count in wanted), logits.shape[1]))
-    return Asked(len(requests), wanted, chosen, ids, top)
+    return DeviceLogprobs(len(requests), wanted, chosen, ids, top)

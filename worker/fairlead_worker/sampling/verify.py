@@ -28,7 +28,7 @@ def verify(
     told: list[tuple[TokenLogprobs, ...]] = []
     first = 0
     for row in rows:
-        count = 1 + accepted(row.draft, chosen[first:])
+        count = 1 + count_accepted(row.draft, chosen[first:])
         tokens.append(chosen[first : first + count])
         if logprobs:
             told.append(tuple(each for place in logprobs[first : first + count] for each in place))
@@ -36,7 +36,7 @@ def verify(
     return tokens, told
 
 
-def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
+def count_accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
     """How many leading tokens of a draft were chosen. `chosen` may be longer."""
     for place, token in enumerate(draft):
         if chosen[place] != token:

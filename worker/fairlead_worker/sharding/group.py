@@ -53,7 +53,9 @@ class Group:
 
         All of them have to ask at the same point, also those for which something has gone wrong before: `error` says what.
         """
-        said = [msgspec.msgpack.decode(words, type=tuple[str, str]) for words in self._told(msgspec.msgpack.encode((error, digest)))]
+        said = [
+            msgspec.msgpack.decode(words, type=tuple[str, str]) for words in self._gather_bytes(msgspec.msgpack.encode((error, digest)))
+        ]
         if failed := [rank for rank, (words, _) in enumerate(said) if words]:
             words, _ = said[failed[0]]
             alike = len({words for words, _ in said}) == 1
@@ -62,7 +64,7 @@ class Group:
             return f"rank {others[0]} of {self.size} has read other files than rank 0: {SAME_FILES}"
         return ""
 
-    def _told(self, words: bytes) -> list[bytes]:
+    def _gather_bytes(self, words: bytes) -> list[bytes]:
         """What each rank says, on every rank."""
         sizes = self.gather(torch.tensor([len(words)], device=self.device)).tolist()
         own = torch.zeros(max(sizes), dtype=torch.uint8)

@@ -18,13 +18,13 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one node meet there alone: nothing of theirs listens where others could reach it. The environment wins."""
 
 
-def store(directory: Path) -> Store:
+def file_store(directory: Path) -> Store:
     """Through a file of the folder that the ranks of one node share."""
     _on_loopback()
     return FileStore(str(directory / "store"))
 
 
-def hosted(listener: socket.socket, size: int) -> Store:
+def host_store(listener: socket.socket, size: int) -> Store:
     """The leader's, on a socket that listens already and becomes the store's."""
     host, port = listener.getsockname()[:2]
     if ip_address(host).is_loopback:
@@ -33,7 +33,7 @@ def hosted(listener: socket.socket, size: int) -> Store:
     return TCPStore(name, port, size, is_master=True, timeout=LOADING, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def joined(address: str, size: int) -> Store:
+def join_store(address: str, size: int) -> Store:
     """The leader's, from any other process: `address` is HOST:PORT."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")

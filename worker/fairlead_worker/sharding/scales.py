@@ -67,7 +67,7 @@ class Shape:
         return shape
 
 
-def beside(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Cut | Spread | Shape | None:
+def find_part(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Cut | Spread | Shape | None:
     """The part of tensor `key`, which lies beside a weight of which a rank has `cut`; None: all of it. Raises Unshardable.
 
     shape, kind: of the whole tensor, as the file says.

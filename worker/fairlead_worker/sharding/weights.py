@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.sharding.scales import Groups, Shape, Spread, beside, check_made
+from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards
 
 
@@ -41,7 +41,7 @@ class Part:
         layer, _, name = self._key.rpartition(".")
         if name == "weight" or (cut := self._shards.cut_of(f"{layer}.weight")) is None:
             return None
-        return beside(self._key, self.get_shape(), self.get_dtype(), cut, self._groups)
+        return find_part(self._key, self.get_shape(), self.get_dtype(), cut, self._groups)
 
     def get_shape(self) -> list[int]:
         """Of the whole tensor."""

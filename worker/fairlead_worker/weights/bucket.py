@@ -53,28 +53,28 @@ class _Object:
 def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
     """The folder with the model's files, which lie directly in the bucket's folder. Raises ModelLoadError."""
     store = _store(source)
-    with cache.turn(uri, progress) as report:
+    with cache.lock(uri, progress) as report:
         folder = cache.folder(uri)
         try:
             wanted = _listed(uri, store, patterns)
         except (BaseError, OSError) as error:
-            if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.complete(uri, folder):
+            if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.is_complete(uri, folder):
                 raise _refused(uri, error) from error
             report("download", 100, note=f"the bucket cannot be reached, and {folder} is complete")
             return folder
-        damaged = cache.damaged(uri, folder)
+        damaged = cache.is_damaged(uri, folder)
         folder.mkdir(parents=True, exist_ok=True)
         missing = [one for one in wanted if damaged or not _is_there(folder, one)]
         parts = [_Part(folder, one) for one in missing]
-        cache.room(uri, sum(part.missing_bytes for part in parts))
+        cache.check_space(uri, sum(part.missing_bytes for part in parts))
         try:
             _Download(store, parts, sum(one.size for one in wanted), report).run()
         except (BaseError, FileNotFoundError) as error:  # the latter is an object that went away
             raise _refused(uri, error) from error
         for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
             (folder / stray).unlink(missing_ok=True)
-        if missing or not cache.complete(uri, folder):
-            cache.completed(uri, folder)
+        if missing or not cache.is_complete(uri, folder):
+            cache.mark_complete(uri, folder)
         return folder
 
 

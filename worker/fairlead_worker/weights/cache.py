@@ -33,12 +33,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ModelCache:
-    """Downloads below `root`. `who` is what others read of the worker that downloads."""
+    """Downloads below `root`. `owner` is what others read of the worker that downloads."""
 
-    def __init__(self, root: Path, who: str = "") -> None:
+    def __init__(self, root: Path, owner: str = "") -> None:
         self.root = root
         self._own = root / "fairlead"
-        self._who = who or os.uname().nodename
+        self._owner = owner or os.uname().nodename
 
     def folder(self, uri: str) -> Path:
         """Where the files of a model are that no other client keeps in its own way."""
@@ -50,7 +50,7 @@ class ModelCache:
         return any(path.exists() and not os.access(path, os.W_OK, effective_ids=True) for path in (self.root, self._own))
 
     @contextmanager
-    def turn(self, uri: str, progress: Progress) -> Iterator[Progress]:
+    def lock(self, uri: str, progress: Progress) -> Iterator[Progress]:
         """The only download of `uri` in this cache; waits for another one. Yields the Progress to report by: those who wait read it too.
 
         Raises ModelLoadError, also in place of what an unwritable or full volume raises inside.
@@ -60,40 +60,40 @@ class ModelCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as lock:
                 _wait(lock.fileno(), path, progress)
-                yield _Notes(path, self._who, progress)
+                yield _LockProgress(path, self._owner, progress)
         except OSError as error:
-            raise self.trouble(uri, error) from error
+            raise self.explain(uri, error) from error
 
-    def complete(self, uri: str, folder: Path) -> bool:
+    def is_complete(self, uri: str, folder: Path) -> bool:
         """Whether all of `uri` lies in `folder`, as it was when its download ended (names, sizes, samples of the contents)."""
         known = self._manifest(uri)
-        return bool(known) and all(_holds(folder / name, digest) for name, digest in known.items())
+        return bool(known) and all(_matches(folder / name, digest) for name, digest in known.items())
 
-    def damaged(self, uri: str, folder: Path) -> bool:
+    def is_damaged(self, uri: str, folder: Path) -> bool:
         """A download that had ended is not what it was: a volume that lost writes, or somebody's hand. False for one that never ended."""
         known = self._manifest(uri)
-        return bool(known) and not all(_holds(folder / name, digest) for name, digest in known.items())
+        return bool(known) and not all(_matches(folder / name, digest) for name, digest in known.items())
 
-    def completed(self, uri: str, folder: Path) -> None:
+    def mark_complete(self, uri: str, folder: Path) -> None:
         """Remember that the download has ended, and what came of it."""
         path = self._own / "complete" / f"{_key(uri)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith(".")}
         _replace(path, {"uri": uri, "files": files})
 
-    def trouble(self, uri: str, error: OSError) -> ModelLoadError:
+    def explain(self, uri: str, error: OSError) -> ModelLoadError:
         """What a person can do about a volume that does not take the download."""
         if error.errno in FULL:
             free = shutil.disk_usage(self.root).free / 2**30
             return ModelLoadError(uri, f"{self.root} is full ({free:.1f} GiB free): enlarge the volume of spec.model.cache, or clear it")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            who = f"user {os.getuid()}, group {os.getgid()}"
+            user = f"user {os.getuid()}, group {os.getgid()}"
             return ModelLoadError(
-                uri, f"{error.filename or self.root} may not be written by {who}: let spec.model.cache be writable for it"
+                uri, f"{error.filename or self.root} may not be written by {user}: let spec.model.cache be writable for it"
             )
         return ModelLoadError(uri, f"the cache {self.root} failed: {error}")
 
-    def room(self, uri: str, needed: int) -> None:
+    def check_space(self, uri: str, needed: int) -> None:
         """Raises ModelLoadError where `needed` bytes more do not fit: better said before an hour's download than after it."""
         free = shutil.disk_usage(self._own).free
         if needed > free:
@@ -112,11 +112,11 @@ class ModelCache:
             return {}
 
 
-class _Notes:
+class _LockProgress:
     """Passes progress on, and writes it into the lock file now and then, for those who wait."""
 
-    def __init__(self, path: Path, who: str, progress: Progress) -> None:
-        self._path, self._who, self._progress = path, who, progress
+    def __init__(self, path: Path, owner: str, progress: Progress) -> None:
+        self._path, self._owner, self._progress = path, owner, progress
         self._noted = 0.0
         self._writing = threading.Lock()
         self("download", 0)
@@ -129,7 +129,7 @@ class _Notes:
         try:
             self._noted = now
             # In place: the lock is on this file, and another file under its name would be another lock.
-            text = json.dumps({"pod": self._who, "percent": percent, "done": done, "total": total})
+            text = json.dumps({"pod": self._owner, "percent": percent, "done": done, "total": total})
             with self._path.open("r+") as file:
                 file.write(text)
                 file.truncate()
@@ -144,9 +144,13 @@ def _wait(lock: int, path: Path, progress: Progress) -> None:
             return
         except BlockingIOError:
             seen = _note(path)
-            who = seen.get("pod") or "another worker"
+            holder = seen.get("pod") or "another worker"
             progress(
-                "wait", int(seen.get("percent", 0)), int(seen.get("done", 0)), int(seen.get("total", 0)), f"for {who}, which downloads it"
+                "wait",
+                int(seen.get("percent", 0)),
+                int(seen.get("done", 0)),
+                int(seen.get("total", 0)),
+                f"for {holder}, which downloads it",
             )
             time.sleep(LOOK_SECONDS)
         except OSError as error:
@@ -166,7 +170,7 @@ def _note(path: Path) -> Mapping[str, Any]:
         return {}  # it is being written
 
 
-def _holds(path: Path, digest: str) -> bool:
+def _matches(path: Path, digest: str) -> bool:
     try:
         return file_digest(path) == digest
     except OSError:

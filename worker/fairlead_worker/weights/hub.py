@@ -34,12 +34,12 @@ def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, pr
     """The folder with the model's files. Raises ModelLoadError."""
     if cache.read_only:
         return _download(uri, source, patterns, cache, progress, present=True)
-    with cache.turn(uri, progress) as report:
+    with cache.lock(uri, progress) as report:
         folder = _download(uri, source, patterns, cache, report)
-        if cache.damaged(uri, folder):  # the client goes by names alone
+        if cache.is_damaged(uri, folder):  # the client goes by names alone
             folder = _download(uri, source, patterns, cache, report, anew=True)
-        if not cache.complete(uri, folder):
-            cache.completed(uri, folder)
+        if not cache.is_complete(uri, folder):
+            cache.mark_complete(uri, folder)
         return folder
 
 
@@ -87,11 +87,11 @@ def _download(
         raise ModelLoadError(uri, f"the hub cannot be reached and the files are not cached here ({cause or error})") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
-            raise cache.trouble(uri, error) from error
+            raise cache.explain(uri, error) from error
         raise ModelLoadError(uri, f"download failed: {error}") from error
     except RuntimeError as error:  # of the hub's native transfer
         if "No space left" in str(error):
-            raise cache.trouble(uri, OSError(errno.ENOSPC, str(error))) from error
+            raise cache.explain(uri, OSError(errno.ENOSPC, str(error))) from error
         raise ModelLoadError(uri, f"download failed: {error}") from error
 
 

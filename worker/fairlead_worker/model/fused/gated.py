@@ -42,8 +42,8 @@ class Gated:
 
 
 def _heard(projection: nn.Module) -> bool:
-    """Whether a hook listens to it now. One that has `listens` may say that it does not."""
-    return bool(projection._forward_pre_hooks) or any(getattr(hook, "listens", True) for hook in projection._forward_hooks.values())
+    """Whether a hook listens to it now. One that has `is_active` may say that it does not."""
+    return bool(projection._forward_pre_hooks) or any(getattr(hook, "is_active", True) for hook in projection._forward_hooks.values())
 
 
 def gated_patches(model: PreTrainedModel, library: Library) -> list[Patch]:

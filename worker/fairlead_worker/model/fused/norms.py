@@ -49,7 +49,7 @@ class RmsNorm:
         return update
 
 
-class Ahead:
+class PrecomputedNorm:
     """The forward of a norm whose answer may be there already: for the tensor that it was computed from, once."""
 
     def __init__(self, norm: RmsNorm) -> None:
@@ -76,7 +76,7 @@ class Residual:
     after_attention: nn.Module | None
     before_mlp: RmsNorm
     after_mlp: nn.Module | None
-    following: Ahead
+    following: PrecomputedNorm
 
     def __call__(self, hidden_states: torch.Tensor, *unnamed: Any, **named: Any) -> torch.Tensor:
         update = self.attention(self.before_attention(hidden_states), *unnamed, **named)[0]
@@ -129,7 +129,7 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
     if not isinstance(layers, nn.ModuleList) or final is None:
         raise Unfused("it is no list of layers with a norm behind")
     parts = [_parts(layer) for layer in layers]
-    ahead = [Ahead(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
+    ahead = [PrecomputedNorm(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
     patches = []
     for number, (layer, norms) in enumerate(zip(layers, parts, strict=True)):
         patches.append(Patch(norms["before_attention"], ahead[number]))

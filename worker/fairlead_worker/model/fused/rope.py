@@ -25,7 +25,7 @@ APPLY = "apply_rotary_pos_emb"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Angles:
+class RopeCache:
     """The forward of a rotary module."""
 
     tables: dict[str | None, torch.Tensor]
@@ -36,7 +36,7 @@ class Angles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class ApplyRope:
     """Stands for `apply_rotary_pos_emb`."""
 
     library: Library
@@ -62,14 +62,14 @@ def rope_patches(model: PreTrainedModel, library: Library, layers: tuple[LayerSp
     if other := {spec.key_dim for spec in layers} - set(HEAD_DIMS):
         raise Unfused(f"its heads are of {', '.join(map(str, sorted(other)))}, and the kernel is for {', '.join(map(str, HEAD_DIMS))}")
     kinds = sorted({attention.layer_type for attention in attentions}) if by_type(rotary) else [None]
-    turn = Turn(library)
+    turn = ApplyRope(library)
     try:
         tables = {kind: _table(rotary, kind, limit).to(model.device) for kind in kinds}
     except UnknownStructure as reason:
         raise Unfused(str(reason)) from reason
     forwards = {kind: rebound(kind.forward, APPLY, turn) for kind in {type(attention) for attention in attentions}}
     return [
-        Patch(rotary, Angles(tables)),
+        Patch(rotary, RopeCache(tables)),
         *(Patch(attention, types.MethodType(forwards[type(attention)], attention)) for attention in attentions),
     ]
 

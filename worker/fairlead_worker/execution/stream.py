@@ -10,7 +10,7 @@ from fairlead_worker.kernels.transfer import to_host
 T = TypeVar("T")
 
 
-class Lane(Protocol):
+class Stream(Protocol):
     """One stream of work."""
 
     def run(self, work: Callable[[], T]) -> Callable[[], T]:
@@ -23,7 +23,7 @@ class Lane(Protocol):
         ...
 
 
-class DeviceLane:
+class DeviceStream:
     """A device's current stream: kernels queue up there by themselves. On a CPU everything is over at once."""
 
     def run(self, work: Callable[[], T]) -> Callable[[], T]:

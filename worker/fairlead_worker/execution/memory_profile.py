@@ -12,11 +12,13 @@ from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 
-COSTLY = Sampling(max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1)
+COSTLIEST_SAMPLING = Sampling(
+    max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1
+)
 """Everything that a row may ask for which takes memory by the vocabulary."""
 
 
-def worst_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan:
+def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan:
     """Decodes at the end of the longest sequence, and a chunk that ends there; every row samples, and all but the first have `adapter`.
 
     All pages of a row are page 0: what is computed is of no use, and takes the memory that a real step takes, with one page of KV.
@@ -26,7 +28,7 @@ def worst_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan
     pages = array("i", bytes(4 * -(-context // page_size)))
 
     def row(number: int, count: int) -> Row:
-        request = Request(str(number), text, context, COSTLY, 0, number, adapter=adapter if number else 0)
+        request = Request(str(number), text, context, COSTLIEST_SAMPLING, 0, number, adapter=adapter if number else 0)
         return Row(request, context - count, count, pages, True)
 
     chunks, left = [], limits.prefill
@@ -38,9 +40,9 @@ def worst_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan
     return StepPlan(rows, prefill_tokens=limits.prefill, decodes=limits.decode, samples=len(rows))
 
 
-def run_worst(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:
+def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:
     """The forward pass of the worst plan, and choosing its tokens in the costliest way. Raises torch.OutOfMemoryError."""
-    plan = worst_plan(limits, page_size, adapter)
+    plan = largest_plan(limits, page_size, adapter)
     logits = logits_of(plan)
-    short = [Request(str(number), array("I", [0, 1]), 1, COSTLY, 0, number) for number in range(len(logits))]
+    short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]
     sample(logits, short, Histories())

@@ -11,36 +11,36 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.execution.lane import DeviceLane, Lane
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.stream import DeviceStream, Stream
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
-from fairlead_worker.sampling.sampler import ask, choose
+from fairlead_worker.sampling.sampler import choose, gather_logprobs
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledTokens:
     """Tokens chosen, on the device, and whose they are."""
 
     tokens: torch.Tensor
     """[n] int64"""
-    places: dict[Request, int]
+    rows: dict[Request, int]
 
 
 class OverlappedRunner:
     """A model runner's steps, each behind the other on one lane."""
 
-    def __init__(self, runner: ModelRunner, lane: Lane | None = None) -> None:
-        """`lane`: None: the device's."""
+    def __init__(self, runner: ModelRunner, stream: Stream | None = None) -> None:
+        """`stream`: None: the device's."""
         self.runner = runner
-        self.lane = lane or DeviceLane()
-        self.unread: Choice | None = None
+        self.stream = stream or DeviceStream()
+        self.unread: SampledTokens | None = None
         """Of the step launched last, until it is read."""
         self.read_at = 0.0
         """When a step was read the last time."""
@@ -51,14 +51,14 @@ class OverlappedRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """A step with none out."""
-        result = self.lane.run(lambda: self.runner.execute(plan))()
+        result = self.stream.run(lambda: self.runner.execute(plan))()
         self.read_at = time.perf_counter()
         return result
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
         began, runner = time.perf_counter(), self.runner
         step = pack(plan, runner.backend.spec.page_size, runner.loaded.device)
-        fill = self._fill(plan, step)
+        fill = self._fill_placeholders(plan, step)
 
         @torch.inference_mode()
         def forward() -> torch.Tensor:
@@ -67,16 +67,16 @@ class OverlappedRunner:
             fill()
             return runner.run(step)
 
-        return LaunchedStep(self, plan, self.lane.run(forward), began)
+        return LaunchedStep(self, plan, self.stream.run(forward), began)
 
-    def _fill(self, plan: StepPlan, step: PackedStep) -> Callable[[], object]:
+    def _fill_placeholders(self, plan: StepPlan, step: PackedStep) -> Callable[[], object]:
         """What puts the tokens of the step before in the place of the plan's stand-ins."""
         choice, at, chosen, end = self.unread, list[int](), list[int](), 0
         if choice is None:
             return lambda: None
         for row in plan.rows:
             end += row.count
-            place = choice.places.get(row.request)
+            place = choice.rows.get(row.request)
             if place is not None and row.end == len(row.request.tokens):
                 at.append(end - 1)
                 chosen.append(place)
@@ -117,11 +117,11 @@ class LaunchedStep:
         requests = [row.request for row in rows]
         with torch.inference_mode():
             tokens = choose(logits, requests, owner.runner.histories, masks=self._masks)
-            asked = ask(logits, tokens, requests)
+            asked = gather_logprobs(logits, tokens, requests)
             # With the tokens: what is copied when it is read would come behind the next forward pass.
-            self._logprobs = None if asked is None else asked.fetched(owner.lane.fetch)
-            self._tokens = owner.lane.fetch(tokens)
-        owner.unread = Choice(tokens, {request: place for place, request in enumerate(requests)})
+            self._logprobs = None if asked is None else asked.fetch(owner.stream.fetch)
+            self._tokens = owner.stream.fetch(tokens)
+        owner.unread = SampledTokens(tokens, {request: place for place, request in enumerate(requests)})
 
     def read(self) -> StepResult:
         owner, rows = self._owner, self._rows

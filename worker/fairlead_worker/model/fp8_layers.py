@@ -25,7 +25,7 @@ TILE = 16
 """Their kernels take numbers of inputs and of outputs that are multiples of this."""
 
 
-def keepable(scheme: Any) -> bool:
+def can_retain(scheme: Any) -> bool:
     """Whether a layer of this scheme of compressed-tensors can be: its weight float8 with a scale for each output, or for all of them; its
     inputs as they come, or rounded by the largest one of each token. A fixed scale for inputs is nothing that torchao's tensor would have.
     """
@@ -64,7 +64,7 @@ def exact_scales(family: type[PreTrainedModel], wanted: bool) -> Iterator[None]:
             del family._keep_in_fp32_modules_strict
 
 
-def keep(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
+def retain_fp8(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
     """Has layers of `model`, as they were read from a checkpoint of compressed-tensors, compute in `dtype` with the weights that they have,
     in place; returns how many. everywhere: also those whose weight is then widened for each product, and whose inputs are not rounded."""
     sites = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and _site(model, path, module)}
@@ -81,12 +81,12 @@ def keep(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
         layer = sites[path]
         weight, scale = layer.weight.data, layer.get_parameter("weight_scale").data
         QuantizationMetadata.clear_quantization(layer)
-        layer.weight = nn.Parameter(narrow(weight, scale, dtype, forms[path]), requires_grad=False)
+        layer.weight = nn.Parameter(wrap_fp8(weight, scale, dtype, forms[path]), requires_grad=False)
     logger.info("%d linear layers stay in 8 bits, %d of them multiplied so", len(chosen), sum(forms[path] for path in chosen))
     return len(chosen)
 
 
-def narrow(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rounds: bool) -> torch.Tensor:
+def wrap_fp8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rounds: bool) -> torch.Tensor:
     """weight [outputs, inputs] of float8 and its scale (one, or [outputs, 1]) as one tensor, which stands for numbers of `dtype`. The
     weight is not copied. rounds: products with it round inputs to float8, each token by its largest one."""
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8Tensor, PerRow
@@ -118,7 +118,7 @@ def _site(model: PreTrainedModel, path: str, module: nn.Linear) -> bool:
     scheme = getattr(module, "quantization_scheme", None)
     if scheme is None or type(module) is not nn.Linear or module is model.get_output_embeddings() or ".experts." in path:
         return False
-    return keepable(scheme) and module.weight.dtype == torch.float8_e4m3fn
+    return can_retain(scheme) and module.weight.dtype == torch.float8_e4m3fn
 
 
 def _rounds_tokens(layer: nn.Linear, dtype: torch.dtype) -> bool:
