@@ -1,4 +1,4 @@
-"""`--deterministic`: a row has the same bits alone, in company, at once, in chunks and token by token. Tried before it is promised."""
+"""`--deterministic`: a row has the same bits alone, batched, in one chunk, in several chunks and token by token. Verified at startup."""
 
 import logging
 from dataclasses import replace
@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 class NotInvariant(Exception):
-    """--deterministic cannot be kept here; the message says where it fails and what to do."""
+    """`--deterministic` cannot be guaranteed here; the message says where it fails and what to do."""
 
 
 def settle(device: torch.device) -> None:
-    """torch's own switches, for this process: none on a CPU, where packed layers and attention need none."""
+    """Set torch's own switches for this process. A CPU needs none: packed layers and attention are batch invariant there."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it would write all scratch memory
@@ -27,7 +27,7 @@ def settle(device: torch.device) -> None:
 
 @torch.inference_mode()
 def check_invariance(runner: ModelRunner) -> None:
-    """Logits of three requests, bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
+    """Compare the logits of three requests bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
     spec, vocabulary = runner.backend.spec, runner.loaded.vocabulary_size
     if runner.backend.pages < trial_pages(spec.page_size):
         raise NotInvariant(

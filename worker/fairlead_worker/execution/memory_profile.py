@@ -1,4 +1,4 @@
-"""The largest step that can be planned, run for its memory before anything is served."""
+"""Memory profile: run the largest step that can be planned before anything is served."""
 
 from array import array
 from collections.abc import Callable
@@ -15,13 +15,14 @@ from fairlead_worker.scheduler.request import Request
 COSTLIEST_SAMPLING = Sampling(
     max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1
 )
-"""Everything that a row may ask for which takes memory by the vocabulary."""
+"""A setting for everything whose memory grows with the vocabulary."""
 
 
 def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan:
-    """Decodes at the end of the longest sequence, and a chunk that ends there; every row samples, and all but the first have `adapter`.
+    """Return the largest plan: decodes at the end of the longest sequence, and a chunk that ends there.
 
-    All pages of a row are page 0: what is computed is of no use, and takes the memory that a real step takes, with one page of KV.
+    Every row samples, and all but the first have `adapter`. All pages of a row are page 0: the result is meaningless, but the step
+    takes the memory of a real one with a single page of KV.
     """
     context = limits.context
     text = array("I", bytes(4 * context))
@@ -32,7 +33,7 @@ def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPl
         return Row(request, context - count, count, pages, True)
 
     chunks, left = [], limits.prefill
-    while left > 0:  # several prompts where one is shorter than a step
+    while left > 0:  # several prompts if one is shorter than a step
         chunks.append(min(left, context))
         left -= chunks[-1]
     rows = [row(number, 1) for number in range(limits.decode)]
@@ -41,7 +42,7 @@ def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPl
 
 
 def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:
-    """The forward pass of the worst plan, and choosing its tokens in the costliest way. Raises torch.OutOfMemoryError."""
+    """Run the forward pass of the largest plan and sample its tokens in the costliest way. Raises torch.OutOfMemoryError."""
     plan = largest_plan(limits, page_size, adapter)
     logits = logits_of(plan)
     short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]

@@ -1,4 +1,4 @@
-"""Where a step's work runs: in order, and not necessarily before the host goes on."""
+"""Streams: run a step's work in order, possibly asynchronously to the host."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -11,20 +11,22 @@ T = TypeVar("T")
 
 
 class Stream(Protocol):
-    """One stream of work."""
+    """An ordered queue of work."""
 
     def run(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Has `work` done behind all that came before. The answer gives what it returned, for use in later work: tensors of the device,
-        whose content may not be there yet."""
+        """Queue `work` behind all earlier work. The returned function gives the result of `work`, for use in later work.
+
+        The result may hold device tensors whose content is not computed yet.
+        """
         ...
 
     def fetch(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Has `values` copied to the host, behind all that came before. The answer waits for them."""
+        """Queue a copy of `values` to the host behind all earlier work. The returned function waits for the copy."""
         ...
 
 
 class DeviceStream:
-    """A device's current stream: kernels queue up there by themselves. On a CPU everything is over at once."""
+    """The current stream of a device, where kernels queue by themselves. On a CPU all work completes immediately."""
 
     def run(self, work: Callable[[], T]) -> Callable[[], T]:
         done = work()
