@@ -173,7 +173,7 @@ class FlashInferBackend:
         )
 
     def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
-        """Make wrappers for a graph of decodes. Planning writes the page tables into the buffers of `paging`, sized for the largest plan."""
+        """Make wrappers for a graph of decodes. Planning writes the page tables into the buffers of `paging`, sized for any plan."""
         assert self._library is not None
         needed = graph_workspace_bytes(self.kinds, len(paging.last_page_len), processors(self.spec.device))
         if needed > len(self._workspace):  # sized for the largest graph, which comes first

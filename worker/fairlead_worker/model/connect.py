@@ -1,4 +1,4 @@
-"""Joins the parts of a sharded model."""
+"""Connection of a sharded model's parts with the other ranks."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from fairlead_worker.sharding.shards import Shards
 
 
 def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
-    """Joins the parts of a loaded model with those of the other ranks, in place."""
+    """Connect the parts of a loaded model with those of the other ranks, in place."""
     for path in shards.summed:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
@@ -20,14 +20,14 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
     assert isinstance(head, nn.Linear)
     if model.config.get_text_config(decoder=True).tie_word_embeddings:
         if not is_plain(head):
-            return  # a library's own kind of weight has no views: every rank computes all logits
+            return  # a library's own weight type has no views, so every rank computes all logits
         head = _part(head, shards)
     parent, _, name = shards.head.rpartition(".")
     setattr(model.get_submodule(parent), name, Gathered(head, group))
 
 
 def _part(head: nn.Linear, shards: Shards) -> nn.Linear:
-    """This rank's part of a head that shares the embedding's weight: a view of it."""
+    """Return this rank's part of a head that shares the embedding's weight: a view of it."""
     each = head.out_features // shards.size
     begin = shards.rank * each
     with torch.device("meta"):

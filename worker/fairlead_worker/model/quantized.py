@@ -1,6 +1,7 @@
-"""Weights of fewer bits: checkpoints that come so, and weights that are made so while they are read. The numbers are the libraries' own.
+"""Quantized weights: checkpoints that are stored quantized, and weights that are quantized while they are read. The libraries define the
+numbers.
 
-Layers with such weights are left as they are: neither stacked nor packed, for both would take the weights apart.
+Layers with such weights are neither stacked nor packed, because both would take the weights apart.
 """
 
 import logging
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
 """`quant_method` of a checkpoint -> the package that reads it, through transformers."""
 DIVIDED = ("compressed-tensors", "fp8")
-"""Of these, which a rank can read its part of. Others have layouts that are their kernels' own."""
+"""Methods whose weights a rank can read in part. The layouts of the others are specific to their kernels."""
 OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
-"""How tensors end that are there because weights are quantized. Without them such weights would be taken for plain ones."""
+"""Suffixes of tensors that exist only beside quantized weights. Without this check such weights would be read as plain ones."""
 INT4_GROUP = 128
-"""Inputs that share a scale, where int4 is made at load for a GPU."""
+"""Inputs that share a scale if int4 is made at load for a GPU."""
 
 
 def check_checkpoint(uri: str, method: str, ranks: int) -> None:
-    """Whether a checkpoint of this `quant_method` can be read here. Raises ModelLoadError."""
+    """Check that a checkpoint of this `quant_method` can be read here. Raises ModelLoadError."""
     if method not in LIBRARIES:
         known = ", ".join(sorted(LIBRARIES))
         raise ModelLoadError(
@@ -46,9 +47,10 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
 
 
 def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for `--quantization fp8`, or `int4` on a GPU; {} for others. Raises ModelLoadError.
+    """Return arguments of `from_pretrained` for `--quantization fp8`, or `int4` on a GPU; {} for others. Raises ModelLoadError.
 
-    Of a part of a model, each rank makes its own: a row's scale is then that of the inputs which the rank has of it, so as fine or finer.
+    Each rank of a sharded model quantizes its own part. A row's scale then covers the rank's inputs only, so it is equally fine or
+    finer.
     """
     wanted = f"--quantization {quantization}"
     if quantization not in ("fp8", "int4") or (quantization == "int4" and device.type == "cpu"):
@@ -59,10 +61,10 @@ def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dic
     from transformers import TorchAoConfig
 
     if quantization == "int4":
-        # In the layout that torch's own kernel reads.
+        # The layout that torch's own kernel reads.
         kind = torchao.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= ROWWISE_FP8:
-        # A scale for each row: what a row computes does not depend on who shares its step.
+        # A scale for each row: a row's result does not depend on the other rows of its step.
         kind = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow(), activation_value_lb=LEAST)
     else:
         kind = torchao.Float8WeightOnlyConfig()
@@ -70,22 +72,24 @@ def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dic
 
 
 def read_arguments(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
-    """Has weights widened while they are read where that is the way in which they can be: float8 in blocks (DeepSeek's and Qwen's), whose
-    kernels transformers fetches at run time, and packed integers with zero points, for which compressed-tensors makes no room. Returns
-    arguments of `from_pretrained`. Raises ModelLoadError."""
+    """Return arguments of `from_pretrained` for a quantized checkpoint, and request dequantization where it cannot be read otherwise.
+
+    That holds for float8 in blocks (DeepSeek's and Qwen's), whose kernels transformers would fetch at run time, and for packed
+    integers with zero points, for which compressed-tensors reserves no memory. Raises ModelLoadError.
+    """
     given = config.quantization_config
     try:
         zeros = [given.get("format") == "pack-quantized" and not each.weights.symmetric for each in _schemes(given)]
     except ValueError as error:
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
-    if given["quant_method"] == "fp8" or zeros == [True]:  # of several kinds of layers, all would be widened as the first one
+    if given["quant_method"] == "fp8" or zeros == [True]:  # with several layer kinds, all of them would be dequantized like the first one
         config.quantization_config = {**given, "dequantize": True}
     # AutoFP8's checkpoints have a scale for each tensor, under another name.
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 
 
 def _schemes(given: dict[str, Any]) -> list[Any]:
-    """Of each group of layers with weights of fewer bits in a checkpoint of compressed-tensors; [] of others."""
+    """Return the scheme of each layer group with quantized weights in a compressed-tensors checkpoint; [] for other checkpoints."""
     if given["quant_method"] != "compressed-tensors":
         return []
     schemes = CompressedTensorsConfig.from_dict(given).quantization_config
@@ -93,8 +97,7 @@ def _schemes(given: dict[str, Any]) -> list[Any]:
 
 
 def check_stored(uri: str, quantization: str, config: PreTrainedConfig) -> None:
-    """Whether `--quantization` goes with a checkpoint that is quantized: as fp8, where its layers then stay so on any device. Raises
-    ModelLoadError."""
+    """Check that `--quantization` suits a quantized checkpoint: only fp8 does, if its layers can stay in 8 bits. Raises ModelLoadError."""
     if quantization == "none":
         return
     if quantization != "fp8" or not any(map(can_retain, _schemes(config.quantization_config))):
@@ -103,7 +106,7 @@ def check_stored(uri: str, quantization: str, config: PreTrainedConfig) -> None:
 
 
 def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
-    """Which outputs and inputs share a scale: in the checkpoint of `config`, or by `--quantization`."""
+    """Return which outputs and inputs share a scale, by the checkpoint's `config` or by `--quantization`."""
     if quantization == "int4":
         return Groups(made=INT4_GROUP)
     given = getattr(config, "quantization_config", {})
@@ -122,20 +125,23 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
 
 
 def _sizes(*sizes: int) -> frozenset[int]:
-    return frozenset(size for size in sizes if size > 0)  # a group of -1 is a whole row
+    return frozenset(size for size in sizes if size > 0)  # a group size of -1 means a whole row
 
 
 @contextmanager
 def read_alone(config: PreTrainedConfig) -> Iterator[None]:
-    """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each
-    other the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
+    """Read a quantized checkpoint independently of the other ranks inside this context.
+
+    compressed-tensors divides its work over all ranks that it finds and exchanges the results, as if all ranks read the same layers.
+    But ranks read different parts, and only rank 0 reads a draft model.
+    """
     given = getattr(config, "quantization_config", {})
     if given.get("quant_method") != "compressed-tensors":
         yield
         return
     from compressed_tensors.offload import as_single_threaded
 
-    # Scales of other schemes have dtypes of their own.
+    # Scales of other schemes have their own dtypes.
     with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(can_retain, _schemes(given)))):
         yield
 
