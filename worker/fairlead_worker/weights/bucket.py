@@ -1,7 +1,7 @@
-"""`s3://bucket/folder`: objects of an S3-compatible store, in parallel ranges, resumed where an earlier download ended.
+"""`s3://bucket/folder`: objects of an S3-compatible store, downloaded in parallel ranges and resumed after an interruption.
 
-Credentials, region and endpoint are the AWS_* variables that every AWS client reads, or the pod's own role. obstore (the Rust crate
-object_store) signs and retries; which ranges are there already is kept beside each file that is not whole yet.
+Credentials, region and endpoint come from the AWS_* variables that every AWS client reads, or from the pod's own role. obstore (the
+Rust crate object_store) signs and retries. A file beside each incomplete one records the ranges that are present.
 """
 
 import fnmatch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 16 << 20
 RANGES_AT_ONCE = 8
-"""One connection of S3 gives about 100 MB/s; AWS advises 8 to 16 MiB a range, and as many at once as the network carries."""
+"""One connection to S3 gives about 100 MB/s. AWS advises ranges of 8 to 16 MiB, and as many in parallel as the network carries."""
 RETRY_SECONDS = 60
 UNREACHABLE = "the bucket cannot be reached: see spec.model.endpoint, or the network policies of the namespace"
 NO_CREDENTIALS = "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
@@ -47,11 +47,11 @@ class _Object:
     name: str
     size: int
     tag: str
-    """The server's ETag: another content has another one."""
+    """The server's ETag, which changes with the content."""
 
 
 def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
-    """The folder with the model's files, which lie directly in the bucket's folder. Raises ModelLoadError."""
+    """Download the model's files, which are directly in the bucket's folder; return the local folder. Raises ModelLoadError."""
     store = _store(source)
     with cache.lock(uri, progress) as report:
         folder = cache.folder(uri)
@@ -69,7 +69,7 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
         cache.check_space(uri, sum(part.missing_bytes for part in parts))
         try:
             _Download(store, parts, sum(one.size for one in wanted), report).run()
-        except (BaseError, FileNotFoundError) as error:  # the latter is an object that went away
+        except (BaseError, FileNotFoundError) as error:  # FileNotFoundError: an object was removed
             raise _refused(uri, error) from error
         for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
             (folder / stray).unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
 
 def _refused(uri: str, error: Exception) -> ModelLoadError:
     said = " ".join(str(error).split("Debug source")[0].split())
-    if "/latest/" in said:  # of the node's metadata service, the last place to look for any; its 403 is not the store's
+    if "/latest/" in said:  # from the node's metadata service, the last place searched for credentials; its 403 is not the store's
         return ModelLoadError(uri, NO_CREDENTIALS)
     if isinstance(error, PermissionDeniedError) or "403 Forbidden" in said:
         return ModelLoadError(uri, "the store refuses access (403): the key of spec.model.secretRef, or the pod's role, may not read it")
@@ -116,7 +116,7 @@ def _refused(uri: str, error: Exception) -> ModelLoadError:
 
 
 class _Part:
-    """A file on its way: the bytes in `NAME.ETAG.part`, and one byte for each range that is there in `….ranges`."""
+    """An incomplete file: its bytes in `NAME.ETAG.part`, and one byte for each present range in `….ranges`."""
 
     def __init__(self, folder: Path, wanted: _Object) -> None:
         self.wanted = wanted
@@ -128,7 +128,7 @@ class _Part:
         self._done = bytearray(marks[:count].ljust(count, b"\0"))
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """(number, bytes) of the ranges that are missing."""
+        """Yield (number, bytes) of the missing ranges."""
         for number, done in enumerate(self._done):
             if not done:
                 yield number, min(RANGE_BYTES, self.wanted.size - number * RANGE_BYTES)
@@ -146,7 +146,7 @@ class _Part:
         self._marks.write_bytes(self._done)
 
     def take(self, number: int, data: memoryview) -> None:
-        """One range, safe on the volume before it counts: a node that loses its power must not leave holes that look whole."""
+        """Write one range. It is synced to the volume before it counts: after a power loss, holes must not look complete."""
         with self._bytes.open("r+b", buffering=0) as file:
             written, start = 0, number * RANGE_BYTES
             while written < len(data):
@@ -163,7 +163,7 @@ class _Part:
 
 
 class _Download:
-    """All missing ranges of all files, several at a time."""
+    """All missing ranges of all files, several in parallel."""
 
     def __init__(self, store: S3Store, parts: list[_Part], total: int, report: Progress) -> None:
         self._store, self._parts, self._total, self._report = store, parts, total, report
@@ -172,7 +172,7 @@ class _Download:
         self._stopped = Event()
 
     def run(self) -> None:
-        """Raises what the first failing range raised; what is there by then stays."""
+        """Download all ranges. Raises the error of the first failing range; present ranges stay."""
         with ThreadPoolExecutor(RANGES_AT_ONCE, thread_name_prefix="download") as threads:
             for part in self._parts:
                 part.begin()
@@ -190,7 +190,7 @@ class _Download:
         if self._stopped.is_set():
             return
         start, tag = number * RANGE_BYTES, part.wanted.tag
-        # Of the object that was listed: ranges of two contents would make a file that is neither, of the right size and name.
+        # If-Match pins the listed object: ranges of two contents would give a mixed file of the right size and name.
         options: GetOptions = {"range": (start, start + size), **({"if_match": tag} if tag else {})}
         data = memoryview(obstore.get(self._store, part.wanted.name, options=options).bytes())
         if len(data) != size:
