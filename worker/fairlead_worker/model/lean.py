@@ -24,7 +24,7 @@ def _without_torchao(quantizers: str) -> None:
     """
     if "torchao" in sys.modules:
         return
-    sys.modules["torchao"] = None  # the import system reads None as a missing package
+    sys.modules["torchao"] = None  # type: ignore[assignment]  # the import system reads None as a missing package
     try:
         import_module(quantizers)
     finally:

@@ -1,7 +1,7 @@
-"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `processes.py`, and ends with its node.
+"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `processes.py`; ends with its node.
 
-`python -m fairlead_worker.parallel.follower` reads one line of JSON from its standard input (`Join`) and keeps reading: the end of that
-input is the end of rank 0, or of what stands for it on this node, and so of this process.
+`python -m fairlead_worker.parallel.follower` reads one line of JSON (`Join`) from standard input and keeps reading. End of input
+means that rank 0, or its substitute on this node, has ended, and ends this process.
 """
 
 import io
@@ -57,11 +57,11 @@ class RankChannel:
         self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 
     def receive(self) -> ToRank:
-        """The next message; waits for it as long as it takes."""
+        """Wait for the next message and return it."""
         return self._decoder.decode(self._in.recv())
 
     def send_failure(self, reason: str) -> None:
-        """Last words: nothing else is ever said."""
+        """Send the failure reason, the only message of a rank, and close."""
         self._out.send(msgspec.msgpack.encode(RankFailed(self._rank, reason)))
         self._in.close(0)
         self._out.close()
@@ -69,11 +69,11 @@ class RankChannel:
 
 
 def main() -> int:
-    # Rank 0 decides when this ends; a terminal's Ctrl-C or a container's SIGTERM to all is not for us.
+    # Rank 0 decides when this process ends. A terminal's Ctrl-C or a container's SIGTERM to all processes is ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Unbuffered: a thread that waits in a buffered read would hold its lock.
-    parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
+    # Unbuffered: a thread blocked in a buffered read would hold its lock.
+    parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # open for the process's life; a descriptor, not a path
     join = msgspec.json.decode(parent_pipe.readline(), type=Join)
     form = f"%(asctime)s %(levelname)s rank {join.rank} %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def follow(join: Join, channel: RankChannel) -> None:
-    """Until `End`. Whatever fails is the end of all ranks."""
+    """Load this rank's part and serve until `End`. Any failure ends all ranks."""
     from fairlead_worker.build import adapters_of, load, make
     from fairlead_worker.model.lean import import_transformers
 
@@ -119,7 +119,7 @@ def follow(join: Join, channel: RankChannel) -> None:
         assert adapters is not None and fetched.number == number, "the configuration counts them"
         try:
             adapters.load(number, name, uri, Path(fetched.folder))
-        except AdapterError:  # no rank has it, rank 0 says why, and that is the end
+        except AdapterError:  # no rank has it, and rank 0 reports why
             while not isinstance(channel.receive(), End):
                 pass
             return
@@ -129,7 +129,7 @@ def follow(join: Join, channel: RankChannel) -> None:
 
 
 def serve(channel: RankChannel, runner: "ModelRunner", adapters: "AdapterSet | None" = None) -> None:
-    """Computes what rank 0 computes, until `End`."""
+    """Compute what rank 0 computes, until `End`."""
     from fairlead_worker.errors import AdapterError
     from fairlead_worker.parallel.lead import to_step
 
@@ -149,7 +149,7 @@ def serve(channel: RankChannel, runner: "ModelRunner", adapters: "AdapterSet | N
                 folders[number] = Path(folder)
             case AddAdapter(number=number, name=name, uri=uri):
                 assert adapters is not None, "rank 0 has adapters of the same configuration"
-                with suppress(AdapterError):  # no rank has it then, and rank 0 says why
+                with suppress(AdapterError):  # no rank has it then, and rank 0 reports why
                     adapters.load(number, name, uri, folders.pop(number))
             case RemoveAdapter(number=number):
                 assert adapters is not None, "rank 0 has adapters of the same configuration"
