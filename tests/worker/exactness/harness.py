@@ -1,4 +1,4 @@
-"""What the exactness suite compares: transformers' own `generate`, and the real scheduler, cache and runner."""
+"""Harness of the exactness suite: transformers' own `generate`, and the real scheduler, cache and runner."""
 
 import random
 from array import array

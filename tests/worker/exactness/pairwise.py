@@ -1,4 +1,4 @@
-"""Few cases in which every pair of values comes together: most bugs of combined settings need two of them (Kuhn et al., NIST)."""
+"""Pairwise test cases: few cases that cover every pair of values. Most bugs of combined settings need two of them (Kuhn et al., NIST)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product

@@ -1,4 +1,4 @@
-"""The overlapped loop on real models says what the plain loop says, token for token: on a thread of its own, at once, and at the latest."""
+"""The overlapped loop gives the plain loop's tokens on real models: on a thread of its own, immediately, and as late as possible."""
 
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""Prompts that attach to pages of their own step have the tokens that they have alone: every backend, adapters, a draft model."""
+"""Prompts that attach to pages of their own step get the tokens that they get alone: every backend, adapters, a draft model."""
 
 import random
 from pathlib import Path

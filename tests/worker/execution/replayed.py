@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs, and steps for them.
+"""A replacement for CUDA graphs, and steps for them.
 
 While a graph is recorded, every operation that reaches torch's dispatcher is kept with its tensors. A replay does the same operations on
 the same tensors, and nothing else: what Python decided, and what it read on the host, is as it was, as on a GPU. What would wait for the

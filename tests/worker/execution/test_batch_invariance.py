@@ -1,4 +1,4 @@
-"""`--deterministic` on a CPU: the check itself, layers of fixed rows, and FlashInfer's plans in whole tiles on the interpreter."""
+"""`--deterministic` on a CPU: the check itself, layers with fixed rows, and FlashInfer's padded plans on the interpreter."""
 
 import random
 from pathlib import Path

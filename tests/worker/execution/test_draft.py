@@ -1,4 +1,4 @@
-"""The draft model: its KV keeps up, whatever was skipped, and a model that drafts for itself is always right."""
+"""The draft model: its KV catches up after skipped steps, and a model that drafts for itself is always right."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     def watched(plan):
         nonlocal guessed
         result = execute(plan)
-        assert plan.drafted == sum(len(row.draft) for row in plan.rows), "who is behind guesses nothing, and counts for nothing"
+        assert plan.drafted == sum(len(row.draft) for row in plan.rows), "a row that catches up has no drafts and counts for none"
         sampled = [row for row in plan.rows if row.samples]
         for row, tokens in zip(sampled, result.tokens, strict=True):
             assert len(tokens) == 1 + len(row.draft), "a guess was wrong"

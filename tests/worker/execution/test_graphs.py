@@ -1,4 +1,4 @@
-"""Decodes filled up to a graph's size, on FlashInfer interpreted: a replay gives what a plain step gives, and touches nobody's page."""
+"""Decodes padded to a graph's size, on FlashInfer interpreted: a replay equals a plain step, and padding touches no request's page."""
 
 from collections.abc import Callable
 from dataclasses import replace

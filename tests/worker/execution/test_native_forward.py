@@ -1,4 +1,4 @@
-"""The native decoder against the model's own modules: which models it takes, and what it refuses."""
+"""The native decoder against the model's own modules: which models it supports, and which it rejects."""
 
 import copy
 import logging
@@ -269,7 +269,7 @@ def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
 def test_the_few_that_sample_go_alone_through_the_last_layers_attention(
     family: str, overrides: dict[str, Any], quantization: str, alone: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the bits that they have among all, beside chunks and decodes, behind many keys and few; and everybody's KV is kept."""
+    """Few sampling rows have the same bits as among all rows, beside chunks and decodes, after many keys and few; all KV is kept."""
     save_model(family, tmp_path, **overrides)
     loaded = load_model(str(tmp_path), dtype=dtype, quantization=quantization)
     requests = [make_request(str(i), [(i * 37 + j * 11) % 500 for j in range(900)], Sampling(max_tokens=1)) for i in range(4)]

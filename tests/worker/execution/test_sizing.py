@@ -1,4 +1,4 @@
-"""Memory of a device whose free bytes are given: how much KV gets, and what happens to steps that do not fit."""
+"""Memory budget for given free bytes: the size of KV, and the handling of steps that do not fit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

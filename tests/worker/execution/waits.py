@@ -1,4 +1,4 @@
-"""Which operations make a host wait for its device, seen on a CPU."""
+"""Detects operations that make a host wait for its device, on a CPU."""
 
 from typing import Any
 

@@ -146,7 +146,7 @@ def test_two_models_of_a_family_do_not_share_a_rope() -> None:
 
 
 def test_listeners_of_projections_are_heard() -> None:
-    """LoRA adapters listen to gate and up; who adds nothing changes no bit."""
+    """LoRA adapters hook gate and up; an inactive one changes no bit."""
     model = model_of("llama")
     library, calls = stand_in()
     fuse_layers(model, library, probe_layers(model), LIMIT)

@@ -1,4 +1,4 @@
-"""The FlashInfer backend on a CPU: what it hands to the library, run by an interpreter of its documentation, against `reference`."""
+"""The FlashInfer backend on a CPU: its calls run on an interpreter of FlashInfer's documentation, against `reference`."""
 
 import logging
 import random
@@ -119,7 +119,7 @@ def test_prepare_runs_every_kernel_and_leaves_out_what_cannot_be_built(caplog: p
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_prepare_keeps_to_the_one_page_of_a_profile(page_size: int) -> None:
-    """On a GPU nobody says that a write went behind the storage."""
+    """A GPU reports no error for a write beyond the storage."""
     backend = FlashInferBackend(KVSpec((LLAMA,), page_size, torch.bfloat16, CPU), 1, interpreter)
     backend.prepare()
     assert backend.kinds == [LLAMA]

@@ -1,4 +1,4 @@
-"""A model whose decodes are graphs, with LoRA adapters of several ranks on several layers. Fixtures, for the tests to import."""
+"""A model with LoRA adapters of several ranks on several layers, whose decodes are graphs. Fixtures for tests to import."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

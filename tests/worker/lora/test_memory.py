@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters: how many there are and how large, and that their memory and that of graphs is there before pages are sized."""
+"""Slots of LoRA adapters: their number and size, and that their memory and that of graphs is reserved before pages are sized."""
 
 import gc
 import weakref
@@ -30,7 +30,7 @@ def test_slots_for_those_that_are_there(loaded: LoadedModel, folders: list[Path]
     """Where none is loaded later, there are as many slots as adapters, of their rank, on their layers."""
     adapters = AdapterSet(loaded, 8, 64, growing=False)
     adapters.allocate_slots()
-    assert adapters.slots is None, "nobody is there"
+    assert adapters.slots is None, "there are no adapters"
     for number in (1, 2):
         adapters.load(number, str(number), "file:///a", folders[number])
     before = hooked_logits(loaded, adapters)

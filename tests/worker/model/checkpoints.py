@@ -1,4 +1,4 @@
-"""Tiny checkpoints of quantized weights, made in place: each with the plain numbers that it stands for."""
+"""Tiny quantized checkpoints, made in place, each with the plain numbers that it represents."""
 
 import json
 from collections.abc import Callable

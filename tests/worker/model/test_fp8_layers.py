@@ -1,4 +1,4 @@
-"""Float8 checkpoints in 8 bits: their own numbers and scales, and what is computed with them."""
+"""Float8 checkpoints that stay in 8 bits: their own numbers and scales, and products with them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights of fewer bits: what is loaded computes what its numbers say, and what cannot be had is refused by name."""
+"""Quantized weights: a loaded model computes with the numbers of its files, and unsupported formats are rejected by name."""
 
 import json
 import subprocess

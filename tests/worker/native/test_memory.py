@@ -1,4 +1,4 @@
-"""Memory that is there before it is used."""
+"""Memory that is resident before it is used."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""Two ranks with their parts of quantized weights say what one process says with the whole of them."""
+"""Two ranks with parts of quantized weights give the answers of one process with the whole of them."""
 
 import copy
 import math
@@ -80,7 +80,7 @@ def test_parts_of_a_checkpoint_are_the_whole(form: Form, pair: Pair, tmp_path: P
     if form.make is fp8_of_tensors:
         return  # every rank has the scale
     monkeypatch.setattr(weights, "find_part", of_the_other_rank)
-    assert far(divided(pair, tmp_path), want) > 1e-2, "whoever takes the other rank's scales is seen"
+    assert far(divided(pair, tmp_path), want) > 1e-2, "the other rank's scales give other numbers"
 
 
 @pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)

@@ -1,4 +1,4 @@
-"""Masks on rows of logits: the host's way and the device's are one."""
+"""Masks on rows of logits: the host's and the device's implementations agree."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Verified tokens are those of plain steps: greedy and sampled, penalized, with any draft; and they are distributed as the model says."""
+"""Verified tokens equal those of plain steps: greedy and sampled, penalized, with any draft, and with the model's distribution."""
 
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""s3:// URIs from a real S3 server: once for each cache, resumed after a kill, checked, and refused in words that name the fix."""
+"""s3:// URIs from a real S3 server: one download per cache, resumed after a kill, verified, and rejected with the fix named."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_an_object_that_is_replaced_meanwhile_is_no_model_of_two_halves(
         s3.put("models", key, WEIGHTS)
 
 
-def test_a_killed_download_is_resumed_and_those_who_wait_say_for_whom(source: Throttle, tmp_path: Path) -> None:
+def test_a_killed_download_is_resumed_and_waiting_workers_name_the_holder(source: Throttle, tmp_path: Path) -> None:
     start = [sys.executable, "-c", DOWNLOADER, URI, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": f"{WORKER}:{WORKER.parent / 'index'}"}
     source.allow(2)
@@ -166,7 +166,7 @@ def test_a_pod_without_credentials_is_told_so(tmp_path: Path, monkeypatch: pytes
 
 @contextmanager
 def refusing() -> Iterator[str]:
-    """A metadata service that gives tokens to nobody."""
+    """A metadata service that gives no tokens."""
 
     class Refuse(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:

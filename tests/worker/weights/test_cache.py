@@ -1,4 +1,4 @@
-"""The cache's own promises, without a source: one at a time, no stale lock, and trouble in words that name the fix."""
+"""The cache's own promises, without a source: one download at a time, no stale lock, and errors that name the fix."""
 
 import errno
 import fcntl

@@ -31,15 +31,15 @@ def check_invariance(runner: ModelRunner) -> None:
     spec, vocabulary = runner.backend.spec, runner.loaded.vocabulary_size
     if runner.backend.pages < trial_pages(spec.page_size):
         raise NotInvariant(
-            f"--deterministic is tried on {trial_pages(spec.page_size)} pages at the start: give --kv-pages at least so many"
+            f"--deterministic is verified on {trial_pages(spec.page_size)} pages at the start: set --kv-pages to at least that"
         )
     together: dict[tuple[int, int], torch.Tensor] = {}
     for rows, step in zip(STEPS, trial_steps(spec, vocabulary), strict=True):
         places = [(request, at) for request, start, count in rows for at in range(start, start + count)]
         together |= dict(zip(places, _logits(runner, step), strict=True))
-    lengths = {request: 1 + max(at for who, at in together if who == request) for request, _ in together}
+    lengths = {request: 1 + max(at for owner, at in together if owner == request) for request, _ in together}
     ways = {
-        "at once": [[(0, length)] for length in lengths.values()],
+        "in one chunk": [[(0, length)] for length in lengths.values()],
         "token by token": [[(at, 1) for at in range(length)] for length in lengths.values()],
     }
     for way, cuts in ways.items():
@@ -48,7 +48,7 @@ def check_invariance(runner: ModelRunner) -> None:
                 alone = _logits(runner, trial_step(((request, start, count),), spec, vocabulary))
                 for at, logits in enumerate(alone, start):
                     _compare(logits, together[request, at], f"alone and {way}, token {at} of {lengths[request]}")
-    logger.info("deterministic: %d tokens have the same logits alone, in company, at once and one by one, bit for bit", len(together))
+    logger.info("deterministic: %d tokens have the same logits alone, batched, in one chunk and token by token, bit for bit", len(together))
 
 
 def _logits(runner: ModelRunner, step: PackedStep) -> torch.Tensor:
@@ -61,6 +61,6 @@ def _compare(alone: torch.Tensor, together: torch.Tensor, where: str) -> None:
     if not torch.equal(alone, together):
         worst = (alone.float() - together.float()).abs().max().item()
         raise NotInvariant(
-            f"--deterministic cannot be kept here: {where}, has other logits than in company (by {worst:.1e}); "
-            "leave it out, or choose another --attention-backend or --dtype"
+            f"--deterministic does not hold here: {where}, has other logits than in a batch (by {worst:.1e}); "
+            "remove the flag, or choose another --attention-backend or --dtype"
         )

@@ -98,7 +98,7 @@ class FlashInferBackend:
     def leave_out(self, kind: LayerSpec, reason: str) -> None:
         """Serve this layer kind by the reference backend from now on; logged once."""
         count = self.spec.layers.count(kind)
-        logger.warning("FlashInfer does not do %s: `reference` attention, which is slow, for %d of the layers", reason, count)
+        logger.warning("FlashInfer does not support %s: %d of the layers use the slow `reference` attention", reason, count)
         self._left_out[kind] = reason
         self._wrappers.pop(kind, None)
 

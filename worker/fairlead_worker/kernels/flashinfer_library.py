@@ -120,7 +120,7 @@ def library() -> Library | None:
     try:
         return cast(Library, importlib.import_module("flashinfer"))
     except Exception as error:  # besides ImportError: a library that does not find its CUDA raises other exceptions
-        logger.warning("FlashInfer is not there, attention is the slow `reference`: %s (install fairlead[gpu])", error)
+        logger.warning("FlashInfer is not available, so attention uses the slow `reference`: %s (install fairlead[gpu])", error)
         return None
 
 

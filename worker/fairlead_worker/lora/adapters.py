@@ -307,7 +307,7 @@ class AdapterSet:
             self._active.failures = None
         if failures:
             return f"the model does not run with it: {failures[0]}"
-        return "" if finite else "the model does not run with it: its logits are no finite numbers"
+        return "" if finite else "the model does not run with it: its logits are not finite"
 
 
 def _segments(numbers: Sequence[int], counts: Sequence[int], device: torch.device) -> list[Segment]:

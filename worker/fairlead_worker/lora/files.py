@@ -77,7 +77,7 @@ def read_adapter(name: str, uri: str, folder: Path, max_rank: int) -> AdapterFil
         if not tensor.is_floating_point():
             raise refuse(f"{key} is of {str(tensor.dtype).removeprefix('torch.')}: weights are floating-point numbers")
         if not tensor.isfinite().all():
-            raise refuse(f"{key} has values that are no finite numbers")
+            raise refuse(f"{key} has values that are not finite")
         halves.setdefault(part["module"], {})[part["half"]] = tensor
     if not halves:
         raise refuse(f"{WEIGHTS} has no tensors")

@@ -40,4 +40,4 @@ def check_readable(name: str, uri: str, folder: Path) -> None:
     """Raise AdapterError for a path that exists and is no regular file: reading a pipe may never end."""
     for file in (CONFIG, WEIGHTS):
         if (folder / file).exists() and not (folder / file).is_file():
-            raise AdapterError(name, uri, f"{folder / file} is no file")
+            raise AdapterError(name, uri, f"{folder / file} is not a regular file")

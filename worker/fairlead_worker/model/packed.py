@@ -80,7 +80,7 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
         return 0
     make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], quantization)
     if make is None:
-        logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked, and slow", cpu_level())
+        logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked and slow", cpu_level())
         return 0
     count = 0
     for parent, name in sites:
@@ -88,7 +88,7 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
             setattr(parent, name, _pack(getattr(parent, name), make, quantization))
             count += 1
         except RuntimeError as error:
-            logger.warning("%s: %s.%s stays as it is, and slow: %s", type(model).__name__, type(parent).__name__, name, error)
+            logger.warning("%s: %s.%s stays unpacked and slow: %s", type(model).__name__, type(parent).__name__, name, error)
     if count < len(sites):
         logger.warning("%d of %d linear layers stay unpacked, in the dtype of the model", len(sites) - count, len(sites))
     return count

@@ -113,9 +113,9 @@ class Nodes:
             self._changed.wait_for(lambda: set(self._here) <= self._gone, seconds)
 
     def _socket(self, kind: int) -> Socket:
-        made_ = make_socket(self._context, kind)
-        guard(made_, self._config.nodes_secret)
-        return made_
+        made = make_socket(self._context, kind)
+        guard(made, self._config.nodes_secret)
+        return made
 
     def _attend(self, door: Socket, monitors: dict[Socket, int]) -> None:
         poller = zmq.Poller()
@@ -139,16 +139,16 @@ class Nodes:
                 self._tell_progress()
 
     def _hear(self, door: Socket) -> None:
-        who, data = door.recv_multipart()
+        identity, data = door.recv_multipart()
         try:
             message = msgspec.msgpack.decode(data, type=FromNode)
         except msgspec.DecodeError as error:
-            self._refused = f"what speaks at --leader is no node of this version: {error}"
+            self._refused = f"a peer at --leader sent no message of this version: {error}"
             return
         match message:
             case Hello():
                 answer = self._answer(message)
-                door.send_multipart([who, msgspec.msgpack.encode(answer)])
+                door.send_multipart([identity, msgspec.msgpack.encode(answer)])
             case Progress(node=node):
                 self._loads[node] = message
             case FetchDone():

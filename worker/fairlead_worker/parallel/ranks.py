@@ -75,7 +75,7 @@ class Ranks:
 
     def fetch(self, wanted: FetchFiles) -> None:
         """Let the other nodes download an adapter's files. The result is sent separately."""
-        assert self._nodes is not None, "nobody asks for it where there are none"
+        assert self._nodes is not None, "only a model over several nodes fetches"
         self._nodes.fetch(wanted)
 
     def loaded(self) -> None:

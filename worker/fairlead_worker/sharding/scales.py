@@ -82,7 +82,7 @@ def find_part(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -
             return None
         raise Unshardable(f"{key}: groups of inputs in any order (act-order) are on no single rank")
     if name not in RUNS:
-        raise Unshardable(f"{key} lies beside a weight that is divided, and how it is divided is not known")
+        raise Unshardable(f"{key} accompanies a divided weight, and its own division is unknown")
     if len(shape) <= cut.dim:
         return None
     count = shape[cut.dim]
@@ -108,7 +108,7 @@ def check_made(path: str, inputs: int, whole: int, groups: Groups) -> None:
     """Raise Unshardable if a whole row-wise layer could be quantized at load, and one rank's `inputs` cannot."""
     if groups.made and inputs % groups.made and not whole % groups.made:
         raise Unshardable(
-            f"{path} is made of fewer bits in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, "
+            f"{path} is quantized in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, "
             "no multiple of them: use fewer ranks, or --quantization fp8"
         )
 

@@ -56,10 +56,10 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
     with cache.lock(uri, progress) as report:
         folder = cache.folder(uri)
         try:
-            wanted = _listed(uri, store, patterns)
+            wanted = _list_objects(uri, store, patterns)
         except (BaseError, OSError) as error:
             if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.is_complete(uri, folder):
-                raise _refused(uri, error) from error
+                raise _load_error(uri, error) from error
             report("download", 100, note=f"the bucket cannot be reached, and {folder} is complete")
             return folder
         damaged = cache.is_damaged(uri, folder)
@@ -70,7 +70,7 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
         try:
             _Download(store, parts, sum(one.size for one in wanted), report).run()
         except (BaseError, FileNotFoundError) as error:  # FileNotFoundError: an object was removed
-            raise _refused(uri, error) from error
+            raise _load_error(uri, error) from error
         for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
             (folder / stray).unlink(missing_ok=True)
         if missing or not cache.is_complete(uri, folder):
@@ -85,7 +85,7 @@ def _store(source: BucketModel) -> S3Store:
     return S3Store(source.bucket, prefix=source.folder or None, retry_config=retries, client_options=options)  # type: ignore[arg-type]
 
 
-def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
+def _list_objects(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
     listed = obstore.list_with_delimiter(store)["objects"]
     names = [(one["path"].rpartition("/")[2], one) for one in listed]
     found = [_Object(name, one["size"], one["e_tag"] or "") for name, one in names if any(fnmatch.fnmatch(name, each) for each in patterns)]
@@ -94,25 +94,25 @@ def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
     return found
 
 
-def _refused(uri: str, error: Exception) -> ModelLoadError:
-    said = " ".join(str(error).split("Debug source")[0].split())
-    if "/latest/" in said:  # from the node's metadata service, the last place searched for credentials; its 403 is not the store's
+def _load_error(uri: str, error: Exception) -> ModelLoadError:
+    message = " ".join(str(error).split("Debug source")[0].split())
+    if "/latest/" in message:  # from the node's metadata service, the last place searched for credentials; its 403 is not the store's
         return ModelLoadError(uri, NO_CREDENTIALS)
-    if isinstance(error, PermissionDeniedError) or "403 Forbidden" in said:
+    if isinstance(error, PermissionDeniedError) or "403 Forbidden" in message:
         return ModelLoadError(uri, "the store refuses access (403): the key of spec.model.secretRef, or the pod's role, may not read it")
-    if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in said:
+    if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in message:
         return ModelLoadError(uri, "the store asks for credentials (401): give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID")
-    if "NoSuchBucket" in said:
+    if "NoSuchBucket" in message:
         return ModelLoadError(uri, "there is no such bucket (404): see spec.model.uri and spec.model.endpoint")
     if isinstance(error, PreconditionError):
-        return ModelLoadError(uri, "an object was replaced while it was downloaded (412): start again when nobody writes there")
+        return ModelLoadError(uri, "an object was replaced during its download (412): retry when no process writes to the bucket")
     if isinstance(error, FileNotFoundError):
-        return ModelLoadError(uri, "an object went away while it was downloaded (404): start again when nobody writes there")
-    if "credential" in said.lower():
+        return ModelLoadError(uri, "an object was removed during its download (404): retry when no process writes to the bucket")
+    if "credential" in message.lower():
         return ModelLoadError(uri, NO_CREDENTIALS)
-    if "error sending request" in said or "HTTP error" in said:
-        return ModelLoadError(uri, f"{UNREACHABLE} ({said[:300]})")
-    return ModelLoadError(uri, f"the store answered: {said[:500]}")
+    if "error sending request" in message or "HTTP error" in message:
+        return ModelLoadError(uri, f"{UNREACHABLE} ({message[:300]})")
+    return ModelLoadError(uri, f"the store answered: {message[:500]}")
 
 
 class _Part:

@@ -37,16 +37,16 @@ def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, pr
     with cache.lock(uri, progress) as report:
         folder = _download(uri, source, patterns, cache, report)
         if cache.is_damaged(uri, folder):  # the client compares names only
-            folder = _download(uri, source, patterns, cache, report, anew=True)
+            folder = _download(uri, source, patterns, cache, report, force=True)
         if not cache.is_complete(uri, folder):
             cache.mark_complete(uri, folder)
         return folder
 
 
 def _download(
-    uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, *, anew: bool = False, present: bool = False
+    uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, *, force: bool = False, present: bool = False
 ) -> Path:
-    """`anew`: download existing files again. `present`: use existing files only."""
+    """`force`: download existing files again. `present`: use existing files only."""
     revision = f" at {source.revision}" if source.revision else ""
     try:
         return Path(
@@ -56,7 +56,7 @@ def _download(
                 allow_patterns=patterns,
                 tqdm_class=_reporting_bar(progress),
                 cache_dir=HF_HUB_CACHE if cache.root == Path(HF_HOME) else cache.root / "hub",  # HF_HUB_CACHE may be set separately
-                force_download=anew,
+                force_download=force,
                 local_files_only=present,
             )
         )
