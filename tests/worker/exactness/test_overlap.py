@@ -38,7 +38,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def work() -> list[Submit]:
-    """Requests of all kinds: lengths, shared prefixes, n of one prompt, noise, penalties, bans, log-probabilities, early stops."""
+    """Return requests of all kinds: lengths, shared prefixes, n of one prompt, noise, penalties, bans, log-probabilities, early stops."""
     chooser = random.Random(5)
     stems = [[chooser.randrange(2, VOCABULARY) for _ in range(200)] for _ in range(3)]
     made: list[Submit] = []
@@ -64,7 +64,7 @@ def work() -> list[Submit]:
 
 def parts(loaded: LoadedModel, pages: int, **settings: object) -> tuple[SchedulerConfig, PrefixCache, ModelRunner]:
     config = SchedulerConfig(loaded.max_model_len, **settings)  # type: ignore[arg-type]  # each its field's type
-    # The compiled kernels give a row the same bits in any company. torch's attention does so where it is asked to (`--deterministic`).
+    # The compiled kernels give a row the same bits in any batch. torch's attention does so only with `--deterministic`.
     runner = make_runner(loaded, page_size=PAGE, kv_pages=pages, deterministic=native() is None)
     return config, PrefixCache(PagePool(pages, PAGE), 2 * PAGE, extend), runner
 
@@ -78,7 +78,7 @@ Said = dict[str, tuple[list[int], str, list[object], list[object]]]
 
 
 def collect(outputs: dict[str, list[Output]]) -> Said:
-    """Tokens, end and log-probabilities of all that were not aborted."""
+    """Return tokens, end and log-probabilities of all requests that were not aborted."""
     return {
         name: (
             array("I", b"".join(one.tokens for one in told)).tolist(),
@@ -104,7 +104,7 @@ def plain(loaded: LoadedModel, pages: int, **settings: object) -> Said:
 
 
 def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **settings: object) -> Said:
-    """With arrivals spread over the steps; `aborted`: so many of the requests are, on the way."""
+    """Run with arrivals spread over the steps. `aborted`: number of requests aborted on the way."""
     config, cache, runner = parts(loaded, pages, **settings)
     scheduler = OverlapScheduler(config, cache)
     outputs: dict[str, list[Output]] = {}

@@ -21,7 +21,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 class Asking(Planner):
-    """Wants so many guesses for each request, step by step."""
+    """Requests a number of drafts for each request, step by step."""
 
     wanted = (3, 0, 0, 5, 1, 0, 2)
 
@@ -42,7 +42,7 @@ class Asking(Planner):
 def test_a_model_that_drafts_for_itself_is_always_right(
     loaded: LoadedModel, chunk: int, catch_up: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a guess that is wrong shows draft KV that is wrong or missing."""
+    """So a wrong draft reveals wrong or missing draft KV."""
     monkeypatch.setattr(draft_module, "CATCH_UP", catch_up)
 
     def requests():

@@ -56,7 +56,7 @@ def test_the_largest_is_recorded_first(loaded: LoadedModel) -> None:
 
 @torch.inference_mode()
 def test_replays_are_plain_steps(loaded: LoadedModel) -> None:
-    """Large and small batches by turns, so that what one left in a graph's memory would be seen by the next."""
+    """Large and small batches alternate, so that a batch would read what another left in a graph's memory."""
     plain, graphed, _ = runners(loaded)
     for seed, rows in enumerate((12, 3, 5, 1, 9, 12, 2, 11, 7)):
         step = decodes(rows, seed)
@@ -70,7 +70,7 @@ def test_replays_are_plain_steps(loaded: LoadedModel) -> None:
 
 @torch.inference_mode()
 def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
-    """Each sees the keys of those before it, which the same step stores, over the border of a page."""
+    """Each row sees the keys of those before it, which the same step stores, across a page boundary."""
     plain, graphed, _ = runners(loaded)
     assert graphed.graphs is not None
     guessed = [(2, 1), (3, 1), (4, 1), (7, 1), (0, 1)]
@@ -82,7 +82,7 @@ def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
 
 
 def test_a_draft_models_guesses_are_replayed(loaded: LoadedModel) -> None:
-    """The model that drafts for itself: its guesses are right, from graphs too. That requests have LoRA adapters is nothing to it."""
+    """The model drafts for itself: its drafts are right with graphs too. LoRA adapters of requests do not affect it."""
 
     def serve(graphed: bool) -> tuple[dict[str, list[int]], int, int]:
         guessing = ModelRunner(loaded, filled_backend(loaded))

@@ -35,17 +35,17 @@ def packages() -> None:
 
 @pytest.fixture
 def multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this device multiplied float8; torch does it on CPUs too, slowly."""
+    """Pretend that this device multiplies float8; torch does it on CPUs too, slowly."""
     monkeypatch.setattr(fp8_layers, "multiplies", lambda _: True)
 
 
 def projections(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Those of the layers that are linear ones still: neither stacked nor packed."""
+    """Return the linear layers that are neither stacked nor packed."""
     return {name: module for name, module in model.named_modules() if name.endswith("_proj") and type(module) is nn.Linear}
 
 
 def numbers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torchao's tensor holds: float8 [outputs, inputs] and float32 [outputs, 1]."""
+    """Return the content of torchao's tensor: float8 [outputs, inputs] and float32 [outputs, 1]."""
     held: Any = weight
     return held.qdata, held.scale
 
@@ -78,14 +78,14 @@ def test_they_say_what_the_widened_numbers_say(form: Form, tmp_path: Path) -> No
 
 
 def test_inputs_are_rounded_by_the_largest_of_each_token(multiplies: None, tmp_path: Path) -> None:
-    """As an explicit computation does it, and as compressed-tensors does with the widened weights."""
+    """Compare with an explicit computation, and with compressed-tensors on dequantized weights."""
     save_quantized(ROUNDED, tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
     generator = torch.Generator().manual_seed(3)
     for layer in projections(model).values():
         small, scale = numbers(layer.weight)
         inputs = torch.randn(2, 5, layer.in_features, generator=generator).to(torch.bfloat16)
-        inputs[0, 1] *= 100  # a token of its own scale
+        inputs[0, 1] *= 100  # a token with another scale
         step = (inputs.abs().amax(-1, keepdim=True) / 448).float()
         rounded = (inputs.float() / step).clamp(-448, 448).to(torch.float8_e4m3fn).float() * step
         want, unrounded = (each @ (small.float() * scale).T for each in (rounded, inputs.float()))
@@ -109,7 +109,7 @@ def test_a_model_that_multiplies_float8_is_near_the_widened_one(multiplies: None
 
 
 def test_nothing_is_widened_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else loading would take the room of the wide model, or of its largest layer."""
+    """Otherwise loading would need the memory of the dequantized model, or of its largest layer."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
     save_quantized(ROUNDED, tmp_path)
     widened: list[Any] = []
@@ -119,7 +119,7 @@ def test_nothing_is_widened_on_the_way(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_on_a_cpu_they_are_widened_unless_asked_for(tmp_path: Path) -> None:
-    """And packed for kernels that are faster by far."""
+    """And packed for much faster kernels."""
     save_quantized(KEPT["a scale for each output"], tmp_path)
     model = load_model(str(tmp_path), dtype="float32").model
     assert not projections(model)

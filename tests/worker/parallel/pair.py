@@ -32,14 +32,14 @@ MAX_LORAS, MAX_LORA_RANK = 3, 16
 
 
 class Pair:
-    """Rank 0's side. Has of `Ranks` what leading takes."""
+    """Rank 0's side, with the part of `Ranks` that leading needs."""
 
     adapters: LedAdapters
-    """Of the latest engine."""
+    """Adapters of the latest engine."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.sndtimeo = 60_000  # a rank that died takes nothing: fail, and do not hang
+        self._socket.sndtimeo = 60_000  # a dead rank reads nothing: fail instead of hanging
         self._socket.bind(f"ipc://{directory / '1'}")
         join = Join(str(directory), 1, 2, {}, 1)
         self.process = subprocess.Popen([sys.executable, "-m", "tests.worker.parallel.pair"], stdin=subprocess.PIPE, bufsize=0)
@@ -47,7 +47,7 @@ class Pair:
         self.process.stdin.write(msgspec.json.encode(join) + b"\n")
         self.group = Group.join(file_store(directory), 0, 2)
         self.elsewhere: dict[int, Path] = {}
-        """number of an adapter -> folder in which the second rank finds its files, where that is another."""
+        """adapter number -> folder in which the second rank finds its files, if it differs"""
 
     def tell(self, message: ToRank) -> None:
         self._socket.send(msgspec.msgpack.encode(message))
@@ -63,7 +63,7 @@ class Pair:
     def engine(
         self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, quantization: str = "none", **options: Any
     ) -> Iterator[Engine]:
-        """A model that both ranks have a part of, behind the real scheduler."""
+        """Return an engine whose model is split over both ranks, behind the real scheduler."""
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
         self.tell(LoadModel(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
         loaded = load_model(str(model), group=self.group, quantization=quantization)
@@ -80,7 +80,7 @@ class Pair:
             self.tell(End())
 
     def profiled(self, model: Path, memory: "Plenty") -> ModelRunner:
-        """A runner whose pages are what both ranks have room for beside the largest step."""
+        """Return a runner whose pages fit on both ranks beside the largest step."""
         self.tell(LoadModel(json.dumps({"model": str(model), "profiled": memory.total})))
         try:
             return profiled(model, self.group, memory)
@@ -95,7 +95,7 @@ class Pair:
 
 
 class Plenty:
-    """Implements `execution.sizing.DeviceMemory` where there is room for everything."""
+    """Implements `execution.sizing.DeviceMemory` with room for everything."""
 
     def __init__(self, total: int) -> None:
         self.total = total

@@ -213,7 +213,7 @@ INLINE Words multiply_int16(Words a, Words b, Words sum) { return _mm256_add_epi
 #endif
 #endif
 
-/* ---- the same at every level ---- */
+/* ---- shared by all levels ---- */
 
 INLINE int64_t bytes(int32_t kind) { return kind == FLOAT32 ? 4 : 2; }
 
@@ -222,7 +222,7 @@ INLINE Vec load(int32_t kind, const void *from, int64_t i, int64_t count) {
     return kind == FLOAT32 ? load_some((const float *)from + i, count - i) : load_bfloat16((const uint16_t *)from + i, count - i);
 }
 
-/* The other way; what is beyond `count` stays as it is. */
+/* The inverse of `load`: stores the elements below `count` and leaves the rest unchanged. */
 INLINE void put(int32_t kind, void *to, int64_t i, int64_t count, Vec value) {
     if (kind == FLOAT32)
         store_some((float *)to + i, count - i, value);
@@ -230,11 +230,12 @@ INLINE void put(int32_t kind, void *to, int64_t i, int64_t count, Vec value) {
         store_bfloat16((uint16_t *)to + i, count - i, value);
 }
 
-/* Floats that a word of `kind` is multiplied as: its two bfloat16 one after the other where there are no products. So many words of 4 bytes
- * are its factor: a word as it is, or the floats of its two bfloat16. */
+/* Number of floats that a word of `kind` is multiplied as: its two bfloat16 one after the other if there are no products. Its factor has as
+ * many words of 4 bytes: the word itself, or the floats of its two bfloat16. */
 INLINE int factor_size(int32_t kind) { return kind == BFLOAT16 && !PRODUCTS ? 2 : 1; }
 
-/* Words at `from` as multiply_add takes them; `half` is below factor_size. The second half is loaded anew: kept, it would be spilled. */
+/* Words at `from` in the form of multiply_add; `half` is below factor_size. The second half is loaded again: if kept, it would be spilled.
+ */
 INLINE Vec half_of(int32_t kind, const void *from, int half) {
     if (factor_size(kind) == 1)
         return as_floats(load_words(from));
@@ -242,10 +243,10 @@ INLINE Vec half_of(int32_t kind, const void *from, int half) {
     return half ? second_half(load_words(from)) : first_half(load_words(from));
 }
 
-/* Whether work on many rows widens bfloat16 once for all of them: with 16 registers a tile has none to spare for it. */
+/* Whether work on many rows converts bfloat16 once for all of them: with 16 registers a tile has none to spare for it. */
 enum { WIDENS = !PRODUCTS && LANES == 8 };
 
-/* The same of the first n words alone; zeros. */
+/* The same for the first n words only; zeros elsewhere. */
 INLINE Vec half_of_some(int32_t kind, const void *from, int64_t n, int half) {
     const Words words = load_some_words(from, n);
     return factor_size(kind) == 1 ? as_floats(words) : half ? second_half(words) : first_half(words);
