@@ -50,9 +50,9 @@ def test_a_model_whose_rows_know_of_their_company_is_refused(tmp_path: Path) -> 
     head = runner.loaded.model.lm_head
     plain = head.forward
     head.forward = lambda inputs: plain(inputs) * (1 + 1e-6 * inputs.shape[-2])
-    with pytest.raises(NotInvariant, match=r"alone and at once, token 0 of .* has other logits than in company"):
+    with pytest.raises(NotInvariant, match=r"alone and in one chunk, token 0 of .* has other logits than in a batch"):
         check_invariance(runner)
-    with pytest.raises(NotInvariant, match="give --kv-pages at least"):
+    with pytest.raises(NotInvariant, match="set --kv-pages to at least"):
         check_invariance(make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=4))
 
 
