@@ -97,7 +97,7 @@ def test_an_object_that_is_replaced_meanwhile_is_no_model_of_two_halves(
             until(lambda: source.passed, "a range of the old one")
             s3.put("models", key, other)
             source.open()
-            with pytest.raises(ModelLoadError, match="was replaced while it was downloaded"):
+            with pytest.raises(ModelLoadError, match="was replaced during its download"):
                 loading.result(60)
         assert (resolve(URI, cache=ModelCache(tmp_path)) / "model.safetensors").read_bytes() == other
     finally:
