@@ -28,7 +28,7 @@ ENGINE = (
     "tests/worker/exactness/test_overlap.py",
     "tests/worker/exactness/test_same_step.py",
     "tests/worker/execution/test_host.py",
-    "tests/worker/execution/test_invariant.py",
+    "tests/worker/execution/test_batch_invariance.py",
     "tests/worker/execution/test_native_forward.py",
     "tests/worker/model/test_fuse.py",
 )

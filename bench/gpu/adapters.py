@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from fairlead_worker.lora.layers import adaptable
+from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.model.loader import LoadedModel
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -17,7 +17,7 @@ def write_adapter(loaded: LoadedModel, folder: Path, seed: int, rank: int, targe
     """An adapter of `rank` on the layers called `targets`, in `folder`."""
     drawn = torch.Generator(loaded.device).manual_seed(seed)
     weights = {}
-    for path, (inputs, outputs) in adaptable(loaded.model).items():
+    for path, (inputs, outputs) in adaptable_layers(loaded.model).items():
         if path.rpartition(".")[2] in targets:
             for half, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
                 weight = torch.randn(shape, generator=drawn, device=loaded.device) * scale

@@ -13,8 +13,8 @@ from bench.gpu.model import scheduler_for, submit, weight_bytes
 from bench.gpu.report import beside
 from bench.gpu.speed import roofline
 
+from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, settle
 from fairlead_worker.execution.graphs import GraphedDecodes
-from fairlead_worker.execution.invariant import NotInvariant, check_invariance, settle
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.fixed_rows import fix_rows
@@ -93,7 +93,7 @@ def _deterministic(device: Device, runner: ModelRunner, context: int, new: int, 
     """Of the same model and pages, which are so from now on."""
     settle(device.device)
     fix_rows(runner.loaded.model)
-    runner.backend.invariant = True  # type: ignore[attr-defined]  # FlashInfer's
+    runner.backend.batch_invariant = True  # type: ignore[attr-defined]  # FlashInfer's
     try:
         check_invariance(runner)
         yield {"what": "deterministic", "kept": True}

@@ -79,7 +79,7 @@ def recorded(device: Device, runner: ModelRunner, rows: int, slots: AdapterSlots
         return None
     graphs.capture()
     device.wait()
-    return graphs if graphs.recorded else None
+    return graphs if graphs.is_recorded else None
 
 
 def release() -> None:

@@ -37,7 +37,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     adapters = AdapterSet(runner.loaded, ADAPTERS, RANK)
     try:
         with TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as folder:
-            adapters.stack()
+            adapters.allocate_slots()
             for number in range(1, ADAPTERS + 1):
                 _load(adapters, runner, Path(folder), number)
             adapted = ModelRunner(runner.loaded, runner.backend, adapters=adapters)

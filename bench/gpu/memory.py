@@ -10,8 +10,8 @@ import torch
 from bench.gpu.device import Device
 from bench.gpu.model import save_llama, scheduler_for, submit
 
+from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -36,7 +36,7 @@ def check(device: Device) -> Iterator[dict[str, Any]]:
         if device.cuda:
             torch.cuda.reset_peak_memory_stats(device.device)
         with torch.inference_mode():
-            run_worst(limits, 16, runner.logits)
+            run_largest_step(limits, 16, runner.logits)
         yield {"what": "the worst step again, all KV there", "ok": True, **_peaks(device)}
         yield fuzz(device, runner, settings)
 

@@ -24,7 +24,7 @@ from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.messages import Sampling
-from fairlead_worker.model.kept import ROWWISE_FP8
+from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.quantized import INT4_GROUP
 

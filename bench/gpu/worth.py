@@ -9,8 +9,8 @@ from bench.gpu.device import Device, median
 from bench.gpu.kit import Kit, make, recorded
 from bench.gpu.model import scheduler_for, submit
 
+from fairlead_worker.execution.batch_invariance import settle
 from fairlead_worker.execution.graphs import GraphedDecodes
-from fairlead_worker.execution.invariant import settle
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.messages import Sampling
@@ -108,7 +108,7 @@ def deterministic(device: Device, runner: ModelRunner, batches: tuple[int, ...],
     before = {batch: batch * (new - 1) / decode(device, runner, batch, context, new, True)[0] for batch in batches}
     settle(device.device)
     fix_rows(runner.loaded.model)
-    runner.backend.invariant = True  # type: ignore[attr-defined]  # FlashInfer's
+    runner.backend.batch_invariant = True  # type: ignore[attr-defined]  # FlashInfer's
     for batch, off in before.items():
         on = batch * (new - 1) / decode(device, runner, batch, context, new, True)[0]
         yield {"what": f"--deterministic, decode, batch {batch}", "off_tokens_per_s": off, "on_tokens_per_s": on, "worth": on / off}

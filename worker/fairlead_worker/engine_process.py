@@ -88,7 +88,7 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     from fairlead_worker.engine.loop import run_plain
     from fairlead_worker.engine.overlap import run_overlapped
     from fairlead_worker.engine.request_timer import RequestTimer
-    from fairlead_worker.execution.ahead import OverlappedRunner
+    from fairlead_worker.execution.overlap import OverlappedRunner
     from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 
     try:
@@ -166,7 +166,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
             ranks.fetched(number, folder)
         adapters.load(number, name, uri, folder)
     if config.deterministic:
-        from fairlead_worker.execution.invariant import check_invariance, settle
+        from fairlead_worker.execution.batch_invariance import check_invariance, settle
         from fairlead_worker.model.fixed_rows import fix_rows
 
         settle(loaded.device)

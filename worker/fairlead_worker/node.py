@@ -20,8 +20,19 @@ from fairlead_worker.api.engine.load_progress import ENOUGH_BYTES, ENOUGH_CPU, W
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.parallel.keys import unlock
-from fairlead_worker.parallel.links import FAILED, LINGER_MS, Socket, endpoint, happened, made, monitor
-from fairlead_worker.parallel.messages import End, Fetch, Fetched, Hello, Here, Load, Lost, Progress, Refused, Welcome
+from fairlead_worker.parallel.links import FAILED, LINGER_MS, Socket, endpoint, make_socket, monitor, read_events
+from fairlead_worker.parallel.messages import (
+    AdapterFetched,
+    End,
+    FetchDone,
+    FetchFiles,
+    Hello,
+    LoadModel,
+    NodeFailed,
+    NodeRejected,
+    Progress,
+    Welcome,
+)
 from fairlead_worker.parallel.nodes import shared
 from fairlead_worker.parallel.processes import Processes
 from fairlead_worker.version import release
@@ -66,7 +77,7 @@ class Node:
         self._door = self._socket(zmq.DEALER, port)
         self._watch = monitor(self._door)
         self._processes: Processes | None = None
-        self._news: queue.SimpleQueue[Over | Path | Progress | Fetched | Here] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Over | Path | Progress | AdapterFetched | FetchDone] = queue.SimpleQueue()
         """From other threads: why this node ends, the folders of the model and of adapters, how far a download is, or why it failed."""
         self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
         self._report = Progress(config.node_rank, "imports", 0, "", 0, 0, 0)
@@ -94,14 +105,14 @@ class Node:
             while steps in ready and steps.poll(0):
                 *addressed, data = steps.recv_multipart()
                 if addressed:
-                    self._fetch(msgspec.msgpack.decode(data, type=Fetch))
+                    self._fetch(msgspec.msgpack.decode(data, type=FetchFiles))
                 else:
                     self._pass_on(self._processes, data)
-            events = happened(watch) if watch in ready else []
+            events = read_events(watch) if watch in ready else []
             if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                 logger.info("hears the steps of the leader")
             if self._watch in ready:
-                events += happened(self._watch)
+                events += read_events(self._watch)
             if zmq.EVENT_DISCONNECTED in events:
                 raise Over(f"{self._leader} is gone, or the network to it: its own log says why")
             if self._door in ready:
@@ -118,7 +129,7 @@ class Node:
         self._context.destroy(LINGER_MS)
 
     def _socket(self, kind: int, port: int) -> Socket:
-        socket = made(self._context, kind)
+        socket = make_socket(self._context, kind)
         unlock(socket, self._config.nodes_secret)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # what is said while nobody listens is not kept: it is said again
         socket.connect(endpoint(self._host, port))
@@ -134,13 +145,13 @@ class Node:
                 logger.info("node %d of %d waits for %s", config.node_rank, config.nodes, self._leader)
             self._say(hello)
             if self._door.poll(int(AGAIN * 1000)):
-                answer: Welcome | Refused = msgspec.msgpack.decode(self._door.recv(), type=Welcome | Refused)
-                if isinstance(answer, Refused):
+                answer: Welcome | NodeRejected = msgspec.msgpack.decode(self._door.recv(), type=Welcome | NodeRejected)
+                if isinstance(answer, NodeRejected):
                     raise Over(f"{self._leader} refuses this node: {answer.reason}")
-                happened(self._watch)  # of connections before this one: from now on the end of one is the leader's
+                read_events(self._watch)  # of connections before this one: from now on the end of one is the leader's
                 return answer
             self._take_news(None)
-            for event in happened(self._watch):
+            for event in read_events(self._watch):
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     untaken = 0
                 elif event == zmq.EVENT_DISCONNECTED or event & FAILED:
@@ -162,20 +173,20 @@ class Node:
             match self._news.get():
                 case Path() as folder:
                     assert processes is not None
-                    processes.tell(msgspec.msgpack.encode(Load(str(folder))))
+                    processes.tell(msgspec.msgpack.encode(LoadModel(str(folder))))
                     self._reads()
                 case Progress() as report:
                     self._report = report
-                case Fetched(number=number) as fetched:
+                case AdapterFetched(number=number) as fetched:
                     assert processes is not None
                     processes.tell(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
-                    self._say(msgspec.msgpack.encode(Here(self._config.node_rank, number)))
+                    self._say(msgspec.msgpack.encode(FetchDone(self._config.node_rank, number)))
                     self._reads()
-                case Here() as failed:
+                case FetchDone() as failed:
                     self._say(msgspec.msgpack.encode(failed))
                 case Over() as over:
                     if str(over) and processes is not None:
-                        self._say(msgspec.msgpack.encode(Lost(self._config.node_rank, str(over))))
+                        self._say(msgspec.msgpack.encode(NodeFailed(self._config.node_rank, str(over))))
                     raise over
 
     def _reads(self) -> None:
@@ -206,22 +217,22 @@ class Node:
         try:
             self._news.put(resolve(self._config.model, progress, self._cache).absolute())
             for number, (name, uri) in enumerate(self._config.loras.items(), 1):
-                self._news.put(Fetched(number, str(adapter_folder(name, uri, progress, self._cache).absolute())))
+                self._news.put(AdapterFetched(number, str(adapter_folder(name, uri, progress, self._cache).absolute())))
         except Exception as error:
             logger.exception("the files cannot be had")
             self._news.put(Over(reason_of(error)))
 
-    def _fetch(self, wanted: Fetch) -> None:
+    def _fetch(self, wanted: FetchFiles) -> None:
         """An adapter's files, while the ranks compute; one that hangs holds up no other."""
         from fairlead_worker.lora.source import warmed_folder
 
         def fetch() -> None:
             try:
-                self._news.put(Fetched(wanted.number, str(warmed_folder(wanted.name, wanted.uri, self._cache).absolute())))
+                self._news.put(AdapterFetched(wanted.number, str(warmed_folder(wanted.name, wanted.uri, self._cache).absolute())))
             except Exception as error:
                 logger.warning("%s", error)
                 cause = error.cause if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"
-                self._news.put(Here(self._config.node_rank, wanted.number, cause))
+                self._news.put(FetchDone(self._config.node_rank, wanted.number, cause))
 
         threading.Thread(target=fetch, name=f"fetch {wanted.name}", daemon=True).start()
 

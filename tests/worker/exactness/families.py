@@ -1,4 +1,4 @@
-"""More families, built small at random, each with what sets it apart. Those of `tests.models.FAMILIES` are tested far more thoroughly."""
+"""Further families, built small at random, each with its own features. `tests.models.FAMILIES` are tested far more thoroughly."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the exactness suite compares: transformers' own `generate`, and the real scheduler, cache and runner."""
+"""Harness of the exactness suite: transformers' own `generate`, and the real scheduler, cache and runner."""
 
 import random
 from array import array
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.execution.forward import Forward, Places
+from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import PackedStep, StepContext
@@ -24,11 +24,11 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 
 NEW_TOKENS = 20
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 129, 200, 333, 512, 777, 1200, 2000)
-"""Around pages of 16 tokens, around windows of 48 and 100, and long ones."""
+"""Lengths around pages of 16 tokens, around windows of 48 and 100, and long ones."""
 
 
 def make_prompts() -> list[list[int]]:
-    """20 random prompts of LENGTHS; every third one begins like a longer one before it, so that prefixes are shared within a batch."""
+    """Return 20 random prompts of LENGTHS. Every third one is a prefix of a longer one before it, so that a batch shares prefixes."""
     chooser = random.Random(11)
     prompts: list[list[int]] = []
     for index, length in enumerate(LENGTHS):
@@ -41,7 +41,7 @@ def make_prompts() -> list[list[int]]:
 
 
 def generate(model: PreTrainedModel, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Greedy NEW_TOKENS of each prompt alone, by transformers with its own attention and KV cache."""
+    """Return greedy NEW_TOKENS of each prompt alone, by transformers with its own attention and KV cache."""
     return [
         model.generate(
             torch.tensor([prompt]),
@@ -57,7 +57,7 @@ def generate(model: PreTrainedModel, prompts: Sequence[list[int]]) -> list[list[
 
 @dataclass
 class Counted:
-    """A forward that says how many tokens each of its passes had."""
+    """A forward that records the number of tokens of each pass."""
 
     inner: Forward
     tokens: list[int]
@@ -70,7 +70,7 @@ class Counted:
         self.tokens.append(len(step.tokens))
         return self.inner(step, context)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         self.tokens.append(len(step.tokens))
         return self.inner.score(step, context, places)
 
@@ -86,7 +86,7 @@ class Engine:
     settings: dict[str, float] = field(default_factory=dict)
     backend: str = "auto"
     host_slots: int = 0
-    """Pages of a host tier, with the CPU in the device's part."""
+    """Pages of a host tier, with the CPU in the role of the device."""
     draft: LoadedModel | None = None
     native_decoder: bool = True
     adapters: AdapterSet | None = None
@@ -111,14 +111,14 @@ class Engine:
         self.forwards: list[int] = []
         """Tokens of each pass of the model (not of a draft model)."""
         self.scored: list[int] = []
-        """Of each prompt of the latest `serve`, how many tokens came with log-probabilities."""
+        """Number of tokens with log-probabilities for each prompt of the latest `serve`."""
         self.runner.forward = Counted(self.runner.forward, self.forwards)
         self.submitted = 0
         self.mixed_steps = 0
         """Steps with both a chunk and decodes."""
 
     def serve(self, prompts: Sequence[list[int]], root: int = 0, adapters: Sequence[int] = (), **sampling: float | None) -> list[list[int]]:
-        """Submit all prompts at once and step to the end: their output tokens, in order. `adapters`: each prompt's own."""
+        """Submit all prompts together and step to the end; return their output tokens, in order. `adapters`: of each prompt."""
         return [tokens for tokens, _ in self.serve_counted(prompts, root, adapters, **sampling)]
 
     def serve_counted(
@@ -137,12 +137,12 @@ class Engine:
         pooling: Sequence[PoolingKind | None] = (),
         **sampling: float | None,
     ) -> list[list[Output]]:
-        """As `serve`, with all that the engine says of each prompt. `pooling`: of those whose hidden states are wanted."""
+        """As `serve`, with all results of each prompt. `pooling`: of the prompts whose hidden states are wanted."""
         settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
         names = [str(self.submitted + i) for i in range(len(prompts))]
         self.submitted += len(prompts)
         for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
-            # For the policies that look at them.
+            # For the policies that read them.
             priority, tenant = number % 3, f"tenant {number % 2}"
             adapter = adapters[number] if adapters else 0
             submit = Submit(

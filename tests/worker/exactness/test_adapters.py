@@ -1,4 +1,4 @@
-"""LoRA: an adapter's answers are those of peft's merged model in transformers, token for token, whoever shares the step."""
+"""LoRA: an adapter's answers equal those of peft's merged model in transformers, token for token, in any batch."""
 
 from array import array
 from collections.abc import Callable, Sequence

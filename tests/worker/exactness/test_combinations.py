@@ -35,21 +35,21 @@ DIMENSIONS: dict[str, tuple[object, ...]] = {
     "family": ("llama", "gemma2"),
 }
 SPECULATE = {"speculative_ngram_min": 1, "speculative_break_even": 10_000}
-"""Guesses at every turn, among chunks and in large batches too."""
+"""Drafts in every step, also among chunks and in large batches."""
 SCARCE = 512
-"""Tokens of KV: the longest prompts fit alone, and not together."""
+"""Tokens of KV: the longest prompts fit alone, but not together."""
 LENGTHS = range(1, 14)
-"""Prompts of the suite that are used: 2 to 333 tokens."""
+"""Number of the suite's prompts in use: 2 to 333 tokens."""
 
 
 def allowed(case: Case) -> bool:
-    """An ITL target is kept by the size of chunks."""
+    """The chunk size keeps an ITL target."""
     return not case.get("itl_target_ms") or case.get("chunk") != 0
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A family's case, and a model that guesses well now and then."""
+    """A family's case, and a model whose drafts are right now and then."""
 
     case: Family
     draft: LoadedModel
@@ -111,7 +111,7 @@ def test_every_pair_is_there() -> None:
 
 
 def test_settings_do_what_they_are_there_for(families: dict[str, Prepared]) -> None:
-    """Or their dimensions would test nothing: memory runs out, pages come back from the host, guesses are right and wrong."""
+    """Otherwise the dimensions would test nothing: memory runs out, pages return from the host, drafts are right and wrong."""
     for method in ("ngram", "draft"):
         case = next(each for each in CASES if each["memory"] == "scarce" and each["family"] == "llama") | {
             "speculative_method": method,

@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' `generate`, token for token, in float32, whatever the chunks, batch, cache and retractions."""
+"""Greedy output equals transformers' `generate`, token for token, in float32, for any chunks, batch, cache and preemptions."""
 
 from dataclasses import dataclass
 from pathlib import Path

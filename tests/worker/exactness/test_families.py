@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' `generate` for many families: in chunks, side by side, cold and cached, over windows and pages."""
+"""Greedy output equals transformers' `generate` for many families: chunked, batched, cold and cached, across windows and pages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Greedy output equals `generate` where prefixes went to the host tier and came back, whatever else goes on."""
+"""Greedy output equals `generate` when prefixes moved to the host tier and back."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Prefill micro-batching with the prefix cache on: hits attach, the misses of a step are one forward pass, first tokens come in order."""
+"""Prefill micro-batching with the prefix cache: hits attach, the misses of a step share one forward pass, first tokens come in order."""
 
 from array import array
 
@@ -75,7 +75,7 @@ def test_decodes_ride_along_in_the_same_forward(served: tuple) -> None:
 
 
 def test_equal_prompts_of_one_step_are_computed_once(served: tuple) -> None:
-    """The second one attaches to what the first computes beside it: the pass has the tokens that nobody shares with it."""
+    """The second prompt attaches to pages that the first computes in the same step: the pass has only its unshared tokens."""
     loaded, expected = served
     engine = Engine(loaded, chunk=0)
     submit(engine, [MIXED[1], MIXED[1], MIXED[5]])

@@ -1,4 +1,4 @@
-"""The overlapped loop on real models says what the plain loop says, token for token: on a thread of its own, at once, and at the latest."""
+"""The overlapped loop gives the plain loop's tokens on real models: on a thread of its own, immediately, and as late as possible."""
 
 import random
 from array import array
@@ -13,9 +13,9 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution.ahead import OverlappedRunner
-from fairlead_worker.execution.lane import DeviceLane
+from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.stream import DeviceStream
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
@@ -27,7 +27,7 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 PAGE = 16
 
 
-LANES = {"thread": Thread, "late": Late, "at once": DeviceLane}
+LANES = {"thread": Thread, "late": Late, "at once": DeviceStream}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def work() -> list[Submit]:
-    """Requests of all kinds: lengths, shared prefixes, n of one prompt, noise, penalties, bans, log-probabilities, early stops."""
+    """Return requests of all kinds: lengths, shared prefixes, n of one prompt, noise, penalties, bans, log-probabilities, early stops."""
     chooser = random.Random(5)
     stems = [[chooser.randrange(2, VOCABULARY) for _ in range(200)] for _ in range(3)]
     made: list[Submit] = []
@@ -64,7 +64,7 @@ def work() -> list[Submit]:
 
 def parts(loaded: LoadedModel, pages: int, **settings: object) -> tuple[SchedulerConfig, PrefixCache, ModelRunner]:
     config = SchedulerConfig(loaded.max_model_len, **settings)  # type: ignore[arg-type]  # each its field's type
-    # The compiled kernels give a row the same bits in any company. torch's attention does so where it is asked to (`--deterministic`).
+    # The compiled kernels give a row the same bits in any batch. torch's attention does so only with `--deterministic`.
     runner = make_runner(loaded, page_size=PAGE, kv_pages=pages, deterministic=native() is None)
     return config, PrefixCache(PagePool(pages, PAGE), 2 * PAGE, extend), runner
 
@@ -78,7 +78,7 @@ Said = dict[str, tuple[list[int], str, list[object], list[object]]]
 
 
 def collect(outputs: dict[str, list[Output]]) -> Said:
-    """Tokens, end and log-probabilities of all that were not aborted."""
+    """Return tokens, end and log-probabilities of all requests that were not aborted."""
     return {
         name: (
             array("I", b"".join(one.tokens for one in told)).tolist(),
@@ -104,7 +104,7 @@ def plain(loaded: LoadedModel, pages: int, **settings: object) -> Said:
 
 
 def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **settings: object) -> Said:
-    """With arrivals spread over the steps; `aborted`: so many of the requests are, on the way."""
+    """Run with arrivals spread over the steps. `aborted`: number of requests aborted on the way."""
     config, cache, runner = parts(loaded, pages, **settings)
     scheduler = OverlapScheduler(config, cache)
     outputs: dict[str, list[Output]] = {}

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts equal log_softmax of transformers' own forward, whatever the chunks, pages, company and retractions."""
+"""Prompt log-probabilities equal log_softmax of transformers' own forward, for any chunks, pages, batch and preemptions."""
 
 from array import array
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts that attach to pages of their own step have the tokens that they have alone: every backend, adapters, a draft model."""
+"""Prompts that attach to pages of their own step get the tokens that they get alone: every backend, adapters, a draft model."""
 
 import random
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_wave_is_one_pass(served: tuple[LoadedModel, list[list[int]]], backend
 
 @every_backend
 def test_with_a_draft_model(served: tuple[LoadedModel, list[list[int]]], backend: str) -> None:
-    """It drafts for itself: a guess that is wrong would show draft KV that is wrong or missing."""
+    """The model drafts for itself: a wrong draft would reveal wrong or missing draft KV."""
     loaded, expected = served
     settings = {"speculative_method": "draft", "speculative_break_even": 10_000}
     engine = Engine(loaded, chunk=0, backend=backend, settings=settings, draft=loaded)  # type: ignore[arg-type]  # each setting has its field's type
@@ -69,7 +69,7 @@ def test_with_a_draft_model(served: tuple[LoadedModel, list[list[int]]], backend
 
 @every_backend
 def test_with_adapters(backend: str, tmp_path: Path) -> None:
-    """Equal prompts share with those of their own adapter alone."""
+    """Equal prompts share pages only within their own adapter."""
     prompts = [prompt for prompt in WAVE[:6] for _ in range(2)]
     numbers = [index % 2 for index in range(12)]
     want = [generate(save_model("llama", tmp_path / "base"), WAVE[:6]), generate(adapter_of("llama", tmp_path / "a", 1), WAVE[:6])]

@@ -20,7 +20,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def half_as_good(loaded: LoadedModel, folder: Path, family: str) -> LoadedModel:
-    """The same model with noise on its weights: guesses that are right now and then."""
+    """The same model with noise on its weights: its drafts are right now and then."""
     save_model(family, folder)
     draft = load_model(str(folder))
     torch.manual_seed(1)

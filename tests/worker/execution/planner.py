@@ -14,7 +14,7 @@ def make_request(name: str, tokens: Sequence[int], sampling: Sampling, arrival: 
 
 
 class Planner:
-    """Gives each request all its pages at once and computes `chunk` prompt tokens of each in a step."""
+    """Gives each request all its pages immediately and computes `chunk` prompt tokens of each in a step."""
 
     def __init__(self, requests: list[Request], pages: int, page_size: int, chunk: int = 1 << 30) -> None:
         self.requests, self.page_size, self.chunk = requests, page_size, chunk
@@ -32,7 +32,7 @@ class Planner:
         return Row(request, request.computed, count, self.tables[request.id], samples=count == request.uncomputed)
 
     def run(self, runner: Runner) -> None:
-        """To the end of every request: their tokens are in `request.tokens`."""
+        """Run every request to its end; their tokens are in `request.tokens`."""
         while plan := self.plan():
             result = runner.execute(plan)
             sampled = iter(result.tokens)

@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs, and steps for them.
+"""A replacement for CUDA graphs, and steps for them.
 
 While a graph is recorded, every operation that reaches torch's dispatcher is kept with its tensors. A replay does the same operations on
 the same tensors, and nothing else: what Python decided, and what it read on the host, is as it was, as on a GPU. What would wait for the
@@ -33,7 +33,7 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        # The last: a tensor made of what the host has.
+        # The last: a tensor made from host values.
         if waits(func, args) or func.overloadpacket is torch.ops.aten.lift_fresh:
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         return self.call(func, args, kwargs or {})
@@ -55,14 +55,14 @@ class Replayed:
 
     def __init__(self) -> None:
         self.recorded: list[int] = []
-        """Rows of each, in order."""
+        """Rows of each graph, in recording order."""
         self.replays: list[int] = []
-        """Which of them were, in order."""
+        """The replayed graphs, in order."""
         self.operations: list[int] = []
-        """How many each has."""
+        """Number of operations of each graph."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        run()  # as CudaRecorder: libraries set themselves up
+        run()  # as CudaRecorder: libraries initialise
         with Recording() as recording:
             output = run()
         number = len(self.recorded)
@@ -78,7 +78,7 @@ class Replayed:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as one operation of a recording."""
+    """Return `function` as one operation of a recording."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         recording = _get_current_dispatch_mode()
@@ -106,7 +106,7 @@ KERNELS: Any = SimpleNamespace(
 
 
 def filled_backend(loaded: LoadedModel, pages: int = PAGES) -> FlashInferBackend:
-    """Its pages are full of random numbers."""
+    """Return a backend whose pages are full of random numbers."""
     made = FlashInferBackend(KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device), pages, KERNELS)
     drawn = torch.Generator().manual_seed(3)
     for part in (*made.keys, *made.values):
@@ -115,7 +115,7 @@ def filled_backend(loaded: LoadedModel, pages: int = PAGES) -> FlashInferBackend
 
 
 def decodes(rows: int, seed: int, adapters: Sequence[int] = ()) -> PackedStep:
-    """`rows` requests of lengths around a page, each on pages of its own."""
+    """Return `rows` requests of lengths around a page, each on its own pages."""
     drawn = torch.Generator().manual_seed(seed)
     starts = torch.randint(0, 2 * PAGE, (rows,), generator=drawn).tolist()
     order = torch.randperm(PAGES, generator=drawn).tolist()

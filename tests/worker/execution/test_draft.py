@@ -1,4 +1,4 @@
-"""The draft model: its KV keeps up, whatever was skipped, and a model that drafts for itself is always right."""
+"""The draft model: its KV catches up after skipped steps, and a model that drafts for itself is always right."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 class Asking(Planner):
-    """Wants so many guesses for each request, step by step."""
+    """Requests a number of drafts for each request, step by step."""
 
     wanted = (3, 0, 0, 5, 1, 0, 2)
 
@@ -42,7 +42,7 @@ class Asking(Planner):
 def test_a_model_that_drafts_for_itself_is_always_right(
     loaded: LoadedModel, chunk: int, catch_up: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a guess that is wrong shows draft KV that is wrong or missing."""
+    """So a wrong draft reveals wrong or missing draft KV."""
     monkeypatch.setattr(draft_module, "CATCH_UP", catch_up)
 
     def requests():
@@ -60,7 +60,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     def watched(plan):
         nonlocal guessed
         result = execute(plan)
-        assert plan.drafted == sum(len(row.draft) for row in plan.rows), "who is behind guesses nothing, and counts for nothing"
+        assert plan.drafted == sum(len(row.draft) for row in plan.rows), "a row that catches up has no drafts and counts for none"
         sampled = [row for row in plan.rows if row.samples]
         for row, tokens in zip(sampled, result.tokens, strict=True):
             assert len(tokens) == 1 + len(row.draft), "a guess was wrong"

@@ -1,4 +1,4 @@
-"""Decodes filled up to a graph's size, on FlashInfer interpreted: a replay gives what a plain step gives, and touches nobody's page."""
+"""Decodes padded to a graph's size, on FlashInfer interpreted: a replay equals a plain step, and padding touches no request's page."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from fairlead.random_model import make_model
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.graphs import batch_sizes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.execution.sizing import kept_by
+from fairlead_worker.execution.sizing import measure_allocation
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.messages import Sampling
@@ -56,7 +56,7 @@ def test_the_largest_is_recorded_first(loaded: LoadedModel) -> None:
 
 @torch.inference_mode()
 def test_replays_are_plain_steps(loaded: LoadedModel) -> None:
-    """Large and small batches by turns, so that what one left in a graph's memory would be seen by the next."""
+    """Large and small batches alternate, so that a batch would read what another left in a graph's memory."""
     plain, graphed, _ = runners(loaded)
     for seed, rows in enumerate((12, 3, 5, 1, 9, 12, 2, 11, 7)):
         step = decodes(rows, seed)
@@ -70,7 +70,7 @@ def test_replays_are_plain_steps(loaded: LoadedModel) -> None:
 
 @torch.inference_mode()
 def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
-    """Each sees the keys of those before it, which the same step stores, over the border of a page."""
+    """Each row sees the keys of those before it, which the same step stores, across a page boundary."""
     plain, graphed, _ = runners(loaded)
     assert graphed.graphs is not None
     guessed = [(2, 1), (3, 1), (4, 1), (7, 1), (0, 1)]
@@ -82,7 +82,7 @@ def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
 
 
 def test_a_draft_models_guesses_are_replayed(loaded: LoadedModel) -> None:
-    """The model that drafts for itself: its guesses are right, from graphs too. That requests have LoRA adapters is nothing to it."""
+    """The model drafts for itself: its drafts are right with graphs too. LoRA adapters of requests do not affect it."""
 
     def serve(graphed: bool) -> tuple[dict[str, list[int]], int, int]:
         guessing = ModelRunner(loaded, filled_backend(loaded))
@@ -152,9 +152,9 @@ def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel, caplog: py
     runner = ModelRunner(loaded, filled_backend(loaded))
     assert graphs_for(runner.forward, runner.backend, 8, 100) is None, "no GPU"
     assert graphs_for(runner.forward, runner.backend, 0, 100, Replayed()) is None
-    invariant = filled_backend(loaded)
-    invariant.invariant = True
-    assert graphs_for(runner.forward, invariant, 8, 100, Replayed()) is None, "its decodes are prefills"
+    deterministic = filled_backend(loaded)
+    deterministic.batch_invariant = True
+    assert graphs_for(runner.forward, deterministic, 8, 100, Replayed()) is None, "its decodes are prefills"
     spec = KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device)
     assert graphs_for(runner.forward, ReferenceBackend(spec, PAGES), 8, 100, Replayed()) is None
     assert "attention is reference" in caplog.text
@@ -178,5 +178,5 @@ def test_memory_that_graphs_keep_is_counted_and_given_back() -> None:
             memory.held -= 120
 
     memory = Memory()
-    assert kept_by(memory, Graphs) == 120
+    assert measure_allocation(memory, Graphs) == 120
     assert memory.free() == 1000

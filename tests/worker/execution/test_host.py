@@ -1,4 +1,4 @@
-"""The host tier's KV: pages go out and come back bit for bit, on every backend."""
+"""The host tier's KV: pages are saved and loaded bit for bit, on every backend."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Free memory as the kernel tells it, under a cgroup limit and without one."""
+"""Free memory as the kernel reports it, with and without a cgroup limit."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The native decoder against the model's own modules: which models it takes, and what it refuses."""
+"""The native decoder against the model's own modules: which models it supports, and which it rejects."""
 
 import copy
 import logging
@@ -77,7 +77,7 @@ def test_every_known_family_runs_natively(family: str, dtype: str, tmp_path: Pat
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_rounded_weights_run_natively_in_a_deep_model_too(quantization: str, dtype: str, tmp_path: Path) -> None:
-    """Inputs next to a half are rounded either way, and each layer makes more of them."""
+    """Inputs close to a half are rounded either way, and each layer makes more of them."""
     save_model("qwen3", tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=12)
     assert difference(load_model(str(tmp_path), dtype=dtype, quantization=quantization)) < tolerance(getattr(torch, dtype), quantization)
 
@@ -124,7 +124,7 @@ def test_it_can_be_turned_off_and_needs_its_backend(tmp_path: Path) -> None:
 
 
 class Scaled(torch.nn.Module):
-    """A part that does a little more than its weights tell."""
+    """A part that computes more than its weights show."""
 
     def __init__(self, inner: torch.nn.Module, factor: float) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_a_difference_that_no_part_shows_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The layer's forward multiplies what attention adds, as Granite's does: all its parts are as expected."""
+    """The layer's forward scales the output of attention, as Granite's does: all its parts look as expected."""
     loaded = load(tmp_path)
     attention = loaded.model.model.layers[1].self_attn
     plain = attention.forward
@@ -171,7 +171,7 @@ def test_an_unknown_part_is_refused(part: str, tmp_path: Path, caplog: pytest.Lo
 
 
 def shrink(model: Any, part: str) -> str:
-    """Gives `model` one part of another size or dtype than its neighbours take; returns what is said of it."""
+    """Give `model` one part of another size or dtype than its neighbours need; return the error text."""
     layer = model.model.layers[1]
     if part == "head dtype":
         model.lm_head = NativeLinear(torch.zeros(512, model.config.hidden_size, dtype=torch.bfloat16), None)
@@ -198,7 +198,7 @@ def test_parts_that_do_not_fit_are_refused_before_the_library_reads_beyond_them(
 
 
 def test_tables_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
-    """Without memory for longer tables, the old ones stay, and no later step reads beyond them."""
+    """Without memory for longer tables the old ones stay, and no later step reads beyond them."""
     loaded = load(tmp_path)
     one = backend(loaded, pages=100)
     decoder = recognise(loaded.model, loaded.layers)
@@ -222,7 +222,7 @@ def test_tables_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
-    """Logits of a prompt and of a decode, alone and among others, by one thread and by two."""
+    """Logits of a prompt and of a decode, alone and in a batch, with one thread and with two."""
     loaded = load(tmp_path, family, dtype)
     requests = [make_request(str(i), [(i * 37 + j * 11) % 500 for j in range(120)], Sampling(max_tokens=1)) for i in range(5)]
     pages = [array("i", range(i * 8, i * 8 + 8)) for i in range(5)]
@@ -244,7 +244,7 @@ def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_pat
 
 
 def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
-    """Speculation and prompt log-probabilities ask for several of a row; a chunk that is not the last asks for none."""
+    """Speculation and prompt log-probabilities sample several tokens of a row; a chunk that is not the last samples none."""
     loaded = load(tmp_path)
     one = backend(loaded)
     forward = choose_forward(loaded, one)
@@ -269,7 +269,7 @@ def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
 def test_the_few_that_sample_go_alone_through_the_last_layers_attention(
     family: str, overrides: dict[str, Any], quantization: str, alone: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the bits that they have among all, beside chunks and decodes, behind many keys and few; and everybody's KV is kept."""
+    """Few sampling rows have the same bits as among all rows, beside chunks and decodes, after many keys and few; all KV is kept."""
     save_model(family, tmp_path, **overrides)
     loaded = load_model(str(tmp_path), dtype=dtype, quantization=quantization)
     requests = [make_request(str(i), [(i * 37 + j * 11) % 500 for j in range(900)], Sampling(max_tokens=1)) for i in range(4)]

@@ -1,4 +1,4 @@
-"""Where a step's time went, by the profiler's events."""
+"""Profile of a step, from the profiler's events."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Families' own code under a graph: recorded with some tokens and replayed with others, it says what it says when it is run."""
+"""Families' own code in a graph: recorded with some tokens and replayed with others, the output equals a plain run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Memory of a device whose free bytes are given: how much KV gets, and what happens to steps that do not fit."""
+"""Memory budget for given free bytes: the size of KV, and the handling of steps that do not fit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models import VOCABULARY, save_model
 
+from fairlead_worker.execution.memory_profile import largest_plan, run_largest_step
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, find_room
-from fairlead_worker.execution.worst import run_worst, worst_plan
+from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, profile_memory
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
@@ -48,16 +48,16 @@ class Given:
 
 def test_an_h200_with_an_8b_model() -> None:
     device = Given(140 * GIB, 17 * GIB, 2 << 20, GIB)
-    room = find_room(device, 0.92, 768, 32, device.attempt)
+    room = profile_memory(device, 0.92, 768, 32, device.attempt)
     assert room.step_tokens == 768 and device.tried == [768]
     assert room.kv_bytes == device.free() - int(140 * GIB * (1 - 0.92)), "the fraction binds"
-    tight = find_room(device, 1.0, 768, 32, device.attempt)
+    tight = profile_memory(device, 1.0, 768, 32, device.attempt)
     assert tight.kv_bytes == device.free() - tight.step_bytes - int(140 * GIB * SPARE), "the step binds"
 
 
 def test_a_step_that_does_not_fit_is_made_smaller_and_said(caplog: pytest.LogCaptureFixture) -> None:
     device = Given(24 * GIB, 20 * GIB, 4 << 20)
-    room = find_room(device, 0.9, 8192, 32, device.attempt)
+    room = profile_memory(device, 0.9, 8192, 32, device.attempt)
     assert device.tried == [8192, 4096, 2048, 1024] and room.step_tokens == 1024
     assert room.kv_bytes == 0, "it takes all that is left"
     assert "a step of 8192 tokens does not fit into memory: steps are kept to 1024" in caplog.text
@@ -65,10 +65,10 @@ def test_a_step_that_does_not_fit_is_made_smaller_and_said(caplog: pytest.LogCap
 
 def test_the_step_that_most_keep_to_is_tried_before_halves() -> None:
     device = Given(24 * GIB, 20 * GIB, 4 << 20)
-    room = find_room(device, 0.9, 2816, 32, device.attempt, usual=768)
+    room = profile_memory(device, 0.9, 2816, 32, device.attempt, usual=768)
     assert device.tried == [2816, 768] and room.step_tokens == 768
     device.tried.clear()
-    assert find_room(device, 0.9, 1100, 32, device.attempt, usual=1050).step_tokens == 525
+    assert profile_memory(device, 0.9, 1100, 32, device.attempt, usual=1050).step_tokens == 525
     assert device.tried == [1100, 1050, 525]
 
 
@@ -77,7 +77,7 @@ def test_where_nothing_fits_it_says_what_to_do() -> None:
     with pytest.raises(
         MemoryError, match=r"a step of 32 tokens does not fit beside the weights: 1.00 GiB of 24.00 GiB are free; lower --max"
     ):
-        find_room(device, 0.9, 1000, 32, device.attempt)
+        profile_memory(device, 0.9, 1000, 32, device.attempt)
     assert device.tried[-1] == 32
 
 
@@ -85,7 +85,7 @@ def test_where_nothing_fits_it_says_what_to_do() -> None:
 def test_kv_and_the_largest_step_always_fit(total: int, used: float, per_token: int, fraction: float, tokens: int) -> None:
     device = Given(total, int(total * used), per_token)
     try:
-        room = find_room(device, fraction, tokens, 32, device.attempt)
+        room = profile_memory(device, fraction, tokens, 32, device.attempt)
     except MemoryError:
         assert per_token * 32 > device.free()
         return
@@ -96,7 +96,7 @@ def test_kv_and_the_largest_step_always_fit(total: int, used: float, per_token: 
 
 def test_the_worst_plan_is_as_large_as_its_limits() -> None:
     limits = StepLimits(prefill=500, decode=20, context=200)
-    plan = worst_plan(limits, 16)
+    plan = largest_plan(limits, 16)
     assert sum(row.count for row in plan.rows) == limits.tokens and [row.count for row in plan.rows[20:]] == [200, 200, 100]
     assert all(row.end == 200 and row.samples and set(row.pages) == {0} for row in plan.rows)
 
@@ -113,5 +113,5 @@ def test_it_runs_on_one_page_of_a_real_model(tmp_path: Path) -> None:
         seen.append(runner.logits(plan))
         return seen[0]
 
-    run_worst(StepLimits.of(config, 16), 16, logits_of)
+    run_largest_step(StepLimits.of(config, 16), 16, logits_of)
     assert seen[0].shape == (6, VOCABULARY)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.fused.library import Library
-from fairlead_worker.model.fused.norms import Ahead, RmsNorm
+from fairlead_worker.model.fused.norms import PrecomputedNorm, RmsNorm
 from fairlead_worker.model.fused.trial import TOLERANCE, difference, trial
 from fairlead_worker.model.probe import probe_layers
 
@@ -146,7 +146,7 @@ def test_two_models_of_a_family_do_not_share_a_rope() -> None:
 
 
 def test_listeners_of_projections_are_heard() -> None:
-    """LoRA adapters listen to gate and up; who adds nothing changes no bit."""
+    """LoRA adapters hook gate and up; an inactive one changes no bit."""
     model = model_of("llama")
     library, calls = stand_in()
     fuse_layers(model, library, probe_layers(model), LIMIT)
@@ -154,7 +154,7 @@ def test_listeners_of_projections_are_heard() -> None:
     heard: list[str] = []
 
     class Listener:
-        listens = True
+        is_active = True
 
         def __call__(self, module: object, inputs: object, answer: object) -> None:
             heard.append("up")
@@ -164,7 +164,7 @@ def test_listeners_of_projections_are_heard() -> None:
     calls["silu_and_mul"] = 0
     assert difference(trial(model, LIMIT), before) == 0
     assert heard == ["up"] and calls["silu_and_mul"] == len(model.model.layers)
-    listener.listens = False
+    listener.is_active = False
     trial(model, LIMIT)
     assert heard == ["up"], "it does not listen now, and the projections are one product"
     hook.remove()
@@ -173,7 +173,7 @@ def test_listeners_of_projections_are_heard() -> None:
 def test_an_answer_ahead_is_for_its_own_tensor_and_once() -> None:
     library, calls = stand_in()
     weight = torch.rand(8).bfloat16()
-    norm = Ahead(RmsNorm(library, weight, 1e-6, False))
+    norm = PrecomputedNorm(RmsNorm(library, weight, 1e-6, False))
     update, residual, other = (torch.randn(1, 3, 8).bfloat16() for _ in range(3))
     norm.add(update, residual)
     plain = interpreter.rmsnorm(other[0], weight)

@@ -14,7 +14,7 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.grammar_queue import GrammarQueue
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.execution.ahead import OverlappedRunner
+from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler

@@ -1,4 +1,4 @@
-"""The backends that run anywhere against attention written out by hand, over mixed steps with scattered pages."""
+"""The portable backends against attention written out by hand, over mixed steps with scattered pages."""
 
 import itertools
 import math

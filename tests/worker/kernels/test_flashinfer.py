@@ -1,4 +1,4 @@
-"""The FlashInfer backend on a CPU: what it hands to the library, run by an interpreter of its documentation, against `reference`."""
+"""The FlashInfer backend on a CPU: its calls run on an interpreter of FlashInfer's documentation, against `reference`."""
 
 import logging
 import random
@@ -47,11 +47,11 @@ def test_random_paged_batches_attend_as_the_reference_does(layers: tuple[LayerSp
     assert error < ERROR[dtype]
 
 
-@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("layers", KINDS.values(), ids=KINDS)
-def test_rows_read_what_other_rows_of_their_step_store(layers: tuple[LayerSpec, ...], invariant: bool) -> None:
+def test_rows_read_what_other_rows_of_their_step_store(layers: tuple[LayerSpec, ...], batch_invariant: bool) -> None:
     tested, oracle = backends(layers, 4, torch.bfloat16)
-    tested.invariant = invariant
+    tested.batch_invariant = batch_invariant
     leader = [9, 2, 7, 40, 11]
     step = packed([(8, 5), (0, 19), (16, 1), (12, 3)], [[*leader[:2], 3, 5], leader, [*leader[:4], 50], [*leader[:3], 60]], 4, CPU)
     assert worst_error(tested, oracle, [step], torch.Generator().manual_seed(3))[0] < ERROR[torch.bfloat16]
@@ -119,7 +119,7 @@ def test_prepare_runs_every_kernel_and_leaves_out_what_cannot_be_built(caplog: p
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_prepare_keeps_to_the_one_page_of_a_profile(page_size: int) -> None:
-    """On a GPU nobody says that a write went behind the storage."""
+    """A GPU reports no error for a write beyond the storage."""
     backend = FlashInferBackend(KVSpec((LLAMA,), page_size, torch.bfloat16, CPU), 1, interpreter)
     backend.prepare()
     assert backend.kinds == [LLAMA]

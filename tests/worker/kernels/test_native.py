@@ -1,4 +1,4 @@
-"""The compiled backend: against `reference` on random steps, and bits that depend on a query's own KV and position alone."""
+"""The compiled backend: equal to `reference` on random steps, and its bits depend on a query's own KV and position alone."""
 
 import random
 from collections.abc import Iterator

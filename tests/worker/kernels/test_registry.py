@@ -1,4 +1,4 @@
-"""Backends by name."""
+"""Choice of backends by name."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A model whose decodes are graphs, with LoRA adapters of several ranks on several layers. Fixtures, for the tests to import."""
+"""A model with LoRA adapters of several ranks on several layers, whose decodes are graphs. Fixtures for tests to import."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ class World:
     def __init__(self, loaded: LoadedModel, folders: Sequence[Path], most: int) -> None:
         self.folders = folders
         self.adapters = AdapterSet(loaded, most, 8)
-        self.adapters.stack()
+        self.adapters.allocate_slots()
         self.eager = ModelRunner(loaded, filled_backend(loaded), adapters=self.adapters)
         self.graphed = ModelRunner(loaded, filled_backend(loaded), adapters=self.adapters)
         self.recorder = Replayed()

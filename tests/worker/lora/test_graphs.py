@@ -1,4 +1,4 @@
-"""Decodes with LoRA adapters as graphs: a replay adds what the layers' hooks add, whatever mixture of adapters its rows have.
+"""Decodes with LoRA adapters as graphs: a replay adds what the layers' hooks add, for any mixture of adapters among its rows.
 
 Graphs repeat their calls on the same memory, as in `test_graphs.py`; adapters come and go between them, and nothing is recorded again.
 """
@@ -19,10 +19,10 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.errors import AdapterError
-from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.graphs import graphs_for
-from fairlead_worker.execution.lane import Lane
+from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.stream import Stream
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.files import Pair
 from fairlead_worker.lora.slots import AdapterSlots
@@ -64,7 +64,7 @@ def test_adapters_come_and_go_and_nothing_is_recorded_again(world: World) -> Non
     world.load(2, 1)
     world.load(3, 2)
     world.check(decodes(5, 2, [1, 2, 3, 0, 2]))
-    world.adapters.unload(1)  # all layers, rank 4; who gets its slot has one layer, and rank 1
+    world.adapters.unload(1)  # all layers, rank 4; the next adapter in its slot has one layer, and rank 1
     world.load(4, 3)
     world.check(decodes(5, 3, [4, 2, 3, 0, 4]))
     world.adapters.unload(2)
@@ -90,7 +90,7 @@ def test_a_step_without_adapters_pays_nothing_for_them(world: World, loaded: Loa
 
 
 def test_a_rows_bits_do_not_depend_on_its_company(world: World) -> None:
-    """In a graph of one size, to the last bit: whoever is beside it, and whatever their adapters are."""
+    """In a graph of one size a row has the same bits beside any rows with any adapters."""
     for number in (1, 2, 3):
         world.load(number, number - 1)
     alone = world.replay(decodes(8, 5, [2, 0, 0, 0, 0, 0, 0, 0]))[0]
@@ -121,7 +121,7 @@ def test_an_adapter_that_cannot_be_loaded_leaves_its_slot(world: World, loaded: 
 
 @pytest.mark.parametrize("slots", [2, 40], ids=["multiplied whole", "gathered"])
 def test_what_a_layer_adds(slots: int) -> None:
-    """In float32, beside the sum as it is defined. One slot has numbers that overflow: nobody else sees them."""
+    """In float32, against the sum by its definition. One slot has numbers that overflow: no other row is affected."""
     drawn = torch.Generator().manual_seed(1)
     layer = torch.nn.Linear(24, 40)
     stacked = AdapterSlots({"layer": (layer, (24, 40))}, slots, 8, torch.float32, torch.device("cpu"))
@@ -137,7 +137,7 @@ def test_what_a_layer_adds(slots: int) -> None:
         places = stacked.of(mixture)
         assert places == [1, 0, 2, 1, 0, 0]
         plain = layer(inputs)
-        with stacked.over(torch.tensor(places)):
+        with stacked.activate(torch.tensor(places)):
             answer = layer(inputs)
         assert torch.equal(layer(inputs), plain), "no hook is left"
     for row, number in enumerate(mixture):
@@ -182,7 +182,7 @@ class Service:
 
 
 @pytest.mark.parametrize("lane", [Thread, Late])
-def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable[[], Lane]) -> None:
+def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable[[], Stream]) -> None:
     """Every replay of the overlapped loop says what the layers' hooks say of the same step at that moment."""
     runner, backend = world.graphed, world.graphed.backend
     assert runner.graphs is not None

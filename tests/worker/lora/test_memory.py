@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters: how many there are and how large, and that their memory and that of graphs is there before pages are sized."""
+"""Slots of LoRA adapters: their number and size, and that their memory and that of graphs is reserved before pages are sized."""
 
 import gc
 import weakref
@@ -13,12 +13,12 @@ from tests.worker.lora.adapted import folders, loaded
 
 from fairlead_worker.execution import runner as runner_module
 from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.lora.layers import adaptable
+from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
@@ -29,14 +29,14 @@ __all__ = ["folders", "loaded"]
 def test_slots_for_those_that_are_there(loaded: LoadedModel, folders: list[Path]) -> None:
     """Where none is loaded later, there are as many slots as adapters, of their rank, on their layers."""
     adapters = AdapterSet(loaded, 8, 64, growing=False)
-    adapters.stack()
-    assert adapters.slots is None, "nobody is there"
+    adapters.allocate_slots()
+    assert adapters.slots is None, "there are no adapters"
     for number in (1, 2):
         adapters.load(number, str(number), "file:///a", folders[number])
     before = hooked_logits(loaded, adapters)
-    adapters.stack()
+    adapters.allocate_slots()
     layers = {"q_proj", "down_proj", "v_proj", "gate_proj", "o_proj"}
-    sizes = [size for path, size in adaptable(loaded.model).items() if path.rpartition(".")[2] in layers]
+    sizes = [size for path, size in adaptable_layers(loaded.model).items() if path.rpartition(".")[2] in layers]
     assert adapters.slots is not None
     assert adapters.slots.bytes == sum(2 * 8 * 2 * (inputs + outputs) for inputs, outputs in sizes)
     assert adapters.slots.of([2, 0, 1]) == [2, 0, 1]
@@ -52,7 +52,7 @@ def hooked_logits(loaded: LoadedModel, adapters: AdapterSet) -> torch.Tensor:
 
 def test_adapters_are_in_the_step_that_memory_is_measured_with(loaded: LoadedModel, folders: list[Path]) -> None:
     """One that is on all layers, whether any is loaded or not; where none can be, none is."""
-    assert touched(loaded, AdapterSet(loaded, 3, 8)) == len(adaptable(loaded.model)) == 14
+    assert touched(loaded, AdapterSet(loaded, 3, 8)) == len(adaptable_layers(loaded.model)) == 14
     fixed = AdapterSet(loaded, 3, 8, growing=False)
     assert touched(loaded, fixed) == 0
     fixed.load(1, "a", "file:///a", folders[3])
@@ -72,8 +72,8 @@ def touched(loaded: LoadedModel, adapters: AdapterSet) -> int:
         return run(step, context)
 
     runner.forward = seen  # type: ignore[assignment]  # looks
-    with torch.inference_mode(), adapters.imagined() as number:
-        run_worst(StepLimits(8, 2, 16), PAGE, runner.logits, number)
+    with torch.inference_mode(), adapters.profile_adapter() as number:
+        run_largest_step(StepLimits(8, 2, 16), PAGE, runner.logits, number)
     assert not any(-1 in layer.deltas for layer in adapters._layers.values()), "it is gone again"
     return layers
 
@@ -162,8 +162,8 @@ def test_those_that_may_come_have_their_memory_where_no_slots_are_kept(loaded: L
     adapters.load(1, "a", "file:///a", folders[0])
     steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
     made = make_runner(loaded, page_size=PAGE, adapters=adapters, steps=steps, mem_fraction_static=1.0, memory=Memory(adapters))
-    values = sum(8 * (inputs + outputs) for inputs, outputs in adaptable(loaded.model).values())
+    values = sum(8 * (inputs + outputs) for inputs, outputs in adaptable_layers(loaded.model).values())
     room = (16 << 20) - (1 << 20) - 2 * values * loaded.dtype.itemsize
     assert adapters.slots is None and made.backend.pages == room // made.backend.spec.page_bytes
     adapters.unload(1)
-    assert AdapterSet(loaded, 3, 8, growing=False).coming() == 0
+    assert AdapterSet(loaded, 3, 8, growing=False).pending_bytes() == 0

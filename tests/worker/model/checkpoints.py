@@ -1,4 +1,4 @@
-"""Tiny checkpoints of quantized weights, made in place: each with the plain numbers that it stands for."""
+"""Tiny quantized checkpoints, made in place, each with the plain numbers that it represents."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 GROUP = 32
 Made = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""Tensors by the last part of their names, and the weight that they stand for."""
+"""Tensors by the last part of their names, and the weight that they represent."""
 
 
 def fp8(weight: torch.Tensor) -> Made:
@@ -24,7 +24,7 @@ def fp8(weight: torch.Tensor) -> Made:
 
 
 def fp8_of_tensors(weight: torch.Tensor) -> Made:
-    """A scale for the whole, and one for all inputs: fixed, and so large that none of them is clipped."""
+    """One scale for the weight, and one for all inputs: fixed, and so large that no input is clipped."""
     scale = weight.abs().max().view(1) / 448
     small = (weight / scale).to(torch.float8_e4m3fn)
     return {"weight": small, "weight_scale": scale, "input_scale": torch.tensor([0.25])}, small.float() * scale
@@ -61,7 +61,7 @@ def int4_with_zeros(weight: torch.Tensor) -> Made:
 
 
 def packed(small: torch.Tensor) -> torch.Tensor:
-    """[rows, n] of -8 to 7 -> [rows, n / 8] words."""
+    """Pack [rows, n] of -8 to 7 -> [rows, n / 8] words."""
     nibbles = (small.reshape(small.shape[0], -1, 8) + 8).to(torch.int64)
     words = (nibbles << torch.arange(0, 32, 4)).sum(2)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
@@ -82,17 +82,17 @@ def blocks(rows: int, columns: int, scale_name: str) -> Callable[[torch.Tensor],
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are made, and what config.json says of it."""
+    """How weights are made, and the matching part of config.json."""
 
     make: Callable[[torch.Tensor], Made]
     about: dict[str, Any]
     changes: dict[str, Any] = field(default_factory=dict)
-    """Of the model's own config."""
+    """Changes to the model's own config."""
     family: str = "llama"
 
 
 def compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The `quantization_config` of compressed-tensors."""
+    """Return the `quantization_config` of compressed-tensors."""
     scheme = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False} | weights}
     if inputs is not None:
         scheme["input_activations"] = {"symmetric": True} | inputs
@@ -114,22 +114,22 @@ FORMS: dict[str, Form] = {
 }
 TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
 DYNAMIC = Form(int8, compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, TOKEN | {"type": "int"}))
-"""Inputs are rounded too, by the largest of each token's."""
+"""Forms whose inputs are rounded too, by the largest input of each token."""
 TOKEN_FP8 = compressed("float-quantized", EIGHT | {"strategy": "channel"}, TOKEN | {"type": "float"})
 KEPT = {
     "a scale for each output": FORMS["float8, a scale for each output"],
     "a scale for each output, inputs rounded": Form(fp8, TOKEN_FP8),
     "a scale for each tensor": Form(fp8_with_one_scale, compressed("float-quantized", EIGHT | {"strategy": "tensor"})),
 }
-"""Linear layers can stay in 8 bits."""
+"""Forms whose linear layers can stay in 8 bits."""
 STATIC = Form(
     fp8_of_tensors, compressed("float-quantized", EIGHT | {"strategy": "tensor"}, EIGHT | {"strategy": "tensor", "dynamic": False})
 )
-"""Inputs are rounded too, by a scale that the checkpoint has."""
+"""Forms whose inputs are rounded too, by a scale in the checkpoint."""
 
 
 def save_quantized(form: Form, folder: Path) -> PreTrainedModel:
-    """Writes a model of `form`; returns it with the plain numbers."""
+    """Write a model of `form`; return it with the plain numbers."""
     model = save_model(form.family, folder, **form.changes)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -144,7 +144,7 @@ def save_quantized(form: Form, folder: Path) -> PreTrainedModel:
 
 
 def _set(model: PreTrainedModel, name: str, plain: torch.Tensor) -> None:
-    """The weight that is called `name` in a checkpoint; an expert's is a part of a parameter."""
+    """Return the weight called `name` in a checkpoint; an expert's weight is part of a parameter."""
     layer, experts, rest = name.partition(".experts.")
     if not experts:
         model.get_parameter(name).data.copy_(plain)

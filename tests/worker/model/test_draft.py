@@ -1,4 +1,4 @@
-"""A draft model that does not fit is refused at start, with the reason."""
+"""A draft model that does not fit is rejected at start, with the reason."""
 
 import json
 from pathlib import Path

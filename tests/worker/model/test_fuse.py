@@ -90,7 +90,7 @@ def test_a_layer_that_answers_otherwise_stays_as_it_was(monkeypatch: pytest.Monk
     before = trial_logits(model)
     with caplog.at_level(logging.WARNING):
         assert pack_linears(model) == model.config.num_hidden_layers * 7
-    assert "LlamaForCausalLM.lm_head stays as it is, and slow: packed, it gives other numbers" in caplog.text
+    assert "LlamaForCausalLM.lm_head stays unpacked and slow: packed, it gives other numbers" in caplog.text
     assert type(model.lm_head) is nn.Linear
     monkeypatch.undo()
     assert close(trial_logits(model), before)
@@ -104,7 +104,7 @@ def test_a_layer_with_a_weight_that_is_no_number_is_left_alone(caplog: pytest.Lo
         model.model.layers[0].self_attn.o_proj.weight[3, 5] = float("nan")
     with caplog.at_level(logging.WARNING):
         assert pack_linears(model, "int4") == model.config.num_hidden_layers * 7
-    assert "LlamaAttention.o_proj stays as it is, and slow: in int4 its outputs are nan% off" in caplog.text
+    assert "LlamaAttention.o_proj stays unpacked and slow: in int4 its outputs are nan% off" in caplog.text
     assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
 
 

@@ -1,4 +1,4 @@
-"""Loading: what comes out, and what each refusal says."""
+"""The loader: its result, and the message of each rejection."""
 
 import json
 import shutil

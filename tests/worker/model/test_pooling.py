@@ -1,4 +1,4 @@
-"""How a model's own files say that it pools, and what is refused for what they ask."""
+"""Pooling settings from a model's own files, and the rejection of unsupported ones."""
 
 import json
 from pathlib import Path

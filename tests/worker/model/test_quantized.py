@@ -1,4 +1,4 @@
-"""Weights of fewer bits: what is loaded computes what its numbers say, and what cannot be had is refused by name."""
+"""Quantized weights: a loaded model computes with the numbers of its files, and unsupported formats are rejected by name."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def test_fp8_is_made_at_load(tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), quantization="fp8")
     for name, module in loaded.model.named_modules():
         if name.endswith("_proj"):
-            assert not quantized.plain(module)
+            assert not quantized.is_plain(module)
             model.get_parameter(f"{name}.weight").data.copy_(module.weight.dequantize())
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(model, PROMPTS)
 

@@ -1,4 +1,4 @@
-"""Linear layers by AMX's tiles, which this CPU need not have: plain C stands in for the instructions, all else is the library's own."""
+"""Linear layers by AMX's tiles on any CPU: plain C replaces the instructions, everything else is the library's own code."""
 
 import ctypes
 import shutil

@@ -1,4 +1,4 @@
-"""How the library is built, found, and done without."""
+"""The library: how it is built and found, and what happens without it."""
 
 import logging
 import platform

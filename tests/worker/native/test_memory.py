@@ -1,4 +1,4 @@
-"""Memory that is there before it is used."""
+"""Memory that is resident before it is used."""
 
 import ctypes
 import mmap
@@ -48,15 +48,15 @@ def test_pages_are_resident_before_they_are_used(tensors: list[torch.Tensor]) ->
     memory = Resident(tensors, ahead)
     for tensor in tensors:
         assert not any(resident(tensor))
-    memory.used(0)
+    memory.mark_used(0)
     memory.wait()
     for tensor in tensors:
         assert all(resident(tensor[:ahead]))
         assert not any(resident(tensor[ahead + slack : 4096 - slack]))
-    memory.used(ahead // 2 - 1)
+    memory.mark_used(ahead // 2 - 1)
     memory.wait()
     assert not any(resident(tensors[0][ahead + slack : 4096 - slack])), "there is enough"
-    memory.used(ahead)
+    memory.mark_used(ahead)
     memory.wait()
     assert all(resident(tensors[1][: 2 * ahead]))
     assert not any(resident(tensors[1][2 * ahead + 1 + slack : 4096 - slack]))
@@ -65,7 +65,7 @@ def test_pages_are_resident_before_they_are_used(tensors: list[torch.Tensor]) ->
 def test_large_pages_are_not_many() -> None:
     tensors = [Arena(64 << 20).take(64 << 20).view(16, 4 << 20)]
     memory = Resident(tensors, 0)
-    memory.used(0)
+    memory.mark_used(0)
     memory.wait()
     assert all(resident(tensors[0][:1]))
     assert not any(resident(tensors[0][3:]))
@@ -74,7 +74,7 @@ def test_large_pages_are_not_many() -> None:
 def test_the_last_page_is_the_end(tensors: list[torch.Tensor]) -> None:
     memory = Resident(tensors, 8192)
     for page in (0, 4095, 4095):
-        memory.used(page)
+        memory.mark_used(page)
         memory.wait()
     assert all(all(resident(tensor)) for tensor in tensors)
 
@@ -85,8 +85,8 @@ def test_no_thread_is_no_fault(tensors: list[torch.Tensor], monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     memory = Resident(tensors, 1024)
-    memory.used(0)
-    memory.used(3000)
+    memory.mark_used(0)
+    memory.mark_used(3000)
     memory.wait()
     tensors[0][3000] = 1
 
@@ -95,7 +95,7 @@ def test_what_is_there_is_kept(tensors: list[torch.Tensor]) -> None:
     tensors[0][5] = 7
     tensors[1][700] = 9
     memory = Resident(tensors, 1024)
-    memory.used(0)
+    memory.mark_used(0)
     memory.wait()
     assert tensors[0][5].eq(7).all()
     assert tensors[1][700].eq(9).all()

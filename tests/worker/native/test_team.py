@@ -1,4 +1,4 @@
-"""Threads that share a step."""
+"""Work sharing among the threads of a step."""
 
 import ctypes
 import os
@@ -41,7 +41,7 @@ while packing.is_alive():
     time.sleep(0.001)
 print(median(seen))
 """
-"""32 outputs are one panel, which one thread packs while the other waits for it. Counted is who wants a core, whether he has it or not."""
+"""32 outputs are one panel, which one thread packs while the other waits. The count includes every thread that wants a core."""
 
 
 def test_threads_that_wait_for_long_sleep() -> None:

@@ -20,40 +20,40 @@ from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.parallel.follower import Ear, serve
+from fairlead_worker.parallel.follower import RankChannel, serve
 from fairlead_worker.parallel.lead import LedAdapters, LedForward, LedHost
-from fairlead_worker.parallel.messages import End, Fetched, Join, Load, ToRank
+from fairlead_worker.parallel.messages import AdapterFetched, End, Join, LoadModel, ToRank
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.sharding.group import Group
-from fairlead_worker.sharding.rendezvous import store
+from fairlead_worker.sharding.rendezvous import file_store
 
 MAX_LORAS, MAX_LORA_RANK = 3, 16
 
 
 class Pair:
-    """Rank 0's side. Has of `Ranks` what leading takes."""
+    """Rank 0's side, with the part of `Ranks` that leading needs."""
 
     adapters: LedAdapters
-    """Of the latest engine."""
+    """Adapters of the latest engine."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.sndtimeo = 60_000  # a rank that died takes nothing: fail, and do not hang
+        self._socket.sndtimeo = 60_000  # a dead rank reads nothing: fail instead of hanging
         self._socket.bind(f"ipc://{directory / '1'}")
         join = Join(str(directory), 1, 2, {}, 1)
         self.process = subprocess.Popen([sys.executable, "-m", "tests.worker.parallel.pair"], stdin=subprocess.PIPE, bufsize=0)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(join) + b"\n")
-        self.group = Group.join(store(directory), 0, 2)
+        self.group = Group.join(file_store(directory), 0, 2)
         self.elsewhere: dict[int, Path] = {}
-        """number of an adapter -> folder in which the second rank finds its files, where that is another."""
+        """adapter number -> folder in which the second rank finds its files, if it differs"""
 
     def tell(self, message: ToRank) -> None:
         self._socket.send(msgspec.msgpack.encode(message))
 
     def fetched(self, number: int, folder: Path) -> None:
-        self.tell(Fetched(number, str(self.elsewhere.get(number, folder))))
+        self.tell(AdapterFetched(number, str(self.elsewhere.get(number, folder))))
 
     @staticmethod
     def together() -> nullcontext[None]:
@@ -63,9 +63,9 @@ class Pair:
     def engine(
         self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, quantization: str = "none", **options: Any
     ) -> Iterator[Engine]:
-        """A model that both ranks have a part of, behind the real scheduler."""
+        """Return an engine whose model is split over both ranks, behind the real scheduler."""
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
-        self.tell(Load(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
+        self.tell(LoadModel(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
         loaded = load_model(str(model), group=self.group, quantization=quantization)
         adapters = adapters_of(loaded, self.group)
         engine = Engine(loaded, adapters=adapters, **sizes, **options)
@@ -80,8 +80,8 @@ class Pair:
             self.tell(End())
 
     def profiled(self, model: Path, memory: "Plenty") -> ModelRunner:
-        """A runner whose pages are what both ranks have room for beside the largest step."""
-        self.tell(Load(json.dumps({"model": str(model), "profiled": memory.total})))
+        """Return a runner whose pages fit on both ranks beside the largest step."""
+        self.tell(LoadModel(json.dumps({"model": str(model), "profiled": memory.total})))
         try:
             return profiled(model, self.group, memory)
         finally:
@@ -95,7 +95,7 @@ class Pair:
 
 
 class Plenty:
-    """Implements `execution.sizing.DeviceMemory` where there is room for everything."""
+    """Implements `execution.sizing.DeviceMemory` with room for everything."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -123,9 +123,9 @@ def main() -> None:
     torch.set_num_threads(1)
     join = msgspec.json.decode(sys.stdin.buffer.readline(), type=Join)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    ear = Ear(join)
-    group = Group.join(store(Path(join.directory)), 1, 2)
-    while isinstance(message := ear.hear(), Load):
+    ear = RankChannel(join)
+    group = Group.join(file_store(Path(join.directory)), 1, 2)
+    while isinstance(message := ear.receive(), LoadModel):
         wanted = json.loads(message.folder)
         if "profiled" in wanted:
             serve(ear, profiled(wanted["model"], group, Plenty(wanted["profiled"])))

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model over two ranks: their answers are peft's, and what one rank cannot load, none has."""
+"""LoRA adapters of a model over two ranks: their answers equal peft's, and an adapter that one rank cannot load is loaded on none."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.parallel.pair import MAX_LORA_RANK, Pair, Plenty
 
 from fairlead_worker.lora import adapters as adapters_module
-from fairlead_worker.lora.adapters import IMAGINED, AdapterSet
+from fairlead_worker.lora.adapters import PROFILE_ADAPTER, AdapterSet
 from fairlead_worker.messages import LoadAdapter, UnloadAdapter
 
 PROMPTS = make_prompts()[1:10]
@@ -120,7 +120,7 @@ def of_a_part(folder: Path) -> Path:
 
 
 def surrogate(folder: Path) -> Path:
-    """A setting that nobody knows, with half a surrogate pair for a name."""
+    """An unknown setting, with half a surrogate pair for a name."""
     made = changed(folder, "surrogate")
     config = (made / "adapter_config.json").read_text()
     (made / "adapter_config.json").write_text(config.replace("{", '{"\\ud800": 1,', 1))
@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[Change | None, Change | None, str]] = {
     "of a module that only ranks have": (inside, inside, "o_proj.layer is no linear layer of the model"),
     "as large as a part": (of_a_part, of_a_part, "o_proj is of 64 to 64 values, and the adapter's part of 32 to 64"),
     "words that no message can hold": (surrogate, surrogate, "? is set (1)"),
-    "no numbers, of rank 1's part": (huge, huge, "the model does not run with it: its logits are no finite numbers"),
+    "no numbers, of rank 1's part": (huge, huge, "the model does not run with it: its logits are not finite"),
 }
 
 
@@ -180,16 +180,16 @@ def test_the_largest_step_is_measured_with_an_adapter_of_each_ranks_size(
 
     class Watched(Plenty):
         def peak_of(self, run: Callable[[], None]) -> int:
-            over = AdapterSet.over
+            over = AdapterSet.activate
 
             def watch(adapters: AdapterSet, numbers: Sequence[int], counts: Sequence[int]) -> Any:
-                assert set(numbers) == {0, IMAGINED}
+                assert set(numbers) == {0, PROFILE_ADAPTER}
                 for path, layer in adapters._layers.items():
-                    delta = layer.deltas[IMAGINED]
+                    delta = layer.deltas[PROFILE_ADAPTER]
                     seen[path] = (tuple(delta.down.weight.shape), tuple(delta.up.weight.shape))  # type: ignore[union-attr]  # torch: may be a module
                 return over(adapters, numbers, counts)
 
-            monkeypatch.setattr(AdapterSet, "over", watch)
+            monkeypatch.setattr(AdapterSet, "activate", watch)
             return super().peak_of(run)
 
     memory = Watched(1 << 30)

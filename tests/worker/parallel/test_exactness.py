@@ -1,4 +1,4 @@
-"""A model over two ranks says what it says on one: transformers' `generate`, token for token, in float32."""
+"""A model over two ranks gives the answers of one: transformers' `generate`, token for token, in float32."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model over two nodes, which here are processes on the loopback: what it answers, who is let in, and how it ends."""
+"""A model over two nodes (processes on the loopback interface): its answers, the admission of nodes, and its end."""
 
 import os
 import re
@@ -170,7 +170,7 @@ def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_wi
     assert other.ended() == (1, "rank 1 of 2 was ended by SIGKILL; out of memory?")
 
 
-@pytest.mark.parametrize("killed", ["other", "leader", "nobody, and the other hangs"])
+@pytest.mark.parametrize("killed", ["other", "leader", "none, and the other hangs"])
 def test_a_node_that_is_gone_or_silent_ends_the_group(nodes: Nodes, killed: str) -> None:
     leader, other = nodes.leader(), nodes.other()
     other.says("in, as node 1 of 2")

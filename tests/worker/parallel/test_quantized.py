@@ -1,4 +1,4 @@
-"""Two ranks with their parts of quantized weights say what one process says with the whole of them."""
+"""Two ranks with parts of quantized weights give the answers of one process with the whole of them."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ from fairlead_worker.model.loader import load_model
 from fairlead_worker.native.library import native
 from fairlead_worker.sharding import weights
 from fairlead_worker.sharding.group import Group
-from fairlead_worker.sharding.scales import Groups, Spread, beside, check_made
+from fairlead_worker.sharding.scales import Groups, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards, Unshardable
 
 PROMPTS = make_prompts()[6:10]
@@ -79,8 +79,8 @@ def test_parts_of_a_checkpoint_are_the_whole(form: Form, pair: Pair, tmp_path: P
         assert (scores(engine) - want).abs().max() < 1e-5 * want.abs().max()
     if form.make is fp8_of_tensors:
         return  # every rank has the scale
-    monkeypatch.setattr(weights, "beside", of_the_other_rank)
-    assert far(divided(pair, tmp_path), want) > 1e-2, "whoever takes the other rank's scales is seen"
+    monkeypatch.setattr(weights, "find_part", of_the_other_rank)
+    assert far(divided(pair, tmp_path), want) > 1e-2, "the other rank's scales give other numbers"
 
 
 @pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
@@ -96,12 +96,12 @@ def test_parts_of_float8_stay_in_8_bits(form: Form, pair: Pair, tmp_path: Path, 
         assert engine.serve(PROMPTS) == generate(model, PROMPTS)
         assert (scores(engine) - want).abs().max() < 1e-5 * want.abs().max()
     if form.make is fp8:
-        monkeypatch.setattr(weights, "beside", of_the_other_rank)
+        monkeypatch.setattr(weights, "find_part", of_the_other_rank)
         assert far(divided(pair, tmp_path, quantization="fp8"), want) > 1e-2
 
 
 def of_the_other_rank(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Any:
-    place = beside(key, shape, kind, cut, groups)
+    place = find_part(key, shape, kind, cut, groups)
     if isinstance(place, Cut) and "packed" not in key:
         each = place.end - place.begin
         return Cut(place.dim, place.begin ^ each, (place.begin ^ each) + each)
@@ -120,7 +120,7 @@ def test_inputs_of_a_part_are_rounded_no_coarser(pair: Pair, tmp_path: Path, mon
     exact = whole(tmp_path / "plain")
     usual = far(whole(tmp_path), exact)
     assert 1e-3 < far(divided(pair, tmp_path), exact) < 1.5 * usual
-    monkeypatch.setattr(weights, "beside", of_the_other_rank)
+    monkeypatch.setattr(weights, "find_part", of_the_other_rank)
     assert far(divided(pair, tmp_path), exact) > 5 * usual
 
 
@@ -191,7 +191,7 @@ FOURS = Groups(inputs=frozenset({32}))
 )
 def test_what_has_no_part_is_refused_with_its_numbers(key: str, shape: list[int], kind: str, cut: Cut, cause: str) -> None:
     with pytest.raises(Unshardable, match=f"layers.0.mlp.down_proj.{key}.*{cause}"):
-        beside(f"layers.0.mlp.down_proj.{key}", shape, kind, cut, FOURS)
+        find_part(f"layers.0.mlp.down_proj.{key}", shape, kind, cut, FOURS)
 
 
 def test_int4_at_load_is_refused_where_only_the_whole_has_whole_groups() -> None:
@@ -207,7 +207,7 @@ def test_a_grid_that_two_ranks_share_is_told_finer() -> None:
     groups = Groups(frozenset({64}), frozenset({64}), widened=True)
     grid = torch.arange(12.0).view(3, 4)
     for rank, rows in enumerate(([0, 0, 1], [1, 2, 2])):
-        place = beside("mlp.gate_proj.weight_scale_inv", [3, 4], "F32", Cut(0, 96 * rank, 96 * rank + 96, 192), groups)
+        place = find_part("mlp.gate_proj.weight_scale_inv", [3, 4], "F32", Cut(0, 96 * rank, 96 * rank + 96, 192), groups)
         assert isinstance(place, Spread)
         assert torch.equal(place.read(grid), grid[rows])
 

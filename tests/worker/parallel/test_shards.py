@@ -1,4 +1,4 @@
-"""Which part of a model each rank has, and which models cannot be divided."""
+"""The part of a model on each rank, and models that cannot be divided."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_the_parts_of_all_ranks_are_the_whole(family: str, changes: dict[str, An
         divided += 1
         dim = cuts[0].dim
         seen = {place for cut in cuts if cut is not None for place in range(cut.begin, cut.end)}
-        assert seen == set(range(parameter.shape[dim])), "every output and input is somebody's"
+        assert seen == set(range(parameter.shape[dim])), "every output and input is on a rank"
         for cut, (part, _) in zip(cuts, parts, strict=True):
             assert cut is not None and torch.empty(parameter.shape)[cut.of(tuple(parameter.shape))].shape == part.get_parameter(name).shape
     assert divided > 4 * whole.config.num_hidden_layers

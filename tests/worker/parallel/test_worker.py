@@ -1,4 +1,4 @@
-"""Two ranks through the whole worker process: what it answers, and how it ends."""
+"""Two ranks in the whole worker process: its answers, and its end."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Bad words: equal to a plain search of the output, whatever the draft before a position, and never a row without a choice."""
+"""Bad words: equal to a plain search of the output, for any draft before a position, and every row keeps a choice."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Masks on rows of logits: the host's way and the device's are one."""
+"""Masks on rows of logits: the host's and the device's implementations agree."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.worker.execution.waits import NoWaiting
 from fairlead_worker.messages import Sampling
 from fairlead_worker.sampling.masks import Masks, unpack
 from fairlead_worker.sampling.penalties import Histories
-from fairlead_worker.sampling.sampler import ask, choose
+from fairlead_worker.sampling.sampler import choose, gather_logprobs
 
 VOCABULARY = 75  # of which two words hold 64: what is behind them is forbidden
 
@@ -56,9 +56,9 @@ def test_on_a_device_nothing_waits_until_somebody_asks(monkeypatch: pytest.Monke
     drawn = [make_request("p", range(5), Sampling(max_tokens=9, top_p=0.9))]
     with NoWaiting():
         tokens = choose(logits, requests, Histories(), masks=there)
-        asked = ask(logits, tokens, requests)
+        asked = gather_logprobs(logits, tokens, requests)
         assert asked is not None
-        told = asked.fetched()
+        told = asked.fetch()
         with pytest.raises(AssertionError, match="waits"):
             choose(logits[:1], drawn, Histories())
         with pytest.raises(AssertionError, match="waits"):

@@ -1,4 +1,4 @@
-"""The noise of a device is the noise of the host, bit for bit: the same integer operations in torch."""
+"""The noise of a device equals the noise of the host, bit for bit: the same integer operations in torch."""
 
 import random
 

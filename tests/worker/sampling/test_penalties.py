@@ -1,4 +1,4 @@
-"""Penalties, bias and allowed tokens: equal to a plain computation, step after step, in any company."""
+"""Penalties, bias and allowed tokens: equal to a plain computation, step after step, in any batch."""
 
 import random
 from array import array

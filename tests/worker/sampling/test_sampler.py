@@ -1,4 +1,4 @@
-"""Sampling: greedy is exact, filters are transformers' own, and a row's choice is its own affair."""
+"""Sampling: greedy is exact, filters equal transformers' own, and a row's choice does not depend on other rows."""
 
 from collections.abc import Sequence
 

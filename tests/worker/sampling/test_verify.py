@@ -1,4 +1,4 @@
-"""Verified tokens are those of plain steps: greedy and sampled, penalized, with any draft; and they are distributed as the model says."""
+"""Verified tokens equal those of plain steps: greedy and sampled, penalized, with any draft, and with the model's distribution."""
 
 import random
 from array import array
@@ -16,7 +16,7 @@ from fairlead_worker.messages import Sampling, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
-from fairlead_worker.sampling.verify import accepted, verify
+from fairlead_worker.sampling.verify import count_accepted, verify
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 
@@ -41,8 +41,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_how_far_a_draft_is_accepted() -> None:
-    assert [accepted([1, 2, 3], chosen) for chosen in ([9, 2, 3, 4], [1, 2, 9, 4], [1, 2, 3, 9, 7])] == [0, 2, 3]
-    assert accepted([], [5]) == 0
+    assert [count_accepted([1, 2, 3], chosen) for chosen in ([9, 2, 3, 4], [1, 2, 9, 4], [1, 2, 3, 9, 7])] == [0, 2, 3]
+    assert count_accepted([], [5]) == 0
 
 
 def test_a_speculating_row_is_packed_as_rows_of_one_token() -> None:

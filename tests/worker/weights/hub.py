@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub: the few endpoints that the hub client's snapshot_download uses, on 127.0.0.1."""
+"""A fake Hugging Face hub: the few endpoints that the hub client's snapshot_download uses, on 127.0.0.1."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""s3:// URIs from a real S3 server: once for each cache, resumed after a kill, checked, and refused in words that name the fix."""
+"""s3:// URIs from a real S3 server: one download per cache, resumed after a kill, verified, and rejected with the fix named."""
 
 import json
 import os
@@ -74,15 +74,15 @@ def test_a_model_is_downloaded_once_and_changes_are_fetched(source: Throttle, s3
     cache = ModelCache(tmp_path, "pod-a")
     folder = resolve(URI, lambda *progress: seen.append(progress), cache)
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {"config.json", "model.safetensors"}
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS and cache.complete(URI, folder)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS and cache.is_complete(URI, folder)
     assert seen[-1][:2] == ("download", 100) and seen[-1][3] == len(WEIGHTS) + 23 and len(source.passed) == 5  # and a range of 17 bytes
     assert resolve(URI, cache=cache) == folder and len(source.passed) == 5
     s3.put("models", "tiny/config.json", b'{"model_type": "qwen3"}')
     assert "qwen3" in (resolve(URI, cache=cache) / "config.json").read_text() and len(source.passed) == 5
     with (folder / "model.safetensors").open("r+b") as file:  # a volume that has lost a write
         file.write(bytes(4096))
-    assert cache.damaged(URI, folder)
-    assert (resolve(URI, cache=cache) / "model.safetensors").read_bytes() == WEIGHTS and cache.complete(URI, folder)
+    assert cache.is_damaged(URI, folder)
+    assert (resolve(URI, cache=cache) / "model.safetensors").read_bytes() == WEIGHTS and cache.is_complete(URI, folder)
 
 
 def test_an_object_that_is_replaced_meanwhile_is_no_model_of_two_halves(
@@ -97,14 +97,14 @@ def test_an_object_that_is_replaced_meanwhile_is_no_model_of_two_halves(
             until(lambda: source.passed, "a range of the old one")
             s3.put("models", key, other)
             source.open()
-            with pytest.raises(ModelLoadError, match="was replaced while it was downloaded"):
+            with pytest.raises(ModelLoadError, match="was replaced during its download"):
                 loading.result(60)
         assert (resolve(URI, cache=ModelCache(tmp_path)) / "model.safetensors").read_bytes() == other
     finally:
         s3.put("models", key, WEIGHTS)
 
 
-def test_a_killed_download_is_resumed_and_those_who_wait_say_for_whom(source: Throttle, tmp_path: Path) -> None:
+def test_a_killed_download_is_resumed_and_waiting_workers_name_the_holder(source: Throttle, tmp_path: Path) -> None:
     start = [sys.executable, "-c", DOWNLOADER, URI, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": f"{WORKER}:{WORKER.parent / 'index'}"}
     source.allow(2)
@@ -166,7 +166,7 @@ def test_a_pod_without_credentials_is_told_so(tmp_path: Path, monkeypatch: pytes
 
 @contextmanager
 def refusing() -> Iterator[str]:
-    """A metadata service that gives tokens to nobody."""
+    """A metadata service that gives no tokens."""
 
     class Refuse(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:

@@ -40,7 +40,7 @@ READ_ONLY = """
 import os
 os.access = lambda path, mode, **how: False
 """
-"""As a volume that is mounted so: for root, who runs some of these tests, permissions alone are none."""
+"""Simulates a read-only mount: root, which runs some of these tests, ignores permissions."""
 
 
 def ask(uri: str, cache: Path, endpoint: str, before: str = "", **environment: str) -> dict[str, object]:

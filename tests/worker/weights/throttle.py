@@ -1,4 +1,4 @@
-"""An HTTP source between a client and a server that passes on only so many answers: the rest of them wait, or are refused."""
+"""An HTTP proxy that passes on a limited number of answers: the others wait, or are rejected."""
 
 import http.client
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,7 @@
-"""A step of requests with LoRA adapters and without: in one pass where the model runs module by module, else in one pass of each kind.
+"""Steps that mix requests with and without LoRA adapters: one pass if the model runs module by module, else one pass for each kind of row.
 
-The native decoder knows no adapters. Rows that have none keep to it whoever shares their step, for their bits must not depend on that;
-the others always run module by module. The prefix cache keeps the two kinds apart, so no row reads what the other pass stores.
+The native decoder does not support adapters. Rows without an adapter always use it, and the others always run module by module, because
+a row's bits must not depend on the batch. The prefix cache keeps the two kinds apart, so no row reads KV that the other pass stores.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from fairlead_worker.execution.forward import Forward, Places
+from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.kernels.base import Backend, PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 
@@ -19,12 +19,12 @@ class AdaptedForward:
     """Implements `execution.forward.Forward`."""
 
     def __init__(self, plain: Forward, modules: Forward, adapters: AdapterSet, backend: Backend) -> None:
-        """`plain`: for rows without an adapter. `modules`: of the model that `adapters` belong to; may be the same."""
+        """`plain`: for rows without an adapter. `modules`: of the model that `adapters` belong to; may be the same object."""
         self._plain, self._modules, self._adapters, self._backend = plain, modules, adapters, backend
         self.can_score = plain.can_score and modules.can_score
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        """Logits [S, vocabulary]."""
+        """Return logits [S, vocabulary]."""
         if not step.adapters:
             return self._plain(step, context)
         if self._plain is self._modules:
@@ -33,50 +33,50 @@ class AdaptedForward:
         answers = [self._run(part) for part in parts]
         return _merged([part.sampled for part in parts], answers)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
-        """The same, and a look at `places`."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
+        """Return the same logits, and the model's results at `places`."""
         if not step.adapters:
             return self._plain.score(step, context, places)
         if self._plain is self._modules:
-            with self._adapters.over(step.adapters, step.counts):
+            with self._adapters.activate(step.adapters, step.counts):
                 return self._modules.score(step, context, places)
         parts = self._parts(step)
         inside = [torch.isin(places, part.tokens).nonzero()[:, 0] for part in parts]
         scored = [self._score(part, places[mine]) for part, mine in zip(parts, inside, strict=True)]
         logits = _merged([part.sampled for part in parts], [answer for answer, _ in scored])
-        return logits, _MergedPlaces(len(places), inside, [seen for _, seen in scored])
+        return logits, _MergedStates(len(places), inside, [seen for _, seen in scored])
 
     def _adapted(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        with self._adapters.over(step.adapters, step.counts):
+        with self._adapters.activate(step.adapters, step.counts):
             return self._modules(step, context)
 
     def _run(self, part: "Part") -> torch.Tensor:
         run = self._adapted if part.step.adapters else self._plain
         return run(part.step, self._backend.plan(part.step))
 
-    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         local = torch.searchsorted(part.tokens, places)
         context = self._backend.plan(part.step)
         if not part.step.adapters:
             return self._plain.score(part.step, context, local)
-        with self._adapters.over(part.step.adapters, part.step.counts):
+        with self._adapters.activate(part.step.adapters, part.step.counts):
             return self._modules.score(part.step, context, local)
 
     @staticmethod
     def _parts(step: PackedStep) -> "list[Part]":
-        """Rows without an adapter, and rows with one."""
+        """Split `step` into rows without an adapter and rows with one."""
         kinds = ([row for row, adapter in enumerate(step.adapters) if bool(adapter) is kind] for kind in (False, True))
         return [take_rows(step, rows) for rows in kinds if rows]
 
 
 @dataclass(frozen=True, slots=True)
-class _MergedPlaces:
-    """Implements `Places` over those of the parts."""
+class _MergedStates:
+    """Implements `HiddenStates` over the results of the parts."""
 
     count: int
     inside: Sequence[torch.Tensor]
-    """Of each part: which of all places are its own, [n] int64, ascending."""
-    seen: Sequence[Places]
+    """For each part: the indices of its places among all places, [n] int64, ascending."""
+    seen: Sequence[HiddenStates]
 
     def logits(self, some: slice) -> torch.Tensor:
         return self._merge(some, lambda seen, own: seen.logits(own))
@@ -84,9 +84,9 @@ class _MergedPlaces:
     def states(self, some: slice) -> torch.Tensor:
         return self._merge(some, lambda seen, own: seen.states(own))
 
-    def _merge(self, some: slice, take: Callable[[Places, slice], torch.Tensor]) -> torch.Tensor:
+    def _merge(self, some: slice, take: Callable[[HiddenStates, slice], torch.Tensor]) -> torch.Tensor:
         begin, end, _ = some.indices(self.count)
-        # Each part's places are in order, so those between two are between two of the part's own.
+        # The places of each part are ordered, so a range of all places is a range of each part's places.
         local = [slice(*torch.searchsorted(mine, torch.tensor([begin, end])).tolist()) for mine in self.inside]
         return _merged(
             [mine[own] - begin for mine, own in zip(self.inside, local, strict=True)],
@@ -100,13 +100,13 @@ class Part:
 
     step: PackedStep
     tokens: torch.Tensor
-    """[t] int64: where its tokens are in the whole step, ascending."""
+    """[t] int64: the indices of its tokens in the whole step, ascending."""
     sampled: torch.Tensor
-    """[s] int64: which of the whole step's sampled positions are its own, ascending."""
+    """[s] int64: the indices of its positions among the whole step's sampled ones, ascending."""
 
 
 def take_rows(step: PackedStep, rows: Sequence[int]) -> Part:
-    """`rows`: in ascending order, one at least."""
+    """Return `rows` (ascending, at least one) as a step of their own."""
     begins = list(accumulate(step.counts, initial=0))
     tokens = torch.cat([torch.arange(begins[row], begins[row + 1]) for row in rows])
     tables = step.tables()
@@ -128,7 +128,7 @@ def take_rows(step: PackedStep, rows: Sequence[int]) -> Part:
 
 
 def _merged(places: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[n, width] each -> all of them, each row at its place."""
+    """Merge [n, width] of each part into one tensor, each row at its place."""
     whole = answers[0].new_empty(sum(map(len, places)), answers[0].shape[1])
     for where, answer in zip(places, answers, strict=True):
         whole[where] = answer.to(whole.dtype)

@@ -1,4 +1,4 @@
-"""Whether two ways of computing a step say the same: tried on a few small steps before one of them serves."""
+"""Comparison of two ways to compute a step: a few small steps are tried before one of them serves."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import torch
 from fairlead_worker.kernels.base import KVSpec, PackedStep
 
 ROW_TOKENS = 40
-"""Tokens that a row of the trial has at the end, and a few to spare."""
+"""Largest number of tokens in a row of the trial, with a small reserve."""
 STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((0, 0, 21), (1, 0, 9)),
     ((0, 21, 1), (1, 9, 6), (2, 0, 3)),
@@ -15,31 +15,33 @@ STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
 )
 """Rows as (request, start, count): prompts; a decode beside a later chunk and a new prompt; decodes."""
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}
-"""Length of the difference of a position's logits over their own.
+"""Norm of the difference of a position's logits over their own norm.
 
-Rounding to bfloat16 adds up to 0.03 in models of random weights; another computation is off by far more."""
+Rounding to bfloat16 adds up to 0.03 in models of random weights; a different computation is off by far more."""
 ROUNDED_TOLERANCE = {"int8": 5e-3, "int4": 0.25}
-"""At least, where linear layers round their inputs: an input next to a half is rounded up on one side and down on the other, and moves
-more of them in the next layer. Seen in random models of 2 to 24 layers: 1e-3 and 0.13 (bfloat16: 0.18). Another rope is off by 1.3."""
+"""Lower bounds where linear layers round their inputs.
+
+An input close to a half is rounded up on one side and down on the other, which moves more inputs in the next layer. Observed in random
+models of 2 to 24 layers: 1e-3 and 0.13 (bfloat16: 0.18). A wrong rope is off by 1.3."""
 
 
 def tolerance(dtype: torch.dtype, quantization: str) -> float:
-    """Return the largest difference of `worst_difference` that is due to rounding. quantization: as `LoadedModel` has it."""
+    """Return the largest `worst_difference` that rounding explains. quantization: as in `LoadedModel`."""
     return max(TOLERANCE[dtype], ROUNDED_TOLERANCE.get(quantization, 0.0))
 
 
 def trial_pages(page_size: int) -> int:
-    """How many pages the trial takes."""
+    """Return the number of pages that the trial takes."""
     return 3 * -(-ROW_TOKENS // page_size)
 
 
 def trial_steps(spec: KVSpec, vocabulary: int) -> list[PackedStep]:
-    """The trial's steps; every token samples."""
+    """Return the trial's steps; every token samples."""
     return [trial_step(rows, spec, vocabulary) for rows in STEPS]
 
 
 def trial_step(rows: Sequence[tuple[int, int, int]], spec: KVSpec, vocabulary: int) -> PackedStep:
-    """One step of them, or of other `rows`: as in `STEPS`."""
+    """Return one step of the given rows, in the form of `STEPS`."""
     per_row = -(-ROW_TOKENS // spec.page_size)
     tokens = torch.randint(vocabulary, (3, ROW_TOKENS), generator=torch.Generator().manual_seed(5))
     where = [torch.arange(start, start + count) for _, start, count in rows]
@@ -63,7 +65,7 @@ def trial_step(rows: Sequence[tuple[int, int, int]], spec: KVSpec, vocabulary: i
 def worst_difference(
     want: Callable[[PackedStep], torch.Tensor], got: Callable[[PackedStep], torch.Tensor], steps: list[PackedStep]
 ) -> float:
-    """Largest relative difference of a position's logits; infinity where they are no numbers."""
+    """Return the largest relative difference of a position's logits; infinity if they are not finite."""
     worst = 0.0
     for step in steps:
         expected, actual = want(step).float(), got(step).float()

@@ -1,9 +1,9 @@
-"""A draft model: a small model guesses what the large one will say (Leviathan et al. 2023; Chen et al. 2023). Guesses are greedy.
+"""Draft model: a small model proposes tokens for the large one (Leviathan et al. 2023; Chen et al. 2023). Proposals are greedy.
 
-It keeps KV of its own in pages of the same numbers, so the scheduler's tables serve both, and what the prefix cache shares is shared
-here too. It computes the prompts that the model computes, and decodes only when it is asked to guess; what it has not seen by then it
-catches up on first. Where its KV is missing all the same (a prefix whose first request was never guessed at), guesses get worse and
-nothing else: the model verifies all of them.
+It keeps its own KV in pages with the same numbers, so the scheduler's page tables serve both models, and the prefix cache is shared as
+well. It computes the prompts that the model computes, and decodes only when it drafts; it first catches up on tokens it has not seen.
+Its KV can be missing for a cached prefix whose first request was never drafted for. Then its drafts get worse and nothing else: the
+model verifies every token.
 """
 
 from dataclasses import dataclass, replace
@@ -19,30 +19,31 @@ from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 
 CATCH_UP = 512
-"""Tokens of one request that a step catches up on at most: a request that was not guessed at for long is not guessed at for some steps
-more, rather than everybody waiting for it."""
+"""Most tokens of one request that a step catches up on. A request without drafts for a long time gets none for some more steps, so that the
+other requests do not wait for it."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """How much of a request has draft KV, as of one admission."""
+    """How much of a request has draft KV, since its last admission."""
 
     request: Request
     retractions: int
     done: int
-    """Leading tokens whose draft KV is in its pages, if those were accepted that had been guessed."""
+    """Leading tokens whose draft KV is in the pages, assuming that the drafted ones were accepted."""
 
 
 class Drafter:
     """Fills in the drafts of a plan."""
 
     def __init__(self, forward: Forward, loaded: LoadedModel, backend: Backend, vocabulary_size: int) -> None:
-        """`forward`: of `loaded` on `backend`. `vocabulary_size`: of the model that verifies. Padding may make the two differ, with one
-        tokenizer."""
+        """`forward`: of `loaded` on `backend`. `vocabulary_size`: of the verifying model. Padding may make the two sizes differ although
+        the tokenizer is the same.
+        """
         self.forwards = 0
-        """Passes that the latest draft took; 0 where nothing was to be guessed."""
+        """Forward passes of the latest draft; 0 if there was nothing to draft."""
         self.graphs: GraphedDecodes | None = None
-        """Of passes in which every request has one token: those behind the first guess, mostly. None: there are none."""
+        """CUDA graphs of passes in which every request has one token, mostly those after the first drafted token. None: no graphs."""
         self._forward = forward
         self._loaded = loaded
         self._backend = backend
@@ -51,7 +52,7 @@ class Drafter:
 
     @torch.inference_mode()
     def draft(self, plan: StepPlan) -> None:
-        """Compute draft KV of the prompts, and set `draft` of the rows that have guesses to make; a row still behind gets none."""
+        """Compute draft KV of the prompts and set `draft` of the rows that want drafts. A row that still catches up gets none."""
         self.forwards = 0
         self._seen = {name: seen for name, seen in self._seen.items() if seen.request.finish is None}
         first: list[Row] = []
@@ -88,7 +89,7 @@ class Drafter:
         self.forwards = place if guessing else 0
 
     def _of(self, row: Row) -> _Seen:
-        """What is known of its request. Of pages that came from the prefix cache it is taken for granted that they have draft KV."""
+        """Return the draft state of the row's request. Pages from the prefix cache are assumed to have draft KV."""
         request = row.request
         seen = self._seen.get(request.id)
         if seen is None or seen.request is not request or seen.retractions != request.retractions:
@@ -97,9 +98,9 @@ class Drafter:
         return seen
 
     def _choose(self, rows: list[Row], drafted: int = 0) -> list[int]:
-        """The likeliest next token of each row that samples, from one forward pass. `drafted`: tokens in these rows that are guesses."""
+        """Return the likeliest next token of each sampling row, from one forward pass. `drafted`: drafted tokens among these rows."""
         step = pack(StepPlan(rows, drafted=drafted), self._backend.spec.page_size, self._loaded.device)
-        step = replace(step, adapters=())  # they are the other model's
+        step = replace(step, adapters=())  # adapters belong to the verifying model
         step.tokens.clamp_(max=self._loaded.vocabulary_size - 1)
         logits = run_step(step, self._forward, self._backend, self.graphs)
         tokens: list[int] = logits[:, : self._vocabulary_size].argmax(1).tolist() if len(step.sampling) else []

@@ -1,4 +1,4 @@
-"""How a packed step becomes logits: module by module, or in one native call."""
+"""Forward passes: turn a packed step into logits, module by module or in one native call."""
 
 import logging
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
 logger = logging.getLogger(__name__)
 
 
-class Places(Protocol):
-    """What the model has made of the places that were asked for."""
+class HiddenStates(Protocol):
+    """The model's results at requested token positions."""
 
     def logits(self, some: slice) -> torch.Tensor:
-        """[n, vocabulary] of some of them. To be called a few at a time, for [tokens, vocabulary] may not fit."""
+        """Return logits [n, vocabulary] of some positions. Call it for a few at a time: [tokens, vocabulary] may not fit."""
         ...
 
     def states(self, some: slice) -> torch.Tensor:
-        """[n, hidden] of some of them: the body's answer, behind the final norm."""
+        """Return hidden states [n, hidden] of some positions, after the final norm."""
         ...
 
 
 class Forward(Protocol):
-    """A pass over a packed step, its KV being written on the way."""
+    """A pass over a packed step that also writes its KV."""
 
     can_score: bool
-    """`score` works."""
+    """Whether `score` works."""
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        """Logits [S, vocabulary] of `step.sampling`."""
+        """Return logits [S, vocabulary] of `step.sampling`."""
         ...
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
-        """The same, and a look at `places` ([n] int64: tokens of the step)."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
+        """Return the same logits, and the model's results at `places` ([n] int64: token indices of the step)."""
         ...
 
 
@@ -60,17 +60,17 @@ class ModuleForward:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         head = self._head
         assert head is not None, "can_score says so"
-        with head.kept() as answers:
+        with head.record() as answers:
             logits = self(step, context)
-        return logits, _Kept(head, answers[0], places)
+        return logits, _ModuleStates(head, answers[0], places)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Implements `Places` on a body's answer."""
+class _ModuleStates:
+    """Implements `HiddenStates` on a recorded body output."""
 
     head: Head
     answer: Any
@@ -85,9 +85,9 @@ class _Kept:
 
 
 def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:
-    """The native decoder where it knows the model and says what the modules say; else the modules, with the reason in the log."""
+    """Return the native decoder if it supports the model and its logits match the modules'; else the modules, with the reason logged."""
     modules = ModuleForward(loaded.model)
-    if not native or not isinstance(backend, NativeBackend) or loaded.ranks > 1:  # one call cannot stop for the other ranks' sums
+    if not native or not isinstance(backend, NativeBackend) or loaded.ranks > 1:  # one native call cannot pause for the sums over ranks
         return modules
     name = type(loaded.model).__name__
     try:
@@ -110,7 +110,7 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
 
 
 def _difference(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: KVSpec) -> float:
-    """Between the two, each on KV of its own."""
+    """Return the largest difference between the two, each on its own KV."""
     plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
     forward = NativeForward(decoder, native, loaded.max_model_len)
     return worst_difference(

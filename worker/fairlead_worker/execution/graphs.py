@@ -1,11 +1,11 @@
-"""Steps of decodes alone as CUDA graphs: one for each of some batch sizes, and smaller batches filled up to the next of them.
+"""CUDA graphs for decode-only steps: one graph for each of some batch sizes. Smaller batches are padded to the next size.
 
-A graph repeats its kernels on the memory that they were captured with, so a step's inputs are copied to where its graph reads them. Rows
-that fill up a batch have a page of their own, which is nobody's. FlashInfer's plans are made anew before each replay, outside the graph,
-for they work on the host; planning writes the page tables into the graph's buffers. What no graph was captured for runs as ever.
+A graph replays its kernels on the memory that it was captured with, so a step's inputs are copied to where the graph reads them. Padding
+rows use a reserved page. FlashInfer plans on the host, so its plan is renewed before each replay, outside the graph; planning writes the
+page tables into the graph's buffers. Steps without a matching graph run eagerly.
 
-Where requests may have LoRA adapters, each size is recorded twice: as it is, for steps without an adapter, which then pay nothing, and with
-the adapters' slots (`model/slots.py`), where a row's slot is one more input.
+If requests may have LoRA adapters, each size is recorded twice: plain, so that steps without an adapter pay nothing, and with the
+adapter slots (`lora/slots.py`), where a row's slot is one more input.
 """
 
 import logging
@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Makes graphs."""
+    """Recorder of graphs."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """`run` once for real, then recorded: what is returned does the same again on the same memory, and gives the same tensor."""
+        """Run `run` once for real, then record it. The returned function replays it on the same memory and returns the same tensor."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: their replays follow each other, and what one leaves is read before the next.
+    """CUDA graphs that share one memory pool: replays follow each other, and the result of one is read before the next starts.
 
-    One stream for all of them, and for the runs before them: torch keeps blocks of memory, and cuBLAS its workspace (32 MiB on Hopper), for
-    each stream that they were ever used on.
+    All graphs and their warm-up runs use one stream: torch keeps memory blocks, and cuBLAS its workspace (32 MiB on Hopper), for each
+    stream that they were ever used on.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class CudaRecorder:
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries set themselves up at their first call, which must not be recorded
+        with torch.cuda.stream(side):  # libraries initialise at their first call, which must not be recorded
             run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -63,7 +63,7 @@ class CudaRecorder:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, then every power of two and the middle between two of them, up to `most`, which is one of them: ascending."""
+    """Return the batch sizes up to `most`, ascending: 1, 2, 4, 8, then each power of two and the midpoint to the next one, and `most`."""
     sizes = {1, 2, 4, 8, most}
     power = 16
     while power <= most:
@@ -84,21 +84,21 @@ class GraphedDecodes:
         recorder: Recorder,
         slots: AdapterSlots | None = None,
     ) -> None:
-        """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the adapters that rows may have."""
+        """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the rows' adapters."""
         self._forward, self._backend, self._recorder, self._slots = forward, backend, recorder, slots
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
-        """The page tables of the step that is replayed, for whichever graph."""
+        """Page tables of the step that is replayed, shared by all graphs."""
         self.sizes = batch_sizes(most)
         self._graphs: dict[int, _Graph] = {}
 
     @property
-    def recorded(self) -> bool:
-        """Every size is."""
+    def is_recorded(self) -> bool:
+        """Return whether every size is recorded."""
         return len(self._graphs) == len(self.sizes)
 
     @torch.inference_mode()
     def capture(self, progress: Progress = no_progress) -> None:
-        """Records every size, the largest first, so that the others fit into its memory. What cannot be recorded runs without a graph."""
+        """Record every size, largest first, so that smaller ones fit into its memory. Sizes that cannot be recorded run without a graph."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("capture", 100 * done // len(self.sizes))
             graph = _Graph(self._backend, size, self._pages)
@@ -120,8 +120,10 @@ class GraphedDecodes:
         logger.info("CUDA graphs for decodes of %s rows%s", ", ".join(map(str, self.sizes)), adapted)
 
     def run(self, step: PackedStep) -> torch.Tensor | None:
-        """Logits [S, vocabulary] of a step, until the next one; None where no graph does it: with prompts, too many rows, or an adapter
-        that has no slot."""
+        """Return logits [S, vocabulary] of `step`, valid until the next step.
+
+        None if no graph fits: the step has prompts, too many rows, or an adapter without a slot.
+        """
         rows = len(step.starts)
         if len(step.tokens) != rows or len(step.sampling) != rows:
             return None
@@ -133,14 +135,14 @@ class GraphedDecodes:
         return None if graph is None else graph.run(step, slots)[:rows]
 
     def _slots_of(self, step: PackedStep) -> Sequence[int] | None:
-        """Of each row's adapter; empty where no row has one. None where one has no slot."""
+        """Return the slot of each row's adapter; empty if no row has one, None if an adapter has no slot."""
         if not step.adapters:
             return ()
         return None if self._slots is None else self._slots.of(step.adapters)
 
 
 class _Graph:
-    """One batch size: the memory that its kernels read, and their replays. Implements `StepContext` for its own recording."""
+    """One batch size: the memory that its kernels read, and its replays. Implements `StepContext` for its own recording."""
 
     def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor) -> None:
         device = backend.spec.device
@@ -176,17 +178,17 @@ class _Graph:
 
     def record_adapted(self, forward: Forward, recorder: Recorder, slots: AdapterSlots) -> None:
         def run() -> torch.Tensor:
-            with slots.over(self._adapter_slots):
+            with slots.activate(self._adapter_slots):
                 return forward(self._inputs, self)
 
         self._plan(self._inputs)
         self._replay_adapted = recorder.record(run)
 
     def run(self, step: PackedStep, adapter_slots: Sequence[int] = ()) -> torch.Tensor:
-        """[size, vocabulary]. `adapter_slots`: of each row; empty: no row has an adapter."""
+        """Return logits [size, vocabulary]. `adapter_slots`: slot of each row; empty: no row has an adapter."""
         replay = self._replay_adapted if adapter_slots else self._replay
         assert replay is not None, "it was recorded"
-        whole = self._filled_up(step)
+        whole = self._pad(step)
         for name in ("tokens", "positions", "slots"):
             getattr(self._inputs, name).copy_(getattr(whole, name))
         if adapter_slots:
@@ -207,8 +209,8 @@ class _Graph:
     def _plan(self, step: PackedStep) -> None:
         self._backend.plan_graph(self._wrappers, plan_pages(step, self._backend.spec.page_size))
 
-    def _filled_up(self, step: PackedStep) -> PackedStep:
-        """With rows of one token on the padding page behind those of the step."""
+    def _pad(self, step: PackedStep) -> PackedStep:
+        """Append one-token rows on the padding page until the step has `size` rows."""
         more = self._size - len(step.starts)
         end = int(step.page_indptr[-1])
 
@@ -235,28 +237,31 @@ def graphs_for(
     recorder: Recorder | None = None,
     slots: AdapterSlots | None = None,
 ) -> GraphedDecodes | None:
-    """Graphs of up to `most` rows, not recorded yet; None where the backend or a kind of layer is not FlashInfer's, or `most` is 0."""
+    """Return graphs for up to `most` rows, not yet recorded.
+
+    None if `most` is 0, or if the backend or a layer kind is not FlashInfer's.
+    """
     if not most or (recorder is None and backend.spec.device.type != "cuda"):
         return None
-    if reason := why_not(backend):
+    if reason := unsupported_reason(backend):
         logger.warning("decodes run without CUDA graphs%s", reason)
         return None
     assert isinstance(backend, FlashInferBackend), "there is no reason why not"
     return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(), slots)
 
 
-def why_not(backend: Backend) -> str:
-    """Why decodes on `backend` cannot be graphs; empty where they can."""
+def unsupported_reason(backend: Backend) -> str:
+    """Return why decodes on `backend` cannot run as graphs; empty if they can."""
     if not isinstance(backend, FlashInferBackend):
         return f": attention is {backend.name}, and graphs are for flashinfer"
-    if backend.invariant:
+    if backend.batch_invariant:
         return " beside --deterministic, which computes them as prompts"
     left_out: Sequence[object] = [kind for kind in dict.fromkeys(backend.spec.layers) if kind not in backend.kinds]
     return f": {len(left_out)} kinds of layers have reference attention" if left_out else ""
 
 
 def run_step(step: PackedStep, forward: Forward, backend: Backend, graphs: GraphedDecodes | None) -> torch.Tensor:
-    """Logits [S, vocabulary] of `step`, replayed where a graph does it: then they are there until its next replay."""
+    """Return logits [S, vocabulary] of `step`. A graph's logits stay valid until its next replay."""
     if graphs is not None and (logits := graphs.run(step)) is not None:
         return logits
     return forward(step, backend.plan(step))

@@ -1,7 +1,7 @@
-"""The host tier's KV: one record for each slot in the host's memory, and the copies between it and the device's pages.
+"""The host tier's KV: one record for each host slot, and the copies between records and device pages.
 
-`cache/host.py` decides which page goes to which slot; a plan carries it as data. All saves of a plan come before its loads, all loads
-before its forward pass, and no slot or page is written twice: so each kind can be done in one go.
+`cache/host.py` decides which page goes to which slot; a plan carries the decision as data. All saves of a plan precede its loads, all
+loads precede its forward pass, and no slot or page is written twice. So the saves run as one batch, and so do the loads.
 """
 
 import logging
@@ -15,26 +15,27 @@ from fairlead_worker.kernels.base import Backend, zeroed
 from fairlead_worker.kernels.transfer import to_device
 
 STAGING_BYTES = 64 << 20
-"""Device memory of each of the two staging buffers: at 50 GB/s more than a millisecond of copying, so that starting it costs nothing."""
+"""Device memory of each of the two staging buffers. At 50 GB/s it holds more than a millisecond of copying, which hides the cost of
+starting a copy."""
 
 logger = logging.getLogger(__name__)
 
 Copies = Sequence[tuple[int, int]]
-"""(device page, host slot) each."""
+"""(device page, host slot) pairs."""
 
 
 class HostStore(Protocol):
-    """Where the runner hands the copies of a plan to."""
+    """Executor of a plan's copies."""
 
     slots: int
 
     def copy(self, saves: Copies, loads: Copies) -> None:
-        """Whatever is run on the device from now on finds the loads done, and may write into saved pages."""
+        """Order the copies so that later device work sees the loads done and may overwrite saved pages."""
         ...
 
 
 class PlainHostStore:
-    """Copies that are over when `copy` returns. For a device that is the host itself: how the tier is tested without a GPU."""
+    """Synchronous copies, complete when `copy` returns. For tests of the tier on a CPU."""
 
     def __init__(self, backend: Backend, slots: int) -> None:
         self.slots = slots
@@ -52,11 +53,11 @@ class PlainHostStore:
 
 
 class CudaHostStore:
-    """Copies beside the computation: pinned records, a stream for each direction, and a staging buffer on the device for each.
+    """Copies beside the computation: pinned records, and one stream and one staging buffer for each direction.
 
-    A save gathers its pages into staging on the compute stream, so that the step may write into them at once, and leaves for the host while
-    the step runs. A load arrives in staging, and the compute stream waits for it. A slot is read after the save that wrote it, and written
-    after the load that read it; a staging buffer is filled again once an event says that it was emptied.
+    A save gathers its pages into staging on the compute stream, so that the step may overwrite them immediately, and moves to the host
+    while the step runs. A load arrives in staging, and the compute stream waits for it. A slot is read after the save that wrote it and
+    written after the load that read it. A staging buffer is refilled after an event marks it empty.
     """
 
     def __init__(self, backend: Backend, slots: int) -> None:
@@ -108,7 +109,7 @@ class CudaHostStore:
 
 
 class _Staging:
-    """A buffer on the device for as many pages as `STAGING_BYTES` hold, and when it was emptied last."""
+    """Device buffer for as many pages as `STAGING_BYTES` hold, with an event for when it was last emptied."""
 
     def __init__(self, backend: Backend) -> None:
         spec = backend.spec
@@ -121,27 +122,33 @@ class _Staging:
 
 
 def _pin(owner: object, records: torch.Tensor) -> None:
-    """Pins `records` until `owner` ends. Memory that is given back while it is pinned takes its pages' place from whatever is there next:
-    the device would write into pages that nobody reads. Not `pin_memory=True`, which rounds the size up to a power of two."""
+    """Pin `records` until `owner` is collected.
+
+    Freeing memory while it is pinned hands its physical pages to new allocations, and the device would write into the wrong pages.
+    `pin_memory=True` is not used, because it rounds the size up to a power of two.
+    """
     library: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch
     if status := int(library.cudaHostRegister(records.data_ptr(), records.nbytes, 0)):
         raise RuntimeError(f"the {records.nbytes} bytes of the host tier could not be pinned (CUDA error {status})")
 
     def unpin(kept: torch.Tensor) -> None:
-        torch.cuda.synchronize()  # copies may be under way
+        torch.cuda.synchronize()  # copies may be in flight
         library.cudaHostUnregister(kept.data_ptr())
 
-    weakref.finalize(owner, unpin, records).atexit = False  # a process takes its pages with it
+    weakref.finalize(owner, unpin, records).atexit = False  # the kernel frees the pages when the process exits
 
 
 def host_records(backend: Backend, slots: int) -> torch.Tensor:
-    """[slots, page_bytes / itemsize]: all layers of a page side by side, so that a page is one copy."""
+    """Return [slots, page_bytes / itemsize]: all layers of a page side by side, so that a page is one copy."""
     spec = backend.spec
     return zeroed(slots, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=torch.device("cpu"))
 
 
 def make_host_store(backend: Backend, memory: int) -> HostStore | None:
-    """The host tier of `memory` bytes; None for 0, and, with a warning, where the device is the host. ValueError where no page fits."""
+    """Make the host tier of `memory` bytes. Returns None for 0, and, with a warning, where the device is the host.
+
+    Raises ValueError if no page fits.
+    """
     spec = backend.spec
     if not memory:
         return None
@@ -158,6 +165,6 @@ def make_host_store(backend: Backend, memory: int) -> HostStore | None:
 
 
 def _columns(copies: Copies) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pages and slots, [n] int64 each, on the CPU."""
+    """Return pages and slots, [n] int64 each, on the CPU."""
     table = torch.tensor(copies, dtype=torch.int64)
     return table[:, 0], table[:, 1]

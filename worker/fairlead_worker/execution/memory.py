@@ -1,4 +1,4 @@
-"""How much memory KV may take when nobody says."""
+"""Default KV memory budget."""
 
 import os
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 import torch
 
 CPU_SHARE = 0.5
-"""Of the memory free once the weights are loaded: activations, the API process and other pods' neighbours want the rest."""
+"""Share of the memory that is free after the weights are loaded. The rest is for activations, the API process and other processes of the
+pod."""
 CPU_MOST = 4 << 30
-"""vLLM's CPU backend takes 4 GiB by default too (VLLM_CPU_KVCACHE_SPACE); pages take memory shortly before they are used."""
+"""vLLM's CPU backend takes 4 GiB by default too (VLLM_CPU_KVCACHE_SPACE). Pages take physical memory shortly before they are used."""
 GPU_SHARE = 0.85
-"""Of the device memory free once the weights are loaded: the rest is for activations of the largest step."""
+"""Share of the device memory that is free after the weights are loaded. The rest is for activations of the largest step."""
 
 
 def kv_budget(device: torch.device, ranks: int = 1) -> int:
-    """Bytes for KV on `device`, measured now. `ranks`: processes that share a host's memory where that is the device."""
+    """Return the bytes for KV on `device`, measured now. `ranks`: processes that share a host's memory when the device is the host."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_SHARE)
@@ -22,10 +23,10 @@ def kv_budget(device: torch.device, ranks: int = 1) -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process could still use: the machine's available memory, or less under a cgroup v2 limit.
+    """Return the bytes that this process can still use: the machine's available memory, or less under a cgroup v2 limit.
 
-    Inactive file cache counts as free, as in the kubelet's working set: reading the weights has filled it, up to the limit. Where Linux
-    does not say what is available, half of the machine's memory is taken for it.
+    Inactive file cache counts as free, as in the kubelet's working set, because reading the weights has filled it up to the limit. If
+    Linux does not report available memory, the result is half of the machine's memory.
     """
     available = 0
     try:

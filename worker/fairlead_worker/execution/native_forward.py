@@ -1,7 +1,7 @@
 """A step of the whole model in one native call (native/src/decoder.c): no Python between layers, one parallel region.
 
-Norms, rope and activations are computed in float32, as is the sum of the layers' outputs; the inputs of linear layers, queries, keys and
-values are of the model's dtype. In bfloat16 that rounds less often than transformers does.
+Norms, rope, activations and the residual sum are computed in float32. Inputs of linear layers, queries, keys and values have the model's
+dtype. In bfloat16 this rounds less often than transformers does.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from fairlead_worker.native.memory import room as arena_room
 
 FIRST_POSITIONS = 1024
 FEW = 4
-"""Times fewer than all tokens: so few sampling ones go alone through the last layer's attention, as rows that share no work."""
+"""If the sampling tokens are at most 1 / FEW of all tokens, they go through the last layer's attention as independent rows."""
 
 
 class NativeForward:
@@ -29,12 +29,12 @@ class NativeForward:
     can_score = True
 
     def __init__(self, decoder: Decoder, backend: NativeBackend, limit: int) -> None:
-        """limit: positions of the longest request. Raises UnknownStructure where a part cannot be run natively."""
+        """limit: positions of the longest request. Raises UnknownStructure if a part cannot run natively."""
         self._model = decoder
         self._decode = backend.library.fairlead_decode
         self._kind = KINDS[backend.spec.dtype]
         _check_sizes(decoder, backend.spec)
-        # Held here, as the structs hold addresses only.
+        # Keep references: the structs hold addresses only.
         self._backend = backend
         specs = backend.spec.layers
         self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers))
@@ -57,7 +57,7 @@ class NativeForward:
         )
         activations = backend.spec.dtype.itemsize
         attended = max(spec.heads * spec.value_dim for spec in specs)
-        # Bytes of a token, by the fields of `native.Pass`.
+        # Bytes per token, by field of `native.Pass`.
         self._widths = {
             "residual": 4 * hidden,
             "update": 4 * hidden,
@@ -68,7 +68,7 @@ class NativeForward:
             "chosen": activations * attended,
             "asking": activations * hidden,
         }
-        # Whether the last layer's queries fill panels of their own.
+        # Whether the last layer's queries fill whole panels.
         self._parts = specs[-1].heads * specs[-1].key_dim % PANEL == 0
         self._mlp_width = activations * max(_packed(layer.down).in_features for layer in decoder.layers)
         self._pass = native.Pass()
@@ -76,20 +76,23 @@ class NativeForward:
         self._tokens = 0
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        """Logits [S, vocabulary] in float32."""
+        """Return logits [S, vocabulary] in float32."""
         logits = torch.empty(len(step.sampling), _features(self._model.head))
         self._run(step, context, step.sampling, logits)
         return self._capped(logits)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _Kept]":
-        """The body's answers at `places` and at `step.sampling` are kept, and the head runs on some of them at a time."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _NativeStates]":
+        """Keep the body's outputs at `places` and `step.sampling`; the head then runs on some of them at a time."""
         chosen = torch.cat((places, step.sampling))
         self._run(step, context, chosen, None)
         kept = self._scratch["normed"].view(self._backend.spec.dtype)[: len(chosen) * self._hidden].view(-1, self._hidden).clone()
-        return self.head(kept[len(places) :]), _Kept(self, kept[: len(places)])
+        return self.head(kept[len(places) :]), _NativeStates(self, kept[: len(places)])
 
     def _run(self, step: PackedStep, context: StepContext, sampling: torch.Tensor, logits: torch.Tensor | None) -> None:
-        """The whole model; without `logits` all but its head, with the final norm's answers for `sampling` in the scratch memory."""
+        """Run the whole model.
+
+        Without `logits` the head is skipped, and the final norm's outputs for `sampling` stay in scratch memory.
+        """
         assert isinstance(context, NativeStep)
         tokens, samples = len(step.tokens), len(sampling)
         self._reach(max(map(add, step.starts, step.counts)))
@@ -101,32 +104,34 @@ class NativeForward:
         run.positions, run.sampling, run.samples = step.positions.data_ptr(), sampling.data_ptr(), samples
         run.last = run.last_positions = None
         if self._parts and samples * FEW <= tokens:
-            alone, positions = context.alone(sampling), step.positions[sampling]
+            alone, positions = context.single_token_rows(sampling), step.positions[sampling]
             run.last, run.last_positions = ctypes.addressof(alone.native), positions.data_ptr()
         self._decode(ctypes.c_int32(torch.get_num_threads()), ctypes.byref(self._decoder), ctypes.byref(run))
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocabulary], as the decoder computes them: in float32."""
-        return self._capped(_packed(self._model.head).widened(states))
+        """Return [n, hidden] -> [n, vocabulary] in float32, as the decoder computes them."""
+        return self._capped(_packed(self._model.head).compute_float32(states))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         softcap = self._model.softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
     def _reach(self, positions: int) -> None:
-        """Rope tables for at least so many positions, made by the model itself, and again at twice the length when they run out."""
+        """Make rope tables for at least `positions` positions, with the model's own code. They double when they run out."""
         if positions <= self._positions:
             return
-        # Not beyond the limit: some embeddings change all their frequencies when they see a longer text.
+        # Stay within the limit: some embeddings change all frequencies when they see a longer text.
         reach = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
-        made = [tables(reach) for tables in self._model.ropes]  # where memory runs out, all stays as it was
+        made = [tables(reach) for tables in self._model.ropes]  # if memory runs out, the old tables stay
         for rope, (cosines, sines) in zip(self._ropes, made, strict=True):
             rope.cosine, rope.sine, rope.half = cosines.data_ptr(), sines.data_ptr(), cosines.shape[1]
         self._positions, self._tables = reach, made
 
     def _reserve(self, tokens: int) -> None:
-        """Scratch memory for so many tokens: made once for the largest step so far, in powers of two. In huge pages: the first step of
-        2,000 tokens would ask the kernel for 6,000 small ones."""
+        """Reserve scratch memory for `tokens` tokens: once for the largest step so far, in powers of two.
+
+        It uses huge pages: the first step of 2,000 tokens would fault 6,000 small pages.
+        """
         if tokens <= self._tokens:
             return
         room = max(16, 1 << (tokens - 1).bit_length())
@@ -140,8 +145,8 @@ class NativeForward:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Implements `execution.forward.Places`."""
+class _NativeStates:
+    """Implements `execution.forward.HiddenStates`."""
 
     forward: NativeForward
     kept: torch.Tensor
@@ -155,9 +160,9 @@ class _Kept:
 
 
 def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
-    """UnknownStructure unless each part takes what the one before it gives: the library reads as much as it is told to."""
+    """Raise UnknownStructure unless each part takes the previous part's output size: the library reads without bounds checks."""
     hidden = len(decoder.final.weight)
-    # Name, module, what it takes, what it gives; None: anything.
+    # Name, module, input size, output size (None: any).
     linears: list[tuple[str, torch.nn.Module, int, int | None]] = [("head", decoder.head, hidden, None)]
     norms = [decoder.final]
     for layer, of in zip(decoder.layers, spec.layers, strict=True):

@@ -1,6 +1,6 @@
-"""A step plan as packed tensors: array operations over all rows, and Python only to collect what each row holds.
+"""Packing: a step plan as packed tensors. Array operations cover all rows; Python only collects what each row holds.
 
-`python bench/packing.py`: what it costs for 256 decodes.
+`python bench/packing.py` measures the cost for 256 decodes.
 """
 
 from array import array
@@ -15,10 +15,10 @@ from fairlead_worker.scheduler.plan import Row, StepPlan
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
-    """Lay the rows of `plan` end to end. ValueError on a row whose page table is too short for its tokens.
+    """Lay the rows of `plan` end to end. Raises ValueError if a row's page table is too short for its tokens.
 
-    A row that speculates becomes as many rows of one token: a backend stores a step's KV before it attends, so each of them sees the
-    ones before it, and has the bits that it would have as a plain decode. That makes the verified tokens the same ones in bfloat16 too.
+    A row that speculates becomes several rows of one token. A backend stores a step's KV before it attends, so each of them sees the
+    ones before it and has the same bits as a plain decode. So the verified tokens are the same in bfloat16 too.
     """
     rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
     starts = [row.start for row in rows]
@@ -30,7 +30,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     positions = np.arange(token_indptr[-1]) + np.repeat(first - token_indptr[:-1], many)
     places, offsets = np.divmod(positions, page_size)
     slots = indices[places + np.repeat(indptr[:-1], many)].astype(np.int64) * page_size + offsets
-    # The requests' tokens grow, and so cannot be viewed: each row's are copied once.
+    # The token arrays of requests grow and so cannot be viewed: each row's part is copied once.
     texts = [row.request.tokens[start:end] for row, start, end in zip(rows, starts, ends.tolist(), strict=True)]
     if plan.drafted:
         texts = [text or array("I", row.draft) for text, row in zip(texts, rows, strict=True)]
@@ -51,7 +51,10 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
 
 
 def _singles(row: Row) -> list[Row]:
-    """A row with guesses as one for its last known token and one for each guess, which is then the `draft` of its own row."""
+    """Split a row with drafts into a row for its last known token and one row for each drafted token.
+
+    Each of the latter carries its token as its own `draft`.
+    """
     if row.count == 1 or not row.draft:
         return [row]
     known = Row(row.request, row.start, 1, row.pages, True)
@@ -59,7 +62,7 @@ def _singles(row: Row) -> list[Row]:
 
 
 def _page_table(rows: Sequence[Row], needed: np.ndarray, ends: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """([R + 1], [pages]) int32: the page tables end to end, each cut to the pages that its tokens need."""
+    """Return ([R + 1], [pages]) int32: the page tables end to end, each cut to the pages that its tokens need."""
     tables = [row.pages for row in rows]
     lengths = np.array([len(table) for table in tables])
     for place in np.flatnonzero(lengths != needed).tolist():  # chunks: their leases hold the whole prompt
@@ -72,5 +75,5 @@ def _page_table(rows: Sequence[Row], needed: np.ndarray, ends: np.ndarray, page_
 
 
 def _offsets(lengths: np.ndarray) -> np.ndarray:
-    """[n] -> [n + 1]: where each part begins, and the end."""
+    """Return [n + 1] from [n]: where each part begins, and the end."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))

@@ -1,4 +1,4 @@
-"""Hidden states of prompts, summed over what was computed of each; the sum of a whole prompt becomes its embedding."""
+"""Pooling: sum the hidden states of prompts chunk by chunk; the sum of a whole prompt becomes its embedding."""
 
 from itertools import accumulate
 
@@ -10,7 +10,7 @@ from fairlead_worker.scheduler.plan import StepPlan
 
 
 def places_to_pool(plan: StepPlan) -> torch.Tensor:
-    """Places in the packed step, [n] int64, of all rows in turn."""
+    """Return token indices in the packed step, [n] int64, of all rows in order."""
     places: list[int] = []
     for row, begin in zip(plan.rows, accumulate((row.count for row in plan.rows), initial=0), strict=False):
         places += [begin + position - row.start for position in row.request.to_pool(row.start, row.end)]
@@ -18,17 +18,17 @@ def places_to_pool(plan: StepPlan) -> torch.Tensor:
 
 
 def pool(plan: StepPlan, states: torch.Tensor) -> dict[str, bytes]:
-    """states [n, hidden], of `places_to_pool` -> by request id what its pool is to hold now: [hidden] float32.
+    """Return the new pool content [hidden] float32 by request id, from states [n, hidden] of `places_to_pool`.
 
-    In float32 whatever the model's dtype: a sum over thousands of tokens would lose digits in bfloat16. Of unit length where the prompt
-    ends: a mean need not be divided for that.
+    The sum is float32 in any dtype of the model: a sum over thousands of tokens would lose digits in bfloat16. It is normalised to unit
+    length at the prompt's end, so a mean needs no division.
     """
     rows = [(row, wanted) for row in plan.rows if (wanted := row.request.to_pool(row.start, row.end))]
     pooled: dict[str, bytes] = {}
     if not rows:
         return pooled
     parts = torch.split(states, [len(wanted) for _, wanted in rows])
-    totals = torch.stack([part.float().sum(0) for part in parts]).cpu()  # one copy: each waits for the device
+    totals = torch.stack([part.float().sum(0) for part in parts]).cpu()  # one copy for all rows: each copy waits for the device
     for (row, _), total in zip(rows, totals, strict=True):
         assert row.request.pool is not None, "it has positions to pool"
         if row.request.pool.sum:

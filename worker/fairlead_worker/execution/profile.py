@@ -1,7 +1,7 @@
-"""`--profile-steps N`: where the time of N steps went, from the events of torch's profiler, in words and as JSON.
+"""`--profile-steps N`: report where the time of N steps went, from torch's profiler events, as text and JSON.
 
-Every event inside a step is of the kind of the innermost range around it: ranges are put around attention, linear layers, the model and
-sampling while the profile lasts, on this runner's own objects. What no range says (a kernel replayed by a graph) its name does.
+An event has the kind of the innermost range around it. While the profile lasts, ranges surround attention, linear layers, the model and
+sampling, on this runner's own objects. A kernel that a graph replays has no range and is classified by its name.
 """
 
 import json
@@ -21,9 +21,9 @@ from fairlead_worker.model.fuse import Slice
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 
 WARM_UP = 3
-"""Steps before the profile: the first ones make what later ones find."""
+"""Steps before the profile: the first ones build what later ones reuse."""
 WINDOW = 16
-"""Steps whose events are held at once: a step has some thousands."""
+"""Steps whose events are held in memory together: one step has some thousands."""
 PREFIX = "fairlead "
 STEP = PREFIX + "step"
 RANGES = {PREFIX + kind: kind for kind in ("attention", "GEMM", "model", "sampling", "host")} | {STEP: "host"}
@@ -32,7 +32,7 @@ NAMES = {
     "attention": ("attention", "batchprefill", "batchdecode", "persistentvariable", "mergestates", "appendpaged", "flash", "fmha"),
     "copies": ("memcpy", "memset"),
 }
-"""Parts of kernels' names, in small letters."""
+"""Parts of kernel names, in lower case."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
 
 logger = logging.getLogger(__name__)
@@ -44,18 +44,18 @@ class Account:
     def __init__(self) -> None:
         self.steps = 0
         self.step_seconds = 0.0
-        """In steps, by the profiler's own clock."""
+        """Time inside steps, by the profiler's own clock."""
         self.between_seconds = 0.0
-        """From a step's end to the next one's beginning: the scheduler, messages, and waiting for requests."""
+        """Time from a step's end to the start of the next: the scheduler, messages, and waiting for requests."""
         self.host: Counter[str] = Counter()
-        """Of the step's own thread, by kind; sums to `step_seconds`."""
+        """Time of the step's own thread, by kind; sums to `step_seconds`."""
         self.device: Counter[str] = Counter()
-        """Of kernels, by kind."""
+        """Time of kernels, by kind."""
         self.busy_seconds = 0.0
-        """In which any kernel ran."""
+        """Time in which any kernel ran."""
 
     def add(self, events: Iterable[Any]) -> None:
-        """A window of `FunctionEvent`s."""
+        """Add a window of `FunctionEvent`s."""
         spans: list[tuple[float, float]] = []
         for event in events:
             if event.device_type != torch.autograd.DeviceType.CPU:  # type: ignore[attr-defined]  # torch does not list it
@@ -74,7 +74,10 @@ class Account:
         self.busy_seconds += covered(spans) / 1e6
 
     def report(self, device: str) -> dict[str, Any]:
-        """`shares`: of the time in steps, summing to 1: on a CPU by what the thread did, on a GPU by its kernels, and `idle`."""
+        """Return the profile as JSON values.
+
+        `shares` of the time in steps sum to 1: on a CPU by what the thread did, on a GPU by its kernels and `idle`.
+        """
         whole = self.step_seconds or 1.0
         if device == "cpu":
             shares = {kind: seconds / whole for kind, seconds in self.host.items()}
@@ -95,7 +98,7 @@ class Account:
 
 
 def _kind(event: Any) -> str | None:
-    """Of the innermost range around it; None outside of steps."""
+    """Return the kind of the innermost range around `event`; None outside of steps."""
     found, at = None, event
     while at is not None:
         found = found or RANGES.get(at.name)
@@ -111,7 +114,7 @@ def _named(kernel: str) -> str | None:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """The time that lies in any of the spans, (begin, end) each."""
+    """Return the time that lies in any of the spans, (begin, end) each."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))
@@ -120,7 +123,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def words(report: dict[str, Any]) -> str:
-    """For people."""
+    """Return the report as text."""
     steps = report["steps"]
     if not steps:
         return "no step was profiled"
@@ -134,10 +137,10 @@ def words(report: dict[str, Any]) -> str:
 
 
 class Profiled:
-    """Implements `engine.plan.Runner`: another runner, of which some steps are looked at. Afterwards all is as it was."""
+    """Wraps a runner and profiles some of its steps. Implements `engine.plan.Runner`. Afterwards the runner is unchanged."""
 
     def __init__(self, runner: ModelRunner, steps: int, path: Path, clock: Callable[[], float] = time.perf_counter) -> None:
-        """OSError where `path` cannot be written."""
+        """Raises OSError if `path` cannot be written."""
         path.write_text("{}\n")
         self._runner, self._left, self._path, self._clock = runner, steps, path, clock
         self._skip = WARM_UP
@@ -172,7 +175,7 @@ class Profiled:
         return result
 
     def close(self) -> None:
-        """Writes what there is, where the engine ends before the profile does."""
+        """Write what was recorded so far, if the engine ends before the profile does."""
         if self._left and (self._window or self.account.steps):
             self._end()
             self._write()
@@ -210,7 +213,7 @@ def _in(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _ranges(runner: ModelRunner) -> Iterator[None]:
-    """Around the parts of a step while it is open."""
+    """Put ranges around the parts of a step while the context is open."""
     backend: Any = runner.backend
     planned = backend.plan
 
@@ -245,7 +248,7 @@ def _ranges(runner: ModelRunner) -> Iterator[None]:
 
 
 class _Shown:
-    """Implements `execution.forward.Forward`: another one, in a range."""
+    """Wraps a forward in a range. Implements `execution.forward.Forward`."""
 
     def __init__(self, forward: Any) -> None:
         self._forward = forward

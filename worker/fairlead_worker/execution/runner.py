@@ -1,4 +1,4 @@
-"""One forward pass: a step plan in, tokens out."""
+"""Model runner: executes a step plan and returns the sampled tokens."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ import torch
 
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, why_not
+from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
+from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, unsupported_reason
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
+from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
-from fairlead_worker.execution.sizing import DeviceMemory, find_room, kept_by, memory_of
-from fairlead_worker.execution.worst import run_worst
+from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
@@ -38,7 +38,7 @@ from fairlead_worker.weights.progress import Progress, no_progress
 
 
 class ModelRunner:
-    """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
+    """Runner of a loaded model's steps on an attention backend. Implements `engine.plan.Runner`."""
 
     def __init__(
         self,
@@ -58,20 +58,23 @@ class ModelRunner:
             modules = self.forward if isinstance(self.forward, ModuleForward) else ModuleForward(loaded.model)
             self.forward = AdaptedForward(self.forward, modules, adapters, backend)
         self.host = host
-        """KV of the host tier; None without one."""
+        """KV of the host tier; None without a host tier."""
         self.drafter = drafter
-        """None without a draft model."""
+        """The draft model; None without one."""
         self.histories = Histories()
         self.grammars = grammars
         """None: no request has a grammar."""
         self.graphs: GraphedDecodes | None = None
-        """Of steps of decodes alone; None: there are none."""
+        """CUDA graphs for decode-only steps; None: every step runs eagerly."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's rows, write their KV, and choose a token for each row that samples; several where drafts were right."""
+        """Compute the plan's rows, write their KV, and sample a token for each row that samples.
+
+        A row whose draft was right gets several tokens.
+        """
         began = time.perf_counter()
         if not plan:
             return StepResult([])
@@ -82,7 +85,7 @@ class ModelRunner:
             self.drafter.draft(plan)
         drafted = time.perf_counter()
         grammars = self.begin_masks(plan.rows)
-        logits, scores, pooled = self._look(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
+        logits, scores, pooled = self._run_with_states(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
         rows = [row for row in plan.rows if row.samples]
         masks = None if grammars is None else grammars.masks(rows)
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
@@ -99,8 +102,8 @@ class ModelRunner:
         )
 
     def begin_masks(self, rows: Sequence[Row]) -> Grammars | None:
-        """Has the masks of a step with these rows filled, from now on; None where none needs one."""
-        if self.grammars is None or not self.grammars.used:
+        """Start filling the grammar masks of a step with these rows; return None where no row needs a mask."""
+        if self.grammars is None or not self.grammars.is_used:
             return None
         constrained = [row for row in rows if row.request.grammar and row.samples]
         if not constrained:
@@ -116,8 +119,8 @@ class ModelRunner:
         tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
         return [[token] for token in tokens], logprobs
 
-    def _look(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
-        """As `logits`, with the log-probabilities of prompts' tokens, by row, and with pooled hidden states, by request."""
+    def _run_with_states(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
+        """Compute as `logits`, and return prompt log-probabilities by row and pooled hidden states by request as well."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         to_score, targets = positions_to_score(plan)
         places = torch.cat((to_score, places_to_pool(plan)))
@@ -127,8 +130,8 @@ class ModelRunner:
         return logits, scores, pooled
 
     @torch.inference_mode()
-    def follow(self, step: PackedStep, places: torch.Tensor | None) -> Places | None:
-        """For a rank other than 0: the pass that rank 0 makes of `step`, and what there is to see at `places`."""
+    def follow(self, step: PackedStep, places: torch.Tensor | None) -> HiddenStates | None:
+        """Run on a rank other than 0 the pass that rank 0 runs for `step`; return the hidden states at `places`."""
         context = self.backend.plan(step)
         if places is None:
             self.forward(step, context)
@@ -137,11 +140,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
+        """Return logits [sampling positions, vocabulary] of the plan.
+
+        The head runs on the last token of each sampling row, and on every token of a row that speculates.
+        """
         return self.run(pack(plan, self.backend.spec.page_size, self.loaded.device))
 
     def run(self, step: PackedStep) -> torch.Tensor:
-        """The logits of a packed step; those of a graph are there until the next step."""
+        """Return the logits of a packed step. Logits from a CUDA graph stay valid until the next step."""
         return run_step(step, self.forward, self.backend, self.graphs)
 
 
@@ -165,57 +171,68 @@ def make_runner(
     agree: Callable[[int], int] = int,
     memory: DeviceMemory | None = None,
 ) -> ModelRunner:
-    """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
+    """Make a runner with KV storage of `kv_pages` pages.
 
-    On a GPU that is found out by running the largest step of `steps`, and `mem_fraction_static` bounds it (`find_room`); where that step
-    does not fit, `step_tokens` of the runner says which does. Without `steps`, and on a CPU: a share of the free memory.
+    `kv_pages` 0 means as many pages as `kv_cache_bytes` hold. If that is 0 too, the runner takes what memory has room for. On a GPU that
+    room is measured by running the largest step of `steps`, bounded by `mem_fraction_static` (`profile_memory`). If that step does not
+    fit, the runner's `step_tokens` is the largest one that does. Without `steps`, and on a CPU, KV takes a share of the free memory.
 
-    `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
-    `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
-    `adapters`: of `loaded`, where its requests may have LoRA adapters.
-    `graph_rows`: decodes of a step that runs as a CUDA graph, at most; 0: none do. What the graphs take is measured with the largest step.
-    `deterministic`: rows are to have the same bits in any company; whether they do, `execution.invariant` tries.
-    `memory`: of the device; None: as it is.
-    `agree`: what each rank of a divided model has room for -> pages of all of them.
+    `host_kv_cache_bytes`: size of the host tier, see `make_host_store`.
 
-    ValueError where not even one page fits, or the backend is unknown.
+    `draft`: the draft model for the speculation method "draft". Its KV has as many pages, from the same memory.
+
+    `adapters`: LoRA adapters of `loaded`, if its requests may use them.
+
+    `graph_rows`: most decodes in a step that runs as a CUDA graph; 0: no graphs. Their memory is measured together with the largest
+    step.
+
+    `deterministic`: a row's bits must not depend on the batch. `execution.batch_invariance` verifies it.
+
+    `memory`: memory of the device; None: read from the device.
+
+    `agree`: takes the pages that this rank has room for and returns the pages of all ranks of a sharded model.
+
+    Raises ValueError if not even one page fits, or if the backend is unknown.
     """
     spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
     if loaded.ranks > 1:
-        graph_rows = 0  # which `build.graph_rows` has said
+        graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
-        graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # a guess is a row
+        graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # each drafted token is a row of its own
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
-    def stack_for(prepared: Backend) -> None:
-        if adapters is not None and graph_rows and not why_not(prepared):
-            adapters.stack()
+    def allocate_slots_for(prepared: Backend) -> None:
+        if adapters is not None and graph_rows and not unsupported_reason(prepared):
+            adapters.allocate_slots()
 
     memory = memory or memory_of(loaded.device)
     if not kv_pages and not room and steps is not None and memory is not None:
 
         def attempt(tokens: int) -> None:
-            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
-            with nullcontext(0) if adapters is None else adapters.imagined() as adapter:
-                run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
+            trial = ModelRunner(loaded, _prepare(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
+            with nullcontext(0) if adapters is None else adapters.profile_adapter() as adapter:
+                run_largest_step(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
 
-        stack_for(_prepared(make_backend(backend, spec, 1), progress, deterministic))
+        allocate_slots_for(_prepare(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
         usual = StepLimits.of(replace(steps, idle_prefill_chunks=1), page_size).tokens
         tokens, least = StepLimits.of(steps, page_size).tokens, 2 * page_size
         if loaded.ranks > 1:
-            # A rank that finds no memory leaves the others in the midst of the step: of a divided model one size is tried, which must do.
+            # An out-of-memory error on one rank leaves the others blocked inside the step. So a sharded model tries a single size, which
+            # must fit.
             tokens = least = usual
-        found = find_room(memory, mem_fraction_static, tokens, least, attempt, usual)
-        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - (0 if adapters is None else adapters.coming()))
+        found = profile_memory(memory, mem_fraction_static, tokens, least, attempt, usual)
+        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - (0 if adapters is None else adapters.pending_bytes()))
 
-        def graph_bytes(model: LoadedModel, layout: KVSpec, rows: int, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
-            tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
+        def graph_bytes(
+            model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
+        ) -> int:
+            tried = ModelRunner(model, _prepare(make_backend(backend, layout, 1), no_progress, batch_invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
-            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
+            return measure_allocation(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
 
         if graph_rows:
             taken = graph_bytes(loaded, spec, graph_rows, deterministic, adapters)
@@ -225,17 +242,17 @@ def make_runner(
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
-        coming = 0 if adapters is None else adapters.coming()
+        coming = 0 if adapters is None else adapters.pending_bytes()
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
             + (f"; adapters that may come take {coming}: lower --max-loras or --max-lora-rank" if coming else "")
         )
-    made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
-    stack_for(made)
+    made = _prepare(make_backend(backend, spec, pages), progress, deterministic)
+    allocate_slots_for(made)
     drafter = None
     if draft is not None and draft_spec is not None:
-        drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
+        drafted = _prepare(make_backend(backend, draft_spec, pages), progress)
         guesses = choose_forward(draft, drafted, native_decoder)
         drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
         drafter.graphs = _graphs(guesses, drafted, drafted_rows, loaded.max_model_len, progress)
@@ -257,19 +274,19 @@ def make_runner(
 def _graphs(
     forward: Forward, backend: Backend, rows: int, context: int, progress: Progress, slots: AdapterSlots | None = None
 ) -> GraphedDecodes | None:
-    """Recorded graphs of up to `rows` decodes, where the backend can have them."""
+    """Return recorded graphs for up to `rows` decodes; None where the backend cannot have them."""
     graphs = graphs_for(forward, backend, rows, context, slots=slots)
     if graphs is not None:
         graphs.capture(progress)
     return graphs
 
 
-def _prepared(backend: Backend, progress: Progress, invariant: bool = False) -> Backend:
-    """With its kernels built: at the start, and not at the first request."""
+def _prepare(backend: Backend, progress: Progress, batch_invariant: bool = False) -> Backend:
+    """Build the kernels of `backend` at startup, not at the first request."""
     if isinstance(backend, CpuBackend):
-        backend.invariant = invariant
+        backend.batch_invariant = batch_invariant
     if isinstance(backend, FlashInferBackend):
-        backend.invariant = invariant
+        backend.batch_invariant = batch_invariant
         progress("compile", 0)
         backend.prepare()
     return backend

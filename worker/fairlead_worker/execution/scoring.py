@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens: each of the model's own distribution after the tokens before it."""
+"""Prompt log-probabilities: each prompt token's, by the model's own distribution after the tokens before it."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -9,11 +9,11 @@ from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.scheduler.plan import StepPlan
 
 BLOCK_LOGITS = 1 << 24
-"""Most logits at once (64 MiB in float32, 110 positions of a vocabulary of 152,000), however long the chunk is."""
+"""Most logits held together (64 MiB in float32, 110 positions of a vocabulary of 152,000), for chunks of any length."""
 
 
 def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places in the packed step, the tokens that come after them), both [n] int64, of all rows in turn."""
+    """Return (token indices in the packed step, the tokens that follow them), both [n] int64, of all rows in order."""
     places: list[int] = []
     targets: list[int] = []
     for row, begin in zip(plan.rows, accumulate((row.count for row in plan.rows), initial=0), strict=False):
@@ -26,7 +26,10 @@ def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
 def score(
     plan: StepPlan, targets: torch.Tensor, logits_at: Callable[[slice], torch.Tensor], vocabulary: int
 ) -> list[tuple[TokenLogprobs, ...]]:
-    """For each row of `plan` what it has to score. `logits_at`: some of the places of `positions_to_score` -> [n, vocabulary]."""
+    """Return the prompt log-probabilities of each row of `plan`.
+
+    `logits_at`: a slice of the places of `positions_to_score` -> [n, vocabulary].
+    """
     rows = [(row.request.to_score(row.start, row.end), row.request.sampling.prompt_logprobs or 0) for row in plan.rows]
     most = max(top for wanted, top in rows if wanted)
     block = max(1, BLOCK_LOGITS // vocabulary)
@@ -42,7 +45,7 @@ def score(
 
 
 def _score_block(logits: torch.Tensor, targets: torch.Tensor, most: int) -> list[TokenLogprobs]:
-    """logits [n, vocabulary], targets [n] -> the `most` likely tokens beside the target of each."""
+    """Return the `most` likeliest tokens beside the target of each position: logits [n, vocabulary], targets [n]."""
     logits = logits.float()
     norm = logits.logsumexp(1, keepdim=True)
     chosen = logits.gather(1, targets.to(logits.device)[:, None])

@@ -1,4 +1,4 @@
-"""How much of a device's memory its KV pages get: what is left when the weights are there and the largest step is running."""
+"""Memory budget of a device: KV pages get what remains beside the weights and the largest running step."""
 
 import gc
 import logging
@@ -10,28 +10,28 @@ import torch
 
 LEAST_SPARE = 256 << 20
 SPARE = 1 / 64
-"""Of the device's memory, kept free at least: what the allocator cannot use for its being in pieces, and libraries take later on."""
+"""Share of the device's memory that always stays free, for fragmentation of the allocator and for libraries that allocate later."""
 
 logger = logging.getLogger(__name__)
 
 
 class DeviceMemory(Protocol):
-    """A device's memory, as its driver and torch's allocator tell it."""
+    """A device's memory, as its driver and torch's allocator report it."""
 
     total: int
     """Bytes."""
 
     def free(self) -> int:
-        """Bytes that nobody has, torch's own cache given back first."""
+        """Return the free bytes, after torch's own cache is released."""
         ...
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """Bytes that torch's allocator holds at most while `run` runs, above what is in use now. Raises torch.OutOfMemoryError."""
+        """Return the peak bytes of torch's allocator while `run` runs, above the current use. Raises torch.OutOfMemoryError."""
         ...
 
 
 class CudaMemory:
-    """Of a GPU."""
+    """Memory of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,42 +50,42 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
         torch.cuda.synchronize(self._device)
-        # What was reserved and not what was allocated: in service the pieces lie no better than here.
+        # Reserved rather than allocated memory: fragmentation in service is no better than here.
         return int(torch.cuda.max_memory_reserved(self._device)) - before
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """A GPU's; None of a CPU, whose memory is not measured."""
+    """Return a GPU's memory; None for a CPU, whose memory is not measured."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What came of a profile."""
+class MemoryProfile:
+    """Result of a memory profile."""
 
     kv_bytes: int
-    """For KV pages; may be less than one takes."""
+    """For KV pages; may be less than one page takes."""
     step_tokens: int
     """Tokens of the largest step that fits."""
     step_bytes: int
-    """What it takes besides weights and KV."""
+    """Memory of that step besides weights and KV."""
 
 
-def find_room(
+def profile_memory(
     memory: DeviceMemory, fraction: float, tokens: int, least: int, attempt: Callable[[int], None], usual: int | None = None
-) -> Room:
-    """The room for KV on a device whose weights are loaded.
+) -> MemoryProfile:
+    """Return the memory for KV on a device whose weights are loaded.
 
-    fraction: of the device's memory, for weights and KV pages together at most (SGLang's --mem-fraction-static). Less where a step needs
-    more than the rest of it. `attempt(tokens)` runs the worst step of that many tokens and keeps nothing; where it finds no memory, `usual`
-    are tried, which most steps keep to, and then half as many, down to `least`.
+    fraction: the most that weights and KV pages may take of the device's memory (SGLang's --mem-fraction-static). They get less if a
+    step needs more than the rest. `attempt(tokens)` runs the largest step of that many tokens and keeps nothing. If it runs out of
+    memory, the next attempts are `usual`, a size that most steps stay within, then half as many each time, down to `least`.
 
-    Raises MemoryError where not even those fit.
+    Raises MemoryError if not even those fit.
     """
     wanted = tokens
     while True:
         try:
-            step_bytes = memory.peak_of(lambda: attempt(tokens))  # noqa: B023  # runs at once
+            step_bytes = memory.peak_of(lambda: attempt(tokens))  # noqa: B023  # runs immediately
             break
         except torch.OutOfMemoryError as error:
             if tokens <= least:
@@ -107,12 +107,14 @@ def find_room(
         _gib(step_bytes),
         _gib(max(0, room)),
     )
-    return Room(max(0, room), tokens, step_bytes)
+    return MemoryProfile(max(0, room), tokens, step_bytes)
 
 
-def kept_by(memory: DeviceMemory, make: Callable[[], object]) -> int:
-    """Bytes of the device that what `make` makes holds for as long as it is there; it is given back. What else it needed meanwhile must fit
-    beside the weights alone, and so fits wherever the largest step does."""
+def measure_allocation(memory: DeviceMemory, make: Callable[[], object]) -> int:
+    """Return the bytes of device memory that the result of `make` holds; it is released again.
+
+    Temporary memory of `make` must fit beside the weights alone, so it fits wherever the largest step does.
+    """
     before = memory.free()
     made = make()
     held = before - memory.free()

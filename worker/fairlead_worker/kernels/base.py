@@ -1,7 +1,7 @@
-"""What an attention backend is: it owns the KV pages and computes attention for one packed, mixed step.
+"""Attention backend interface: a backend owns the KV pages and computes attention for one packed, mixed step.
 
-The runner packs a step, `Backend.plan` prepares it once, and every layer of the model calls `StepContext.attend`. Nothing about a
-step is global: the context travels through the model as a keyword argument.
+The runner packs a step, `Backend.plan` prepares it once, and every layer of the model calls `StepContext.attend`. A step uses no global
+state: its context travels through the model as a keyword argument.
 """
 
 import math
@@ -17,8 +17,10 @@ from fairlead_worker.native.memory import LINE
 
 
 def zeroed(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros for KV, from the beginning of a cache line on. On a CPU the operating system's own, which take memory when they are written:
-    `torch.zeros` takes all of it at once."""
+    """Return zeros for KV, aligned to a cache line.
+
+    On a CPU the operating system provides them lazily and memory is taken on the first write; `torch.zeros` takes all of it immediately.
+    """
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
@@ -29,7 +31,7 @@ def zeroed(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One attention layer as the model itself calls it (learnt by `model.probe`, not read from a config)."""
+    """One attention layer as the model itself calls it (recorded by `model.probe`, not read from a config)."""
 
     heads: int
     kv_heads: int
@@ -45,7 +47,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """Everything that decides the size of the KV storage, except the number of pages."""
+    """Everything that determines the size of the KV storage, except the number of pages."""
 
     layers: tuple[LayerSpec, ...]
     page_size: int
@@ -59,12 +61,12 @@ class KVSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes that one page takes over all layers, keys and values."""
+        """Return the bytes that one page takes over all layers, keys and values."""
         scalars = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.layers)
         return scalars * self.page_size * self.dtype.itemsize
 
     def pages_for(self, memory: int) -> int:
-        """How many pages fit into `memory` bytes."""
+        """Return how many pages fit into `memory` bytes."""
         return memory // self.page_bytes
 
 
@@ -72,8 +74,8 @@ class KVSpec:
 class PackedStep:
     """A step's rows laid end to end. T tokens, R rows, S positions whose logits are wanted.
 
-    Rows may read what other rows of the step store, whatever their order: the pages of a prefix that they share, or, where several rows
-    are of one request (a decode that speculates), the tokens before theirs. So a backend stores the KV of all rows before any attends.
+    A row may read what any other row of the step stores, in any order: the pages of a shared prefix, or, if several rows belong to one
+    request (a decode that speculates), the tokens before its own. So a backend stores the KV of all rows before any row attends.
     """
 
     tokens: torch.Tensor
@@ -81,23 +83,23 @@ class PackedStep:
     positions: torch.Tensor
     """[T] int64: each token's position in its request."""
     slots: torch.Tensor
-    """[T] int64: where each token's KV goes, `page * page_size + offset`."""
+    """[T] int64: the storage slot of each token's KV, `page * page_size + offset`."""
     starts: Sequence[int]
-    """[R] position of each row's first token, that is, the tokens whose KV is in pages already."""
+    """[R] position of each row's first token, which is the number of tokens whose KV is already in pages."""
     counts: Sequence[int]
-    """[R] tokens of each row computed now."""
+    """[R] tokens of each row computed in this step."""
     page_indptr: torch.Tensor
-    """[R + 1] int32 on the CPU: row r's page table is `page_indices[page_indptr[r] : page_indptr[r + 1]]`, exactly as long as
-    `starts + counts` tokens need."""
+    """[R + 1] int32 on the CPU: row r's page table is `page_indices[page_indptr[r] : page_indptr[r + 1]]`, exactly as long as `starts +
+    counts` tokens need."""
     page_indices: torch.Tensor
     """[pages] int32 on the CPU: the page tables of all rows, end to end (CSR, as FlashInfer's `plan` takes them)."""
     sampling: torch.Tensor
     """[S] int64: index in T of each token whose logits are wanted, ascending."""
     adapters: Sequence[int] = ()
-    """[R] each row's LoRA adapter, by number, 0 being none; empty where no row has one."""
+    """[R] number of each row's LoRA adapter, 0 for none; empty if no row has one."""
 
     def tables(self) -> list[torch.Tensor]:
-        """[R] of [pages] int32: each row's page table, views of `page_indices`."""
+        """Return each row's page table, [R] of [pages] int32, as views of `page_indices`."""
         return [self.page_indices[begin:end] for begin, end in pairwise(self.page_indptr.tolist())]
 
 
@@ -113,20 +115,20 @@ class StepContext(Protocol):
 
 
 class Backend(Protocol):
-    """Owner of the KV storage, in whatever layout its kernels like."""
+    """Owner of the KV storage, in the layout that its kernels need."""
 
     name: str
     spec: KVSpec
     pages: int
 
     def plan(self, step: PackedStep) -> StepContext:
-        """Prepare whatever is shared by all layers of this step."""
+        """Prepare whatever all layers of this step share."""
         ...
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        """All KV of `pages`, [n] int64 on the backend's device: a new tensor [n, page_bytes / itemsize], as `write_pages` takes it."""
+        """Return all KV of `pages`, [n] int64 on the backend's device, as a new tensor [n, page_bytes / itemsize] for `write_pages`."""
         ...
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        """Puts what `read_pages` gave, on the same device, into `pages`, each named once."""
+        """Write the result of `read_pages`, on the same device, into `pages`, each named once."""
         ...

@@ -1,12 +1,12 @@
-"""The backend for CPUs: as exact as `reference`, several times faster in decoding, and no compiler.
+"""Backend for CPUs: as exact as `reference`, several times faster in decoding, and without a compiler.
 
-What was measured (one core of an AMD EPYC with AVX512-BF16, bf16, 8 rows of 320 keys, 12 heads on 4 of 64, one layer): torch's own
-attention needs 0.5 ms, as it splits so little work badly; the same as two batched products and a softmax 0.13 ms, plus 0.06 ms for
-the gather. Reading the KV from memory once takes 0.12 ms, so a compiled kernel over pages in place could win 0.07 ms of a step's
-0.8 ms for a layer. So: pages are laid out so that gathering one row's pages is also the transposition that the products want.
+Measured on one core of an AMD EPYC with AVX512-BF16 (bf16, 8 rows of 320 keys, 12 heads on 4 of 64, one layer): torch's own attention
+needs 0.5 ms, because it splits so little work badly. Two batched products and a softmax need 0.13 ms, plus 0.06 ms for the gather.
+Reading the KV from memory once takes 0.12 ms, so a compiled kernel over pages in place could save 0.07 ms of a layer's 0.8 ms in a step.
+So the page layout makes the gather of a row's pages also the transposition that the products need.
 
-Prefill chunks in float32 go through torch's flash attention. In bfloat16 that is slow too (256 queries over 256 keys: 3.1 ms a layer), and
-products over blocks of 64 queries are two to three times faster (1.1 ms). A chunk that begins its request reads no pages at all.
+Prefill chunks in float32 use torch's flash attention. In bfloat16 that is slow too (256 queries over 256 keys: 3.1 ms a layer), and
+products over blocks of 64 queries are two to three times faster (1.1 ms). A chunk that begins its request reads no pages.
 """
 
 from dataclasses import dataclass
@@ -15,41 +15,41 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
-from fairlead_worker.kernels.cpu_invariant import QueryBlock, attend_block, plan_blocks
+from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
 
 GROUP_TOKENS = 65_536
-"""Most KV tokens gathered at once for a group of decode rows: bounds scratch memory (a third of a GiB at 8 heads of 128 in float32)."""
+"""Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
 BLOCK = 64
-"""Queries of a chunk whose scores are computed at once: fastest of 32 to 512, with scores that stay in the cache."""
+"""Queries of a chunk whose scores are computed together: the fastest of 32 to 512, with scores that stay in the cache."""
 BLOCK_SCORES = 1 << 22
-"""Most scores at once; very long contexts get smaller blocks."""
+"""Most scores held together; very long contexts get smaller blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """B rows of one query each and about as many pages each, attended to together. L = padded pages * page_size."""
+    """B rows of one query each and a similar number of pages, attended to together. L = padded pages * page_size."""
 
     tokens: torch.Tensor | None
-    """[B] int64: where the queries are in the packed step; None: they are the whole step, in order."""
+    """[B] int64: index of each query in the packed step; None: the queries are the whole step, in order."""
     rows: int
     pages: torch.Tensor
-    """[B * padded pages] int32. Padding is a row's own last page: what strangers keep in theirs is never read."""
+    """[B * padded pages] int32. Padding repeats a row's own last page, so a row never reads another request's page."""
     bias: torch.Tensor
     """[B, 1, L] in the KV's dtype: 0 where the query sees the key, else -inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row of Q queries over L keys. With no pages it is the beginning of its request: its keys are this step's own."""
+    """One row of Q queries over L keys. Without pages it begins its request, and its keys are this step's own."""
 
     begin: int
     end: int
     pages: torch.Tensor | None
     """[pages] int32."""
     offset: int
-    """Which of the keys belongs to the first query."""
+    """Index of the key that belongs to the first query."""
     bias: torch.Tensor
-    """[Q, L], as above."""
+    """[Q, L], 0 where the query sees the key, else -inf."""
 
 
 class CpuBackend:
@@ -60,8 +60,8 @@ class CpuBackend:
     def __init__(self, spec: KVSpec, pages: int) -> None:
         self.spec = spec
         self.pages = pages
-        self.invariant = False
-        """Whether a query's bits must not depend on the batch, nor on how its prompt was cut into chunks (`cpu_invariant`)."""
+        self.batch_invariant = False
+        """Whether a query's bits must not depend on the batch or on how its prompt was chunked (`cpu_batch_invariant`)."""
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
@@ -82,7 +82,7 @@ class CpuBackend:
 
 
 class CpuStep:
-    """One step: its rows in groups for each distinct window among the layers, made when a layer first asks."""
+    """One step: its rows grouped for each distinct window among the layers, on the first request of a layer."""
 
     def __init__(self, backend: CpuBackend, step: PackedStep) -> None:
         self._backend = backend
@@ -95,7 +95,7 @@ class CpuStep:
         keys, values = self._backend.keys[layer], self._backend.values[layer]
         _store(keys, self._step.slots, key)
         _store(values, self._step.slots, value)
-        if self._backend.invariant:
+        if self._backend.batch_invariant:
             if spec.window not in self._blocks:
                 self._blocks[spec.window] = list(plan_blocks(self._step, self._backend.spec, spec.window))
             return torch.cat([attend_block(spec, block, query, keys, values) for block in self._blocks[spec.window]])
@@ -114,9 +114,9 @@ class CpuStep:
 
 
 def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[list[Decodes], list[Chunk]]:
-    """Decode rows together with those of about as many pages, chunks one by one.
+    """Group decode rows with a similar number of pages; chunks stay alone.
 
-    How far a row is padded depends on the row alone, so that its bits do not depend on who else is in the step.
+    A row's padding depends on the row alone, so that its bits do not depend on the other rows of the step.
     """
     chunks: list[Chunk] = []
     buckets: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
@@ -137,7 +137,7 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[lis
 
 
 def padded(pages: int) -> int:
-    """`pages` rounded up to one of four sizes for each doubling: at most a quarter is padding."""
+    """Return `pages` rounded up to one of four sizes per doubling: at most a quarter is padding."""
     step = max(1, 1 << (pages.bit_length() - 3) if pages > 7 else 1)
     return -(-pages // step) * step
 
@@ -167,15 +167,15 @@ def _bias(queries: torch.Tensor, keys: torch.Tensor, window: int | None, spec: K
 
 
 def _store(storage: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
-    """new [T, kv_heads, dim] into slots [T]."""
+    """Store new [T, kv_heads, dim] into slots [T]."""
     storage.view(storage.shape[0], -1, new.shape[2]).index_copy_(1, slots, new.transpose(0, 1).to(storage.dtype))
 
 
 def _decode(spec: LayerSpec, group: Decodes, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """query [B, heads, key_dim] -> [B, heads, value_dim]."""
+    """Attend with query [B, heads, key_dim] -> [B, heads, value_dim]."""
     rows, kv_heads = group.rows, spec.kv_heads
     length = group.bias.shape[2]
-    # The query heads that share a KV head become so many queries of it: no repeated keys.
+    # Query heads that share a KV head become several queries of it, so keys need not be repeated.
     query = query.reshape(rows, kv_heads, -1, spec.key_dim).transpose(0, 1).reshape(kv_heads * rows, -1, spec.key_dim)
     key = keys.index_select(1, group.pages).view(kv_heads * rows, length, spec.key_dim)
     scores = torch.bmm(query * spec.scaling, key.transpose(1, 2)).view(kv_heads, rows, -1, length)
@@ -190,7 +190,10 @@ def _decode(spec: LayerSpec, group: Decodes, query: torch.Tensor, keys: torch.Te
 def _chunk(
     spec: LayerSpec, chunk: Chunk, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """query [Q, heads, key_dim], key and value [Q, kv_heads, dim] of this step, keys and values the storage -> [Q, heads, value_dim]."""
+    """Attend with query [Q, heads, key_dim] -> [Q, heads, value_dim].
+
+    key and value [Q, kv_heads, dim] are this step's; keys and values are the storage.
+    """
     if chunk.pages is None:
         key, value = key.transpose(0, 1), value.transpose(0, 1)
     else:
@@ -211,7 +214,7 @@ def _chunk(
 
 
 def _blocks(spec: LayerSpec, chunk: Chunk, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """As `_chunk`, key and value [kv_heads, L, dim]: a block of queries sees only the keys up to its last one."""
+    """Compute as `_chunk`, with key and value [kv_heads, L, dim]: a block of queries reads only the keys up to its last query."""
     count, kv_heads = query.shape[0], spec.kv_heads
     query = (query * spec.scaling).view(count, kv_heads, -1, spec.key_dim).permute(1, 2, 0, 3)
     output = query.new_empty(count, kv_heads, query.shape[1], spec.value_dim)

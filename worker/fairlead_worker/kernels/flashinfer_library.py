@@ -1,4 +1,4 @@
-"""What we use of FlashInfer, as a type, and how it is found. `test_flashinfer_library.py` binds our calls to the real one.
+"""Types for the part of FlashInfer that the worker uses, and its import. `test_flashinfer_library.py` binds our calls to the real one.
 
 Checked against flashinfer-python 0.7.2.post1.
 """
@@ -13,20 +13,22 @@ import torch
 from fairlead_worker.kernels.base import LayerSpec
 
 HEAD_DIMS = (64, 128, 256)
-"""That all kernels used here have (`DISPATCH_HEAD_DIM`; 512 is not in every one of them)."""
+"""Head sizes that all kernels used here support (`DISPATCH_HEAD_DIM`; some of them also support 512)."""
 DTYPES = (torch.float16, torch.bfloat16)
-"""Of queries and KV: the products are of the tensor cores, in 16 bits."""
+"""Dtypes of queries and KV: the tensor cores multiply 16-bit numbers."""
 LAYOUT = "NHD"
-"""Pages as [page_size, kv_heads, dim]. A token's heads are side by side, as the projections leave them, so that storing KV is one
-contiguous write a token; and it is the reference backend's own layout, so that layers which FlashInfer does not do are served from the
-same pages. HND is for kernels of Blackwell alone (trtllm-gen)."""
+"""Pages as [page_size, kv_heads, dim].
+
+A token's heads are side by side, as the projections produce them, so storing KV is one contiguous write per token. It is also the
+reference backend's layout, so layers that FlashInfer does not support use the same pages. HND is only for kernels of Blackwell
+(trtllm-gen)."""
 
 logger = logging.getLogger(__name__)
 KV = tuple[torch.Tensor, torch.Tensor]
 
 
 class PrefillWrapper(Protocol):
-    """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`: any number of queries a row."""
+    """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`: any number of queries per row."""
 
     def plan(
         self,
@@ -52,7 +54,7 @@ class PrefillWrapper(Protocol):
 
 
 class DecodeWrapper(Protocol):
-    """`flashinfer.BatchDecodeWithPagedKVCacheWrapper`: one query a row."""
+    """`flashinfer.BatchDecodeWithPagedKVCacheWrapper`: one query per row."""
 
     def plan(
         self,
@@ -93,7 +95,7 @@ class Library(Protocol):
         paged_kv_indices_buffer: torch.Tensor | None = None,
         paged_kv_last_page_len_buffer: torch.Tensor | None = None,
     ) -> DecodeWrapper:
-        """With `use_cuda_graph`, `plan` takes one batch size alone and writes the page tables into these buffers, for a graph to read."""
+        """With `use_cuda_graph`, `plan` accepts a single batch size and writes the page tables into these buffers, which a graph reads."""
         ...
 
     def append_paged_kv_cache(
@@ -114,16 +116,16 @@ class Library(Protocol):
 
 @cache
 def library() -> Library | None:
-    """FlashInfer; None, with the reason in the log, where it is not installed or does not import."""
+    """Return FlashInfer; None, with the reason in the log, if it is not installed or does not import."""
     try:
         return cast(Library, importlib.import_module("flashinfer"))
-    except Exception as error:  # besides ImportError: a library that does not find its CUDA raises what it likes
-        logger.warning("FlashInfer is not there, attention is the slow `reference`: %s (install fairlead[gpu])", error)
+    except Exception as error:  # besides ImportError: a library that does not find its CUDA raises other exceptions
+        logger.warning("FlashInfer is not available, so attention uses the slow `reference`: %s (install fairlead[gpu])", error)
         return None
 
 
 def unsupported(layer: LayerSpec, dtype: torch.dtype) -> str:
-    """Why FlashInfer does not do `layer`; empty where it does."""
+    """Return why FlashInfer does not support `layer`; empty if it does."""
     if dtype not in DTYPES:
         return f"{str(dtype).removeprefix('torch.')} (its kernels are for float16 and bfloat16)"
     if layer.key_dim != layer.value_dim:

@@ -1,7 +1,7 @@
-"""The backend for CPUs with AVX512 and its bfloat16 products: one call of the compiled library for each layer (`native/src/attention.c`).
+"""Backend of the compiled library: one call for each layer (`native/src/attention.c`).
 
-Pages are read in place, in tiles of 16 keys that the products can use as they are; nothing is gathered, however long the context. A query's
-bits depend on its own KV and position alone: neither on the batch, nor on the number of threads, nor on how a prompt was cut into chunks.
+Pages are read in place, in tiles of 16 keys that the products use directly; nothing is gathered at any context length. A query's bits
+depend on its own KV and position alone, not on the batch, the number of threads or the chunks of a prompt.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
 Ints = npt.NDArray[np.int32]
 AHEAD_BYTES = 128 << 20
-"""Of KV that is resident before it is used."""
+"""Bytes of KV that are made resident before they are used."""
 
 
 class Attention(ctypes.Structure):
@@ -48,12 +48,12 @@ class Step(ctypes.Structure):
 
 
 def serves(spec: KVSpec) -> bool:
-    """Whether this backend can hold such KV here: the library loads, and the KV is float32 or bfloat16 on the CPU."""
+    """Return whether this backend can hold such KV here: the library loads, and the KV is float32 or bfloat16 on the CPU."""
     return spec.device.type == "cpu" and spec.dtype in KINDS and native() is not None
 
 
 class NativeBackend:
-    """Keys and values as [pages, kv_heads, page_size * dim] for each layer; within that, the tiles of attention.c."""
+    """Keys and values as [pages, kv_heads, page_size * dim] for each layer, internally in the tiles of attention.c."""
 
     name = "native"
 
@@ -74,11 +74,11 @@ class NativeBackend:
         ]
         self.keys, self.values = parts[::2], parts[1::2]
         self.resident = Resident(parts, AHEAD_BYTES // spec.page_bytes)
-        self.resident.used(0)
+        self.resident.mark_used(0)
         self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, strict=True)]
 
     def plan(self, step: PackedStep) -> "NativeStep":
-        self.resident.used(int(step.page_indices.numpy().max()))
+        self.resident.mark_used(int(step.page_indices.numpy().max()))
         return NativeStep(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class NativeBackend:
 
 
 class NativeStep:
-    """One step: where each row's tokens and pages are, as the library reads it."""
+    """One step: each row's tokens and pages, as the library reads them."""
 
     def __init__(self, backend: NativeBackend, step: PackedStep) -> None:
         offsets = np.zeros(len(step.counts) + 1, np.int32)
@@ -100,12 +100,12 @@ class NativeStep:
         self._rows = _Rows(backend, np.array(step.starts, np.int32), offsets, step.page_indptr.numpy(), step.page_indices.numpy())
         self.native = self._rows.native
 
-    def alone(self, tokens: torch.Tensor) -> "_Rows":
-        """Rows of one token each, for `tokens` [S] int64 of this step: they attend over its pages, which have all of its KV by then."""
+    def single_token_rows(self, tokens: torch.Tensor) -> "_Rows":
+        """Return one-token rows for `tokens` [S] int64 of this step. They attend over its pages, which hold all of its KV by then."""
         rows, chosen = self._rows, tokens.numpy()
         of = np.searchsorted(rows.offsets, chosen, "right") - 1
         starts = (rows.starts[of] + chosen - rows.offsets[of]).astype(np.int32)
-        # Only where a row's pages begin is looked at, so the places need not rise.
+        # The library reads only where a row's pages begin, so the offsets need not rise.
         return _Rows(self._backend, starts, np.arange(len(chosen) + 1, dtype=np.int32), rows.page_indptr[of], rows.page_indices)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ class NativeStep:
 
 
 class _Rows:
-    """A `Step` of native.h, and what its pointers point to."""
+    """A `Step` of native.h and the arrays that its pointers refer to."""
 
     def __init__(self, backend: NativeBackend, starts: Ints, offsets: Ints, page_indptr: Ints, page_indices: Ints) -> None:
         self.starts, self.offsets, self.page_indptr, self.page_indices = starts, offsets, page_indptr, page_indices
@@ -141,7 +141,7 @@ def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor) -> Att
 
 
 def _kinds(backend: NativeBackend) -> list[Attention]:
-    """One layer of each sort, of which a model has one or two."""
+    """Return one layer of each kind; a model has one or two kinds."""
     return [backend.layers[backend.spec.layers.index(spec)] for spec in set(backend.spec.layers)]
 
 
@@ -150,7 +150,7 @@ def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
 
 
 def _rows(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, heads, dim] whose tokens may lie any distance apart, as in a view of stacked projections; only other layouts are copied."""
+    """Return [T, heads, dim] with any stride between tokens, as in a view of stacked projections. Other layouts are copied."""
     tensor = tensor.to(dtype)
     if tensor.stride(2) == 1 and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2]):
         return tensor

@@ -1,7 +1,7 @@
-"""A packed step as the arrays that FlashInfer plans from. Pure: tensors on the CPU in, tensors on the CPU out.
+"""A packed step as the arrays that FlashInfer plans from. Pure: CPU tensors in, CPU tensors out.
 
-FlashInfer's `plan` computes its schedule on the host and would copy device tensors back to it, which waits for all work queued before:
-so everything here stays on the CPU (docs.flashinfer.ai, "kv-layout": page tables as CSR, and the length of each row's last page).
+FlashInfer's `plan` computes its schedule on the host. It would copy device tensors back, which waits for all queued work, so everything
+here stays on the CPU (docs.flashinfer.ai, "kv-layout": page tables as CSR, and the length of each row's last page).
 """
 
 from dataclasses import dataclass, replace
@@ -19,21 +19,21 @@ class Paging:
     query_indptr: torch.Tensor
     """[R + 1]: row r's queries are tokens `query_indptr[r] : query_indptr[r + 1]` of the step."""
     page_indptr: torch.Tensor
-    """[R + 1]: its pages are `page_indices[page_indptr[r] : page_indptr[r + 1]]`."""
+    """[R + 1]: row r's pages are `page_indices[page_indptr[r] : page_indptr[r + 1]]`."""
     page_indices: torch.Tensor
     """[pages]"""
     last_page_len: torch.Tensor
-    """[R]: tokens in its last page once this step's are stored, 1 to page_size."""
+    """[R]: tokens in each row's last page after this step's are stored, 1 to page_size."""
     rows: torch.Tensor
-    """[T]: whose each token is."""
+    """[T]: the row of each token."""
     positions: torch.Tensor
-    """[T]: each token's position in its row's KV, where its own goes."""
+    """[T]: each token's position in its row's KV."""
     single: bool
-    """Every row has one query: a step of decodes alone."""
+    """Whether every row has one query: a decode-only step."""
 
 
 def plan_pages(step: PackedStep, page_size: int) -> Paging:
-    """The arrays of `step`, whose page tables are exactly as long as its rows need (`PackedStep.page_indptr`)."""
+    """Return the arrays of `step`, whose page tables are exactly as long as its rows need (`PackedStep.page_indptr`)."""
     starts, counts = np.array(step.starts, np.int32), np.array(step.counts, np.int32)
     indptr = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=indptr[1:])
@@ -50,26 +50,26 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
     )
 
 
-def pinned(paging: Paging) -> Paging:
-    """The same in pinned memory, which torch keeps until copies from it are over: they go to the device without waiting."""
+def pin(paging: Paging) -> Paging:
+    """Copy the arrays to pinned memory, from which copies to the device do not wait. torch keeps that memory until its copies complete."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
     return replace(paging, **{name: getattr(paging, name).pin_memory() for name in parts})
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How the step's tokens stand among the queries of a plan that has more."""
+    """Mapping between a step's tokens and the queries of a padded plan."""
 
     tokens: torch.Tensor
-    """[Q] int64: which token each query is."""
+    """[Q] int64: the token of each query."""
     places: torch.Tensor
-    """[T] int64: where each token's own query is."""
+    """[T] int64: the query of each token."""
 
 
-def in_whole_tiles(paging: Paging, step: PackedStep, page_size: int, least: int) -> tuple[Paging, Tiles]:
-    """The same with at least `least` queries in each row.
+def pad_to_tile(paging: Paging, step: PackedStep, page_size: int, least: int) -> tuple[Paging, Tiles]:
+    """Pad each row to at least `least` queries.
 
-    What a row lacks are copies of its last token, which stand behind it with keys of any page (0): no query of its own sees those.
+    The padding repeats a row's last token behind it, with page 0 as its keys: no query of the row itself sees those.
     """
     starts, counts = np.array(step.starts, np.int64), np.array(step.counts, np.int64)
     padded = np.maximum(counts, least)

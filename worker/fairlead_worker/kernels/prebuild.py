@@ -1,7 +1,7 @@
-"""FlashInfer's kernels compiled ahead: `python -m fairlead_worker.kernels.prebuild`, with nvcc, at the build of an image.
+"""Compile FlashInfer's kernels ahead of time, with nvcc, in an image build: `python -m fairlead_worker.kernels.prebuild`.
 
-They go where FlashInfer looks first (`flashinfer/data/aot`), so that a pod needs no compiler, and neither its start nor its first request
-waits for one. No GPU is needed: FLASHINFER_CUDA_ARCH_LIST says for which ones ("9.0a 10.0a").
+The kernels go where FlashInfer looks first (`flashinfer/data/aot`). So a pod needs no compiler, and neither its start nor its first
+request waits for one. The build needs no GPU: FLASHINFER_CUDA_ARCH_LIST names the target architectures ("9.0a 10.0a").
 """
 
 import argparse
@@ -18,7 +18,7 @@ from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 
 PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation")))
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-"""Of `fused.gated.ACTIVATIONS`, by FlashInfer's names for their modules."""
+"""The activations of `fused.gated.ACTIVATIONS`, by FlashInfer's module names."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object]:
-    """What to build, by name: for each kind of layer the prefill kernels, which decode on tensor cores too, and the other decode kernels;
-    the one that stores KV; and those of fused layers. Caps come with a window and without (Gemma 2), as windows do."""
+    """Return the modules to build, by name.
+
+    These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the kernel that
+    stores KV; and the kernels of fused layers. Soft caps occur with and without a window (Gemma 2).
+    """
     aot, page, norm, rope, activation = map(importlib.import_module, PARTS)
     specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module()]
     specs += [activation.gen_act_and_mul_module(name) for name in ACTIVATIONS]

@@ -1,7 +1,7 @@
-"""The reference backend: gather a row's pages, then torch's own attention. Exact and plain; the oracle of every other backend.
+"""Reference backend: gather a row's pages, then torch's own attention. Exact and plain; every other backend is compared with it.
 
-It also serves on CPUs until a faster backend does, so what is shared by all layers (page gathers, masks) is made once a step, and decode
-rows of like length go together. A row's numbers do not depend on the others: padding is the row's own last page, masked out.
+It also serves devices without a faster backend. So what all layers share (page gathers, masks) is made once a step, and decode rows of
+similar length go together. A row's numbers do not depend on the others: padding is the row's own last page, masked out.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
 
 GROUP_TOKENS = 65_536
-"""Most KV tokens gathered at once for a group of decode rows: bounds scratch memory (a third of a GiB at 8 heads of 128 in float32)."""
+"""Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Group:
     """Rows attended to together: one row with any number of queries, or several with one query each. B rows, Q queries, L keys."""
 
     tokens: slice | torch.Tensor
-    """Where the B * Q queries are in the packed step."""
+    """Indices of the B * Q queries in the packed step."""
     rows: int
     queries: int
     pages: torch.Tensor
@@ -57,7 +57,7 @@ class ReferenceBackend:
 
 
 class ReferenceStep:
-    """One step: groups of rows for each distinct window among the layers, made when a layer first asks."""
+    """One step: groups of rows for each distinct window among the layers, made on the first request of a layer."""
 
     def __init__(self, backend: ReferenceBackend, step: PackedStep) -> None:
         self._backend = backend
@@ -78,7 +78,7 @@ class ReferenceStep:
 
 
 def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Group]:
-    """Chunks one by one; decode rows in groups of about equally many pages."""
+    """Return chunks one by one, and decode rows in groups with a similar number of pages."""
     groups: list[Group] = []
     decodes: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
     token = 0
@@ -97,7 +97,7 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Grou
 
 
 def _padded(pages: int) -> int:
-    """`pages` rounded up to one of four sizes for each doubling: at most a quarter is padding."""
+    """Return `pages` rounded up to one of four sizes per doubling: at most a quarter is padding."""
     step = max(1, 1 << (pages.bit_length() - 3) if pages > 7 else 1)
     return -(-pages // step) * step
 
@@ -128,13 +128,13 @@ def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> t
 
 
 def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """query [B * Q, heads, key_dim] -> [B * Q, heads, value_dim]."""
+    """Attend with query [B * Q, heads, key_dim] -> [B * Q, heads, value_dim]."""
     length = group.pages.shape[0] // group.rows * keys.shape[1]
     key = keys.index_select(0, group.pages).view(group.rows, length, spec.kv_heads, spec.key_dim).transpose(1, 2)
     value = values.index_select(0, group.pages).view(group.rows, length, spec.kv_heads, spec.value_dim).transpose(1, 2)
     mask = group.mask
     if group.queries == 1:
-        # The query heads that share a KV head become so many queries of it: no repeated keys.
+        # Query heads that share a KV head become several queries of it, so keys need not be repeated.
         query = query.view(group.rows, spec.kv_heads, spec.heads // spec.kv_heads, spec.key_dim)
         output = _attention(spec, query, key, value, mask)
         return output.reshape(group.rows, spec.heads, spec.value_dim)
@@ -146,7 +146,7 @@ def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torc
 
 
 def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """query [B, heads or kv_heads, Q, key_dim], key and value [B, kv_heads, L, dim]; no mask: causal from the first key."""
+    """Attend: query [B, heads or kv_heads, Q, key_dim], key and value [B, kv_heads, L, dim]. Without a mask: causal from the first key."""
     if spec.softcap is not None:
         return _softcapped(spec, spec.softcap, query, key, value, mask)
     if mask is not None:
@@ -159,7 +159,7 @@ def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: t
 def _softcapped(
     spec: LayerSpec, softcap: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """As transformers' eager attention: torch's fused kernel has no cap on scores."""
+    """Attend as transformers' eager attention: torch's fused kernel has no soft cap on scores."""
     if query.shape[1] != key.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)

@@ -1,4 +1,4 @@
-"""Which backend serves: by name, or by the device."""
+"""Choice of the attention backend, by name or by device."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,9 @@ BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {
 
 
 def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
-    """The backend called `name` (`auto`: the best one for the device) with storage for `pages` pages.
+    """Make the backend called `name` (`auto`: the best one for the device) with storage for `pages` pages.
 
-    ValueError on an unknown name, and on one that cannot serve here.
+    Raises ValueError for an unknown name, and for a backend that cannot serve here.
     """
     chosen = name if name != "auto" else _best(spec)
     if chosen not in BACKENDS:

@@ -1,4 +1,4 @@
-"""Small arrays to the device and back without waiting for it: copies from and to ordinary memory wait for all that is queued before."""
+"""Asynchronous copies of small arrays to the device and back. Copies of pageable memory would wait for all work queued before."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,9 +8,9 @@ import torch
 def to_device(
     values: torch.Tensor | Sequence[int] | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """`values` on `device`. To a GPU through pinned memory, which torch keeps until the copy is over, in the order of the stream.
+    """Copy `values` to `device`. A GPU gets them through pinned memory, which torch keeps until the copy completes, in stream order.
 
-    In one piece: of views with gaps torch makes a copy first, and that one is in ordinary memory.
+    A view with gaps becomes contiguous first: torch would copy it through pageable memory.
     """
     host = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)
     if dtype is not None:
@@ -21,10 +21,10 @@ def to_device(
 
 
 def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Has `values` copied to the host, in the order of the stream. The answer waits for them, and for nothing that is queued behind."""
+    """Queue a copy of `values` to the host, in stream order. The returned function waits for that copy only."""
     if values.device.type != "cuda":
         return lambda: values
-    # Pinned memory comes from torch's cache, which gives it out again when an event says that the copy is over.
+    # Pinned memory comes from torch's cache, which reuses it after an event marks the copy complete.
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch

@@ -1,13 +1,13 @@
-"""LoRA adapters of a loaded model: any number of them at work in one packed forward pass, each on its own tokens.
+"""LoRA adapters of a loaded model: one packed forward pass serves any number of them, each on its own tokens.
 
-A hook on a linear layer adds `up @ (down @ x)` to what the layer answers, adapter by adapter over the tokens that it has in the step, so
-that one pass serves requests of several adapters and of none (the idea is Punica's, Chen et al. 2023, and S-LoRA's, Sheng et al. 2023).
-Where projections are stacked, the hook is on the slice that stands for one of them. A layer that no adapter touches has no hook.
+A hook on a linear layer adds `up @ (down @ x)` to the layer's output, adapter by adapter over the tokens of each in the step. So one
+pass serves requests of several adapters and of none (an idea of Punica, Chen et al. 2023, and S-LoRA, Sheng et al. 2023). On stacked
+projections the hook is on the slice that stands for one of them. A layer without adapters has no hook.
 
-Where decodes run as CUDA graphs, the matrices lie in the slots that graphs read (`model/slots.py`), and the hooks here have views of them.
+If decodes run as CUDA graphs, the matrices are in the slots that graphs read (`lora/slots.py`), and the hooks here use views of them.
 
-Of a divided model each rank has a part of each adapter (`parallel/adapter_parts.py`), and loads and unloads it at the same point between
-the same steps: what one of them cannot load is loaded on none.
+Each rank of a sharded model has a part of each adapter (`lora/parts.py`), and loads and unloads it at the same point between the same
+steps. An adapter that one rank cannot load is loaded on none.
 """
 
 import logging
@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.files import AdapterFiles, Pair, read_adapter
-from fairlead_worker.lora.layers import TRIAL_TOKENS, adaptable, refused, site_of, sizes_of
+from fairlead_worker.lora.layers import TRIAL_TOKENS, adaptable_layers, site_of, sizes_of, unsupported_reason
 from fairlead_worker.lora.parts import part_of
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
@@ -35,8 +35,8 @@ from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
 
-IMAGINED = -1
-"""Number of an adapter that is there to be measured, and has no requests."""
+PROFILE_ADAPTER = -1
+"""Number of a temporary adapter that exists only for memory profiling and has no requests."""
 
 
 class Segment(NamedTuple):
@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
     adapter: int
     tokens: torch.Tensor | None
-    """[n] int64, on the model's device; None: all of the step's."""
+    """[n] int64, on the model's device; None: all tokens of the step."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Delta:
     down: nn.Module
     up: nn.Module
     pair: Pair | None = None
-    """The matrices of both, as they are; None where they were laid out for a CPU."""
+    """The matrices of both, unpacked; None if they are packed for a CPU."""
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = self.up(self.down(inputs))
@@ -60,17 +60,17 @@ class _Delta:
 
 
 class _Active:
-    """The step that runs now, as the hooks of one model see it."""
+    """The current step, shared by the hooks of one model."""
 
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
         self.tokens = 0
         self.failures: list[Exception] | None = None
-        """Of the hooks, in a pass that is a trial; None: it is none, and what fails ends it."""
+        """Errors of hooks in a trial pass; None outside of a trial, where an error fails the pass."""
 
 
 class _Adapted:
-    """One linear layer's adapters, as its forward hook."""
+    """The adapters of one linear layer, as its forward hook."""
 
     def __init__(self, path: str, module: nn.Module, active: _Active) -> None:
         self.path = path
@@ -79,13 +79,13 @@ class _Adapted:
         self._handle: RemovableHandle = module.register_forward_hook(self)
 
     @property
-    def listens(self) -> bool:
-        """Whether it has something to add in the step that runs now."""
+    def is_active(self) -> bool:
+        """Return whether an adapter of the current step touches this layer."""
         return any(segment.adapter in self.deltas for segment in self._active.segments)
 
     def __call__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
-        """The layer's answer [..., T, out_features], with what the adapters of the step's tokens add to it, in place."""
-        if not self.listens:
+        """Add the adapters' contribution to the layer's output [..., T, out_features], in place."""
+        if not self.is_active:
             return answer
         if self._active.failures is None:
             return self._add(inputs[0], answer)
@@ -103,7 +103,7 @@ class _Adapted:
             delta = self.deltas.get(adapter)
             if delta is None:
                 continue
-            flat = answer.view(len(rows), -1)  # a slice of a stack's answer too, which is nobody else's
+            flat = answer.view(len(rows), -1)  # a slice of a stack's output as well: no other layer reads it
             if tokens is None:
                 flat.add_(delta(rows))
             else:
@@ -115,29 +115,29 @@ class _Adapted:
 
 
 class AdapterSet:
-    """The adapters of one model, by number. Loading and unloading happen between steps."""
+    """The adapters of one model, by number. They are loaded and unloaded between steps."""
 
     def __init__(self, loaded: LoadedModel, max_loras: int, max_rank: int, growing: bool = True, group: Group | None = None) -> None:
-        """`growing`: more are loaded while it serves. `group`: the ranks that `loaded` is divided over."""
+        """`growing`: adapters can be loaded while the engine serves. `group`: the ranks that share `loaded`."""
         self._loaded, self._group = loaded, group
         self._most, self._max_rank, self._growing = max_loras, max_rank, growing
         self._layers: dict[str, _Adapted] = {}
         self._active = _Active()
         self.infos: dict[int, AdapterInfo] = {}
         self.slots: AdapterSlots | None = None
-        """Where CUDA graphs find them; None: nowhere."""
+        """Slots that CUDA graphs read; None without graphs."""
 
     def __contains__(self, number: int) -> bool:
         return number in self.infos
 
     @torch.inference_mode()
     def load(self, number: int, name: str, uri: str, folder: Path) -> AdapterInfo:
-        """Read and try the adapter in `folder`. Raises AdapterError; then everything is as it was.
+        """Read and try the adapter in `folder`. On AdapterError the state is unchanged.
 
-        Of a divided model on all ranks at once, and with the same outcome: none goes on before all have said how they fared.
+        All ranks of a sharded model load together and with the same outcome: each waits for the results of all.
         """
-        files, cause = self._prepared(number, name, uri, folder)
-        cause = self._agreed(cause, files.digest if files is not None else "") or self._agreed(self._tried(number))
+        files, cause = self._prepare(number, name, uri, folder)
+        cause = self._agree(cause, files.digest if files is not None else "") or self._agree(self._try(number))
         if cause or files is None:
             self.unload(number)
             raise AdapterError(name, uri, cause)
@@ -146,7 +146,7 @@ class AdapterSet:
         return info
 
     def unload(self, number: int) -> None:
-        """Forget an adapter; an unknown number is nothing to forget."""
+        """Remove an adapter; an unknown number is ignored."""
         self.infos.pop(number, None)
         if self.slots is not None:
             self.slots.drop(number)
@@ -156,13 +156,15 @@ class AdapterSet:
                 del self._layers[path]
 
     @torch.inference_mode()
-    def stack(self) -> None:
-        """Gives every adapter, loaded now or later, a slot that CUDA graphs read: as many slots as there are adapters, of the rank and the
-        layers that they have; where more may come, as many, of the rank and on all layers, as may be. None where none is nor will be.
-        MemoryError where they do not fit."""
+    def allocate_slots(self) -> None:
+        """Allocate the slots that CUDA graphs read, and move loaded adapters into them.
+
+        If adapters can be loaded later, there are as many slots as allowed, of the highest rank and on all layers. Else there are as
+        many as adapters, of their rank and layers; none without adapters. Raises MemoryError if they do not fit.
+        """
         if self.slots is not None or not (self.infos or self._growing):
             return
-        sizes = adaptable(self._loaded.model)
+        sizes = adaptable_layers(self._loaded.model)
         paths = sizes if self._growing else sizes.keys() & self._layers.keys()
         layers = {path: (site_of(self._loaded.model, path), sizes[path]) for path in paths}
         slots = self._most if self._growing else len(self.infos)
@@ -170,34 +172,34 @@ class AdapterSet:
         self.slots = AdapterSlots(layers, slots, rank, self._loaded.dtype, self._loaded.device)
         for number in self.infos:
             pairs = {path: layer.deltas[number].pair for path, layer in self._layers.items() if number in layer.deltas}
-            if all(pairs.values()):  # moved one by one: where they were is free again
+            if all(pairs.values()):  # moved one by one, so that the memory of each is free again
                 self._hook(number, {path: pair for path, pair in pairs.items() if pair is not None})
 
-    def coming(self) -> int:
-        """Bytes that adapters which may still come take at most, where no slots are kept for them."""
+    def pending_bytes(self) -> int:
+        """Return the bytes that adapters loaded later may take, if no slots are reserved for them."""
         if self.slots is not None or not self._growing:
             return 0
-        values = self._max_rank * sum(map(sum, adaptable(self._loaded.model).values()))
+        values = self._max_rank * sum(map(sum, adaptable_layers(self._loaded.model).values()))
         return (self._most - len(self.infos)) * values * self._loaded.dtype.itemsize
 
     @contextmanager
-    def imagined(self) -> Iterator[int]:
-        """The number of an adapter of which a step takes as much memory as it can of any; 0: there is none, nor will there be."""
+    def profile_adapter(self) -> Iterator[int]:
+        """Yield the number of an adapter that makes a step take the most memory; 0 if there are no adapters and none can be loaded."""
         if not self._growing:
             yield max(self.infos, key=lambda number: self.infos[number].rank, default=0)
             return
-        layers, rank = adaptable(self._loaded.model), self._max_rank
+        layers, rank = adaptable_layers(self._loaded.model), self._max_rank
         zeros = torch.zeros(rank * max(map(max, layers.values()), default=0), dtype=self._loaded.dtype, device=self._loaded.device)
         try:
             for path, (inputs, outputs) in layers.items():
                 down, up = zeros[: rank * inputs].view(rank, inputs), zeros[: rank * outputs].view(outputs, rank)
-                self._layer(path).deltas[IMAGINED] = _Delta(_plain(down), _plain(up))
-            yield IMAGINED
+                self._layer(path).deltas[PROFILE_ADAPTER] = _Delta(_plain(down), _plain(up))
+            yield PROFILE_ADAPTER
         finally:
-            self.unload(IMAGINED)
+            self.unload(PROFILE_ADAPTER)
 
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
-        """Implements `engine.loop.Adapters`."""
+        """Load or unload an adapter. Implements `engine.loop.Adapters`."""
         if isinstance(message, LoadAdapter):
             try:
                 return AdapterChanged(message.number, self.load(message.number, message.name, message.uri, Path(message.path)))
@@ -209,20 +211,20 @@ class AdapterSet:
         return AdapterChanged(message.number)
 
     @contextmanager
-    def over(self, numbers: Sequence[int], counts: Sequence[int]) -> Iterator[None]:
-        """For the forward pass inside: rows of `counts` tokens each are those of the adapters `numbers`, 0 being none."""
+    def activate(self, numbers: Sequence[int], counts: Sequence[int]) -> Iterator[None]:
+        """Apply adapters in the forward pass inside this context: row i has `counts[i]` tokens and adapter `numbers[i]`, 0 for none."""
         self._active.segments, self._active.tokens = _segments(numbers, counts, self._loaded.device), sum(counts)
         try:
             yield
         finally:
             self._active.segments = ()
 
-    def _agreed(self, cause: str, digest: str = "") -> str:
-        """Why not all ranks can go on; empty where they can."""
+    def _agree(self, cause: str, digest: str = "") -> str:
+        """Return why the ranks cannot all go on; empty if they can."""
         return cause if self._group is None else self._group.objection(cause, digest)
 
-    def _prepared(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
-        """What is in `folder`, with hooks that compute it; or why there is nothing."""
+    def _prepare(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
+        """Read the files of `folder` and install hooks for them; return the files, or the reason for a failure."""
         try:
             files = read_adapter(name, uri, folder, self._max_rank)
             if (count := len(self.infos)) >= self._most:
@@ -235,16 +237,16 @@ class AdapterSet:
             self._install(name, uri, number, {path: self._part(name, uri, path, pair) for path, pair in files.pairs.items()})
         except AdapterError as error:
             return None, error.cause
-        except Exception as error:  # what nobody foresaw of a stranger's files is no reason to end
+        except Exception as error:  # an unexpected error in a user's files must not stop the engine
             logger.exception("LoRA adapter %s could not be read", name)
             return None, AdapterError(name, uri, f"{type(error).__name__}: {error}").cause
         return files, ""
 
     def _part(self, name: str, uri: str, path: str, pair: Pair) -> Pair:
-        """What is this rank's of the matrices of one layer. Raises AdapterError where the model has no such layer."""
+        """Return this rank's part of one layer's matrices. Raises AdapterError if the model has no such layer."""
         model, shards = self._loaded.model, self._loaded.shards
         try:
-            why = refused(model, path)
+            why = unsupported_reason(model, path)
         except AttributeError:
             raise AdapterError(name, uri, f"the model has no {path}: is it an adapter of another model?") from None
         if why:
@@ -260,7 +262,7 @@ class AdapterSet:
         return pair if divided is None else part_of(pair, divided.cut)
 
     def _install(self, name: str, uri: str, number: int, read: dict[str, Pair]) -> None:
-        """From the host's memory: a device has room for its slot, and perhaps for no more. Raises AdapterError."""
+        """Convert the matrices in host memory: the device may have room for the slot only. Raises AdapterError."""
         dtype, pairs = self._loaded.dtype, dict[str, Pair]()
         for path, pair in read.items():
             pairs[path] = Pair(*(half.to(dtype).contiguous() for half in pair))
@@ -269,7 +271,7 @@ class AdapterSet:
         self._hook(number, pairs)
 
     def _hook(self, number: int, pairs: dict[str, Pair]) -> None:
-        """Has the layers' hooks compute with `pairs`: from a slot, else from memory of their own."""
+        """Let the layers' hooks compute with `pairs`, from a slot if possible, else from separate memory."""
         if placed := self.slots.put(number, pairs) if self.slots is not None else {}:
             pairs = placed
         else:
@@ -286,15 +288,16 @@ class AdapterSet:
             self._layers[path] = _Adapted(path, site_of(self._loaded.model, path), self._active)
         return self._layers[path]
 
-    def _tried(self, number: int) -> str:
-        """A few tokens through the model: every layer must see each of them, and the logits must be numbers. Why it does not do; or empty.
+    def _try(self, number: int) -> str:
+        """Run a few tokens through the model; return why the adapter fails, or empty.
 
-        Where a hook fails the pass goes on without it: other ranks wait for this one's part of each sum. What else fails in the midst of a
-        pass that ranks make together is the end of this rank, and so of all, as in any step.
+        Every layer must see each token, and the logits must be finite. If a hook fails, the pass goes on without it, because other
+        ranks wait for this one's part of each sum. Any other error in a pass of all ranks ends this rank, and so the model, as in any
+        step.
         """
         failures = self._active.failures = []
         try:
-            with self.over((0, number), (1, TRIAL_TOKENS - 1)):
+            with self.activate((0, number), (1, TRIAL_TOKENS - 1)):
                 finite = bool(trial_logits(self._loaded.model).isfinite().all())
         except Exception as error:
             if self._group is not None:
@@ -304,7 +307,7 @@ class AdapterSet:
             self._active.failures = None
         if failures:
             return f"the model does not run with it: {failures[0]}"
-        return "" if finite else "the model does not run with it: its logits are no finite numbers"
+        return "" if finite else "the model does not run with it: its logits are not finite"
 
 
 def _segments(numbers: Sequence[int], counts: Sequence[int], device: torch.device) -> list[Segment]:

@@ -1,4 +1,4 @@
-"""A LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors. What is not served is refused by its name."""
+"""LoRA adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors. Unsupported features are rejected by name."""
 
 import json
 import math
@@ -24,18 +24,18 @@ _HARMLESS = {
     "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias", "init_lora_weights", "megatron_core", "qalora_group_size",
     "eva_config", "runtime_config", "ensure_weight_tying",
 }  # fmt: skip
-"""Fields that change nothing here, or are looked at below. Any other that says something is a feature that is not served."""
+"""Fields without effect here, or checked below. Any other field with a value is an unsupported feature."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin a training that change the base model's own weights: the adapter alone is not the fine-tune."""
+"""Initialisations that change the base model's own weights: the adapter alone is not the fine-tune."""
 
 
 class Pair(NamedTuple):
-    """What is added to one linear layer's answer to x: `up @ (down @ x)`."""
+    """The addition to one linear layer's output for x: `up @ (down @ x)`."""
 
     down: torch.Tensor
     """[rank, in_features]; PEFT's A."""
     up: torch.Tensor
-    """[out_features, rank]; PEFT's B, in float32 and times the scaling."""
+    """[out_features, rank]; PEFT's B, in float32 and multiplied by the scaling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class AdapterFiles:
     """An adapter as it was trained."""
 
     digest: str
-    """Of both files, every byte: two adapters with equal digests are one, and may share KV."""
+    """Digest of every byte of both files: adapters with equal digests are the same, and may share KV."""
     rank: int
     pairs: dict[str, Pair]
     """By the path of the linear layer in the model."""
 
 
 def read_adapter(name: str, uri: str, folder: Path, max_rank: int) -> AdapterFiles:
-    """The adapter in `folder`. Raises AdapterError for what cannot be read, is not served, or is of a rank above `max_rank`."""
+    """Read the adapter in `folder`. Raises AdapterError if it is unreadable, unsupported, or has a rank above `max_rank`."""
 
     def refuse(cause: str) -> AdapterError:
         return AdapterError(name, uri, cause)
@@ -70,14 +70,14 @@ def read_adapter(name: str, uri: str, folder: Path, max_rank: int) -> AdapterFil
         raise refuse(f"{CONFIG} is no JSON object")
     _check_config(config, refuse)
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in sorted(tensors.items()):  # the same fault is found first wherever it is read
+    for key, tensor in sorted(tensors.items()):  # sorted: every reader reports the same fault first
         part = _PART.fullmatch(key.removeprefix(_PREFIX))
         if part is None:
             raise refuse(f"it has {key}, which is no lora_A or lora_B weight of a linear layer: only those are served")
         if not tensor.is_floating_point():
             raise refuse(f"{key} is of {str(tensor.dtype).removeprefix('torch.')}: weights are floating-point numbers")
         if not tensor.isfinite().all():
-            raise refuse(f"{key} has values that are no finite numbers")
+            raise refuse(f"{key} has values that are not finite")
         halves.setdefault(part["module"], {})[part["half"]] = tensor
     if not halves:
         raise refuse(f"{WEIGHTS} has no tensors")
@@ -128,7 +128,7 @@ def _pair(module: str, halves: Mapping[str, torch.Tensor], config: Mapping[str, 
 
 
 def _of(module: str, config: Mapping[str, Any], patterns: str, field: str) -> Any:
-    """What the config says of one layer: PEFT's patterns match the end of its path."""
+    """Return a layer's value of a field. PEFT's patterns match the end of the layer's path."""
     for pattern, value in (config.get(patterns) or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,4 +1,4 @@
-"""Which modules of a model a LoRA adapter may touch."""
+"""Linear layers that a LoRA adapter may touch."""
 
 from typing import Any
 
@@ -11,38 +11,40 @@ from fairlead_worker.model.probe import trial_logits
 from fairlead_worker.sharding.group import Gathered, Summed
 
 TRIAL_TOKENS = 5
-"""Of `trial_logits`."""
+"""Number of tokens of `trial_logits`."""
 
 
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:
-    """(in_features, out_features) of whatever does as a linear layer here."""
+    """Return (in_features, out_features) of a module that acts as a linear layer; None for others."""
     inputs: Any = getattr(module, "in_features", getattr(module, "nx", None))
     outputs: Any = getattr(module, "out_features", getattr(module, "nf", None))
     return (int(inputs), int(outputs)) if inputs and outputs else None
 
 
 def site_of(model: PreTrainedModel, path: str) -> nn.Module:
-    """Where what an adapter adds to the layer at `path` is added: where ranks sum a layer's answers, before they do, so that one sum has
-    both. AttributeError where there is no such module."""
+    """Return the module whose output an adapter of the layer at `path` is added to. Raises AttributeError if there is no such module.
+
+    If ranks sum a layer's outputs, it is the layer before that sum, so that a single sum covers both.
+    """
     module = model.get_submodule(path)
     return module.layer if isinstance(module, Summed) else module
 
 
-def refused(model: PreTrainedModel, path: str) -> str:
-    """Why no adapter can be on the module at `path`; empty where one can. AttributeError where there is no such module."""
+def unsupported_reason(model: PreTrainedModel, path: str) -> str:
+    """Return why no adapter can be on the module at `path`; empty if one can. Raises AttributeError if there is no such module."""
     module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     if module is model.get_output_embeddings():
         return f"{path} is the model's head: adapters of lm_head are not served"
     if sizes_of(module) is None or isinstance(module, Stack) or isinstance(parent, Stack | Summed | Gathered):
         return f"{path} is no linear layer of the model (but {type(module).__name__})"
-    if ".experts." in path:  # it sees some of a step's tokens, and which ones is known to its parent alone
+    if ".experts." in path:  # an expert sees some of a step's tokens, and only its parent knows which ones
         return f"{path} is of one expert: adapters of experts are not served"
     return ""
 
 
-def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-    """All layers that an adapter may touch, those that see every token of a step once, with `sizes_of` each."""
-    sites = {path: module for path, module in model.named_modules() if not refused(model, path)}
+def adaptable_layers(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """Return `sizes_of` of all layers that an adapter may touch: those that see every token of a step once."""
+    sites = {path: module for path, module in model.named_modules() if not unsupported_reason(model, path)}
     seen: dict[str, list[int]] = {path: [] for path in sites}
 
     def watch(path: str, module: nn.Module) -> RemovableHandle:

@@ -1,8 +1,8 @@
-"""The attention functions that transformers models call in place of their own.
+"""Attention functions that transformers models call in place of their own.
 
-Models look functions up by name in transformers' `AttentionInterface` (docs: attention_interface). With no mask function registered
-under that name they build no mask. A keyword argument given to the model reaches the function unchanged: that is how the step's context
-gets here, with nothing global. Inputs are packed: one "sequence" of T tokens of many requests, with explicit positions.
+Models look functions up by name in transformers' `AttentionInterface` (docs: attention_interface). Without a mask function under the
+same name they build no mask. A keyword argument of the model call reaches the function unchanged, which carries the step's context
+without global state. Inputs are packed: one "sequence" of T tokens of many requests, with explicit positions.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ PROBE = "fairlead-probe"
 
 
 class UnsupportedAttention(Exception):
-    """The model's attention asks for something that paged attention here does not do."""
+    """The model's attention needs a feature that paged attention lacks here."""
 
 
 def paged_attention(
@@ -30,7 +30,7 @@ def paged_attention(
     step: StepContext,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] -> [1, T, heads, dim].
+    """Attend: query [1, heads, T, dim], key and value [1, kv_heads, T, dim] -> [1, T, heads, dim].
 
     Scaling, window and cap are not read here: they are constants of the layer, and the backend has them from the probe.
     """
@@ -48,7 +48,7 @@ def probe_attention(
     step: dict[int, LayerSpec],
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a single token over itself, recording how the layer calls. Raises UnsupportedAttention."""
+    """Let a single token attend to itself, and record how the layer calls. Raises UnsupportedAttention."""
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx")
@@ -62,7 +62,7 @@ def probe_attention(
 def layer_spec(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, kwargs: dict[str, Any]
 ) -> LayerSpec:
-    """What `module` wants of attention, from its call. Raises UnsupportedAttention."""
+    """Return what `module` needs of attention, from its call. Raises UnsupportedAttention."""
     if kwargs.get("s_aux") is not None:
         raise UnsupportedAttention("attention sinks")
     if kwargs.get("position_bias") is not None:
@@ -80,7 +80,7 @@ def layer_spec(
         key_dim=key.shape[3],
         value_dim=value.shape[3],
         scaling=float(scaling) if scaling is not None else float(query.shape[3]) ** -0.5,
-        # The mask that generate() would build goes by the layer's type, so that decides where the two disagree.
+        # The mask of generate() follows the layer's type, so the type decides if the two disagree.
         window=None if kind == "full_attention" or not window else int(window),
         softcap=kwargs.get("softcap"),
     )

@@ -1,16 +1,16 @@
-"""Joins the parts of a sharded model."""
+"""Connection of a sharded model's parts with the other ranks."""
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.model.quantized import plain
+from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.sharding.group import Gathered, Group, Summed
 from fairlead_worker.sharding.shards import Shards
 
 
 def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
-    """Joins the parts of a loaded model with those of the other ranks, in place."""
+    """Connect the parts of a loaded model with those of the other ranks, in place."""
     for path in shards.summed:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
@@ -19,15 +19,15 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
     head = model.get_submodule(shards.head)
     assert isinstance(head, nn.Linear)
     if model.config.get_text_config(decoder=True).tie_word_embeddings:
-        if not plain(head):
-            return  # a library's own kind of weight has no views: every rank computes all logits
+        if not is_plain(head):
+            return  # a library's own weight type has no views, so every rank computes all logits
         head = _part(head, shards)
     parent, _, name = shards.head.rpartition(".")
     setattr(model.get_submodule(parent), name, Gathered(head, group))
 
 
 def _part(head: nn.Linear, shards: Shards) -> nn.Linear:
-    """This rank's part of a head that shares the embedding's weight: a view of it."""
+    """Return this rank's part of a head that shares the embedding's weight: a view of it."""
     each = head.out_features // shards.size
     begin = shards.rank * each
     with torch.device("meta"):

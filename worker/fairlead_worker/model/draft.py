@@ -1,4 +1,4 @@
-"""Loading a draft model: only one that speaks of the same tokens can guess for another."""
+"""Loader of a draft model. It must share the target model's tokenizer."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,10 @@ from fairlead_worker.weights.progress import Progress, no_progress
 def load_draft(
     uri: str, target: LoadedModel, *, dtype: str = "auto", progress: Progress = no_progress, cache: ModelCache | None = None
 ) -> LoadedModel:
-    """The model at `uri`, ready to guess for `target`. Raises ModelLoadError: as any model, or where the two do not fit together."""
+    """Load the model at `uri` to draft for `target`.
+
+    Raises ModelLoadError as for any model, or if the two do not fit together.
+    """
     draft = load_model(uri, dtype=dtype, device=target.device, progress=progress, cache=cache)
     if draft.max_model_len < target.max_model_len:
         raise ModelLoadError(
@@ -36,7 +39,7 @@ def load_draft(
 
 
 def _vocabulary(uri: str, folder: Path) -> dict[int, str]:
-    """Token id -> token, from tokenizer.json."""
+    """Return token id -> token, from tokenizer.json."""
     path = folder / "tokenizer.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Which number format to compute in."""
+"""Choice of the computing dtype."""
 
 import torch
 from transformers import PreTrainedConfig
@@ -11,10 +11,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_dtype(uri: str, wanted: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """The dtype named `wanted`; `auto` is the checkpoint's, or float32 where that is the faster.
+    """Return the dtype named `wanted`; `auto` is the checkpoint's, or float32 if that is faster.
 
-    The compiled kernels widen bfloat16 in registers where the CPU has no products of it, and read half as many bytes: with AVX2 a decode of
-    one row takes 2.6 ms where float32 takes 5.0, and a prefill is as fast. torch alone needs the products: float32 is several times faster.
+    If the CPU has no bfloat16 products, the compiled kernels convert bfloat16 to float32 in registers and read half as many bytes.
+    With AVX2 a decode of one row takes 2.6 ms, in float32 5.0, and a prefill is equally fast. torch alone needs the products: without
+    them float32 is several times faster.
     """
     if wanted != "auto":
         if wanted not in DTYPES:

@@ -1,8 +1,8 @@
-"""Linear layers that always multiply the same number of rows, so that a library chooses the same kernel whatever the step holds.
+"""Linear layers that always multiply the same number of rows, so that a library always chooses the same kernel.
 
-cuBLAS takes tiles, and ways to split a sum, by the number of rows: a row's last bits depend on its company. Of one size there is one
-kernel, in which a row's sum does not depend on the others (Thinking Machines, "Defeating Nondeterminism in LLM Inference"). What is
-missing is zeros.
+cuBLAS chooses tiles, and ways to split a sum, by the number of rows, so a row's last bits depend on the batch. For one size there is
+one kernel, in which a row's sum does not depend on the others (Thinking Machines, "Defeating Nondeterminism in LLM Inference").
+Missing rows are zeros.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 ROWS = {"cpu": 16}
 GPU_ROWS = 256
-"""About where products stop being bound by reading the weights."""
+"""Approximate number of rows from which products are no longer bound by reading the weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class FixedRows:
     rows: int
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features]"""
+        """Multiply [..., in_features] -> [..., out_features]."""
         flat = inputs.reshape(-1, inputs.shape[-1])
         missing = -len(flat) % self.rows if len(flat) else self.rows
         blocks = torch.split(functional.pad(flat, (0, 0, 0, missing)), self.rows)
@@ -37,7 +37,7 @@ class FixedRows:
 
 
 def fix_rows(model: PreTrainedModel) -> int:
-    """Every linear layer of torch's own in `model`, in place; returns how many. Packed ones (`model.packed`) need it not."""
+    """Fix the rows of every torch linear layer of `model`, in place; return how many. Packed layers (`model.packed`) do not need it."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
     for layer in layers:
         layer.forward = FixedRows(layer.forward, ROWS.get(model.device.type, GPU_ROWS))  # type: ignore[method-assign]  # this object's

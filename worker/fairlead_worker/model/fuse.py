@@ -1,7 +1,7 @@
-"""Projections of one input, stacked into one matrix: q, k and v; gate and up. And activations that are spelt out, in one operator.
+"""Fusion: projections of one input stacked into one matrix (q, k and v; gate and up), and activations in one operator.
 
 No forward is parsed or replaced. Each projection becomes a shim of the same name: the first one called runs the stacked matrix, the
-others take their slices of its answer. So it does not matter in which order a family calls them, nor whether it uses them all.
+others take their slices of its output. So neither the order of a family's calls nor an unused projection matters.
 """
 
 import logging
@@ -13,18 +13,18 @@ from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from fairlead_worker.model.probe import trial_logits
-from fairlead_worker.model.quantized import plain
+from fairlead_worker.model.quantized import is_plain
 
 logger = logging.getLogger(__name__)
 
 GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Name of the stack in its parent -> the children that it replaces, as nearly all families call them."""
+"""Name of the stack in its parent -> the children that it replaces, by the names that nearly all families use."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Of the largest value: another order of summation, then rounding to the dtype."""
+"""Tolerance relative to the largest value: another order of summation, then rounding to the dtype."""
 
 
 class Stack(nn.Module):
-    """One linear layer in place of several, and its last answer until each of them has taken its slice."""
+    """One linear layer in place of several. It keeps its last output until each of them has taken its slice."""
 
     def __init__(self, parts: list[nn.Linear]) -> None:
         super().__init__()
@@ -39,7 +39,9 @@ class Stack(nn.Module):
         self._answers: list[torch.Tensor | None] = []
 
     def take(self, part: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Slice `part` of the stack's answer to `inputs`. The answer is kept for this very tensor only, and each slice is given once."""
+        """Return slice `part` of the stack's output for `inputs`. The output is kept for this very tensor only, and each slice is
+        returned once.
+        """
         answer = self._answers[part] if inputs is self._input else None
         if answer is None:
             self._input, self._answers = inputs, list(self.linear(inputs).split(self.sizes, -1))
@@ -52,11 +54,11 @@ class Stack(nn.Module):
 
 
 class Slice(nn.Module):
-    """Stands where a projection stood."""
+    """Shim in place of a projection."""
 
     def __init__(self, stack: Stack, part: int, replaced: nn.Linear) -> None:
         super().__init__()
-        self._stack = (stack,)  # in a tuple: a module found under its parent only, not under each of its slices
+        self._stack = (stack,)  # a tuple hides the stack from torch: it must be a child of its parent only, not of each slice
         self.part = part
         self.in_features, self.out_features = replaced.in_features, replaced.out_features
 
@@ -65,10 +67,10 @@ class Slice(nn.Module):
 
 
 def fuse_projections(model: PreTrainedModel) -> int:
-    """Stack what can be stacked in `model`, in place; returns how many stacks were made.
+    """Stack projections of `model` in place; return the number of stacks.
 
-    The first of each kind is tried in a forward pass of the whole model and undone if that changes the logits; every one is compared
-    with the projections that it replaces. What does not hold is left as it was, with a warning.
+    The first stack of each group is tried in a forward pass of the whole model and undone if the logits change. Every stack is
+    compared with the projections that it replaces. A stack that fails is undone, with a warning.
     """
     made = 0
     for name, children in GROUPS.items():
@@ -81,7 +83,7 @@ def fuse_projections(model: PreTrainedModel) -> int:
             continue
         try:
             problem = "" if close(trial_logits(model), before) else "the logits changed"
-        except Exception as error:  # whatever a family's own code makes of a shim
+        except Exception as error:  # whatever a family's own code raises for a shim
             problem = f"the model does not run: {error}"
         if problem:
             logger.warning("%s: %s stays unfused: %s", type(model).__name__, "/".join(children), problem)
@@ -95,9 +97,9 @@ def fuse_projections(model: PreTrainedModel) -> int:
 
 @torch.inference_mode()
 def fuse_activations(model: PreTrainedModel) -> int:
-    """GELU by its formula with tanh, spelt out in eight operators (GPT-2, Phi), becomes torch's own, in place; returns how many did.
+    """Replace GELU's tanh formula, spelt out in eight operators (GPT-2, Phi), by torch's own, in place; return how many.
 
-    A prefill of 128 tokens by GPT-2's 124M shape took 77 ms of two cores, 9 of them for this. Each is compared with what it replaces.
+    A prefill of 128 tokens by GPT-2's 124M shape took 77 ms on two cores, 9 of them for this. Each is compared with what it replaces.
     """
     sites = [
         (parent, name)
@@ -115,14 +117,16 @@ def fuse_activations(model: PreTrainedModel) -> int:
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None) -> bool:
-    """Equal but for `tolerance` of the largest value; None: but for rounding in their dtype, over many summed terms."""
+    """Return whether two tensors are equal within `tolerance` of the largest value; None: within rounding of their dtype over many
+    terms.
+    """
     scale = want.abs().max().float().item() or 1.0
     return bool((got.float() - want.float()).abs().max().item() <= scale * (tolerance or TOLERANCE[want.dtype]))
 
 
 def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     parts = [getattr(parent, child, None) for child in children]
-    if hasattr(parent, name) or not all(type(part) is nn.Linear and plain(part) and not _hooked(part) for part in parts):
+    if hasattr(parent, name) or not all(type(part) is nn.Linear and is_plain(part) and not _hooked(part) for part in parts):
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (
@@ -155,6 +159,6 @@ def _answers(stack: Stack, inputs: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor:
-    """[1, count, width] of fixed random numbers, on the device and in the dtype of `like`."""
+    """Return [1, count, width] of fixed random numbers, on the device and in the dtype of `like`."""
     generator = torch.Generator().manual_seed(width)
     return torch.randn(1, count, width, generator=generator).to(like)

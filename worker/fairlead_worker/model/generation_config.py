@@ -1,4 +1,4 @@
-"""What a model's authors recommend for sampling: `generation_config.json`, read as it is, without transformers' own defaults."""
+"""Sampling defaults of a model's authors: `generation_config.json` as it is, without transformers' own defaults."""
 
 import json
 import logging
@@ -7,11 +7,11 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _BOUNDS = {"temperature": (0, 2), "top_p": (1e-9, 1), "top_k": (0, 2**31), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
-"""The fields that are taken over, as vLLM does, within the API's own bounds."""
+"""The fields that are used, as in vLLM, with the API's own bounds."""
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """The recommended values that are there and valid. A file that cannot be read recommends nothing."""
+    """Return the recommended values that are present and valid. An unreadable file gives none."""
     try:
         raw = json.loads((folder / "generation_config.json").read_text())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The head of a model apart from its body: logits of many positions a few at a time, so that [tokens, vocabulary] need never exist.
+"""The head of a model apart from its body: logits of a few positions at a time, so that [tokens, vocabulary] is never allocated.
 
-What a family does to its logits (softcaps, scales) stays its own: the head is the model's own forward, run on an answer of the body
-that was kept.
+A family's own changes to its logits (softcaps, scales) are preserved: the head is the model's own forward, run on a recorded output
+of the body.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from fairlead_worker.model.fuse import close
 
 
 class Head:
-    """The model without `body`, the module whose answer its forward turns into logits."""
+    """The model without `body`, the module whose output its forward turns into logits."""
 
     def __init__(self, model: PreTrainedModel, body: nn.Module) -> None:
         self._model = model
         self._body = body
 
     @contextmanager
-    def kept(self) -> Iterator[list[Any]]:
-        """While it is open, the body's answers are put into the list that it gives."""
+    def record(self) -> Iterator[list[Any]]:
+        """Append the body's outputs to the returned list while the context is open."""
         answers: list[Any] = []
         hook = self._body.register_forward_hook(lambda module, inputs, answer: answers.append(answer))
         try:
@@ -34,9 +34,9 @@ class Head:
             hook.remove()
 
     def logits(self, answer: Any, positions: torch.Tensor) -> torch.Tensor:
-        """[positions, vocabulary] of the body's `answer` for [1, T] tokens at `positions` ([n] int64)."""
+        """Return logits [positions, vocabulary] from the body's `answer` for [1, T] tokens, at `positions` ([n] int64)."""
         nothing = torch.zeros(1, 1, dtype=torch.int64, device=positions.device)
-        self._body.forward = lambda *args, **kwargs: answer  # for the length of this call
+        self._body.forward = lambda *args, **kwargs: answer  # restored after this call
         try:
             logits: torch.Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False, logits_to_keep=positions).logits[0]
         finally:
@@ -46,7 +46,7 @@ class Head:
 
 @torch.inference_mode()
 def find_head(model: PreTrainedModel) -> Head | None:
-    """The head of `model`, found by trying: its logits for a few tokens must be the model's own. None where that fails.
+    """Return the head of `model`; None if no candidate reproduces the model's own logits for a few tokens.
 
     Leaves the model set to the paged attention function.
     """
@@ -56,11 +56,11 @@ def find_head(model: PreTrainedModel) -> Head | None:
     try:
         for body in candidates:
             head = Head(model, body)
-            with head.kept() as answers:
+            with head.record() as answers:
                 whole = model(input_ids=tokens, position_ids=tokens, use_cache=False, step={}).logits[0]
             if len(answers) == 1 and close(head.logits(answers[0], torch.tensor([3, 1], device=model.device)), whole[[3, 1]]):
                 return head
-    except (AttributeError, TypeError, IndexError, RuntimeError):  # its forward is put together in another way
+    except (AttributeError, TypeError, IndexError, RuntimeError):  # its forward has another structure
         return None
     finally:
         model.set_attn_implementation(ATTENTION)

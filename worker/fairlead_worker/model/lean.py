@@ -1,4 +1,4 @@
-"""transformers without what only its own saving needs, and without looking for garbage while it is imported."""
+"""Fast import of transformers: without what only its checkpoint writer needs, and without garbage collection during the import."""
 
 import sys
 from importlib import import_module
@@ -7,7 +7,7 @@ from fairlead_worker.imports import uncollected
 
 
 def import_transformers() -> None:
-    """transformers and torch, whose import is most of a start. Nothing is done where they were imported before."""
+    """Import transformers and torch, which is most of a start. Does nothing if they are imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return
     with uncollected():
@@ -16,14 +16,15 @@ def import_transformers() -> None:
 
 
 def _without_torchao(quantizers: str) -> None:
-    """Has transformers' quantizers imported without torchao, which takes 0.5 s of a core (2 s of a busy machine) and 50 MiB at every start.
+    """Import transformers' quantizers without torchao, which takes 0.5 s of a core (2 s on a busy machine) and 50 MiB at every start.
 
-    They import it with themselves for the one function with which they write checkpoints. For reading them, and for `--quantization`, they
-    import it where they use it: then it is there again. Nothing is done where it was imported before, or is not installed.
+    The quantizers import torchao at their top for a single function that writes checkpoints. To read checkpoints, and for
+    `--quantization`, they import it where they use it; that still works. Does nothing if torchao is imported already or not
+    installed.
     """
     if "torchao" in sys.modules:
         return
-    sys.modules["torchao"] = None  # type: ignore[assignment]  # to the import system: a package that is not there
+    sys.modules["torchao"] = None  # type: ignore[assignment]  # the import system reads None as a missing package
     try:
         import_module(quantizers)
     finally:

@@ -1,4 +1,4 @@
-"""A model URI becomes a transformers model that attends through our backends."""
+"""Model loader: a model URI becomes a transformers model that attends through our backends."""
 
 import json
 import os
@@ -30,13 +30,13 @@ from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import (
     LIBRARIES,
     OF_QUANTIZED,
-    by_itself,
     check_checkpoint,
     check_stored,
+    dequantize,
     groups_of,
-    made_at_load,
-    read_plainly,
-    widen,
+    quantize_arguments,
+    read_alone,
+    read_arguments,
 )
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
@@ -52,40 +52,40 @@ from fairlead_worker.weights.uri import resolve
 
 PROJECTIONS = "projections"
 FUSIONS = (PROJECTIONS, *KINDS)
-"""Matrices of one input stacked (`model.fuse`), and what `fused.fuse` does with FlashInfer's kernels."""
+"""Stacked projections (`model.fuse`), and the fusions of `fused.fuse` with FlashInfer's kernels."""
 Locate = Callable[[str, Progress, ModelCache | None], Path]
-"""Where the files of a URI are; `resolve` fetches them."""
+"""Returns the folder with the files of a URI; `resolve` downloads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, and what the rest of the worker wants to know of it."""
+    """A model ready to run, and its properties."""
 
     model: PreTrainedModel
     layers: tuple[LayerSpec, ...]
     path: Path
-    """Folder of the files: the tokenizer is there too."""
+    """Folder of the files, including the tokenizer."""
     digest: str
-    """Names config and weights: part of the root of block hashes."""
+    """Digest of config and weights: part of the root of block hashes."""
     vocabulary_size: int
     """Rows of the input embedding: a larger token id fails the forward pass."""
     eos_token_ids: tuple[int, ...]
     max_model_len: int
-    """Tokens of prompt and output that the model was made for."""
+    """Tokens of prompt and output that the model was loaded for."""
     dtype: torch.dtype
     device: torch.device
     ranks: int = 1
-    """Over how many it is divided: `model` and `layers` are one rank's part."""
+    """Number of ranks that share it: `model` and `layers` are one rank's part."""
     shards: Shards | None = None
-    """Which part; None: all of it."""
+    """Which part; None: the whole model."""
     pooling: Pooling = field(default_factory=Pooling)
-    """How it makes embeddings, as its files say or `--pooling`."""
+    """How it makes embeddings, by its files or `--pooling`."""
     generates: bool = True
-    """False: the files have no head, as those of models made for embeddings."""
+    """False: the files have no head, as in models made for embeddings."""
     quantization: str = "none"
-    """To which the native library rounded linear layers: none, int8 or int4."""
+    """Quantization of linear layers by the native library: none, int8 or int4."""
     fused: tuple[str, ...] = ()
-    """Which of `FUSIONS` were made, on a GPU."""
+    """Which of `FUSIONS` were applied, on a GPU."""
 
 
 def load_model(
@@ -105,12 +105,16 @@ def load_model(
 ) -> LoadedModel:
     """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
 
-    dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
-    quantization: none; int8 or int4: weights of linear layers, on a CPU with the native library; fp8, or int4 on a GPU: by torchao. Of a
-    checkpoint of float8, fp8: its linear layers stay in 8 bits on any device.
+    dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own limit, else a lower one.
+
+    quantization: none; int8 or int4 for linear layers on a CPU, by the native library; fp8, or int4 on a GPU, by torchao. For a
+    float8 checkpoint, fp8 keeps its linear layers in 8 bits on any device.
+
     pooling, matryoshka: see `read_pooling`.
-    fuse: what of `FUSIONS` is done in fewer kernels where it can be, on a GPU; on a CPU projections are stacked whatever it says.
-    group: the ranks that share the model, all of which load it at the same time; None: it is not divided. Raises ModelLoadError.
+
+    fuse: the `FUSIONS` to apply on a GPU where they can be. A CPU always stacks projections.
+
+    group: the ranks that share the model and load it at the same time; None: it is not sharded. Raises ModelLoadError.
     """
     progress("config", 0)
     folder = locate(uri, progress, cache)
@@ -119,7 +123,7 @@ def load_model(
     stored = hasattr(config, "quantization_config")
     named: dict[str, Any] = {}
     if stored:
-        named = read_plainly(uri, config)
+        named = read_arguments(uri, config)
         check_stored(uri, quantization, config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
@@ -128,13 +132,13 @@ def load_model(
     )
     if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
-    given = named if stored else made_at_load(uri, quantization, torch.device(device))
+    given = named if stored else quantize_arguments(uri, quantization, torch.device(device))
     groups = Groups() if group is None else groups_of(config, "none" if native_quantization != "none" else quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
     model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
-    widen(model, torch_dtype, narrow=quantization == "fp8")
+    dequantize(model, torch_dtype, retain=quantization == "fp8")
     if group is not None and shards is not None:
         connect(model, shards, group)
     settle_rope(model, limit)
@@ -171,7 +175,7 @@ def load_model(
 
 
 def _fuse(model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of `wanted` could be."""
+    """Apply the `wanted` fusions; return those that succeeded."""
     stacks = fuse_projections(model) if PROJECTIONS in wanted else 0
     kernels = library() if set(wanted) & set(KINDS) else None
     return (*((PROJECTIONS,) if stacks else ()), *(fuse_layers(model, kernels, layers, limit, wanted) if kernels is not None else ()))
@@ -194,7 +198,7 @@ def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
 
 
 def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Check that the native library can have weights of `quantization` here. Raises ModelLoadError."""
+    """Check that the native library can hold weights of `quantization` here. Raises ModelLoadError."""
     wanted = f"--quantization {quantization}"
     if device.type != "cpu":
         raise ModelLoadError(uri, f"{wanted} is for CPUs, and this is {device.type}; leave it out")
@@ -206,7 +210,7 @@ def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:
-    """The files that hold the weights."""
+    """Return the files that hold the weights. Raises ModelLoadError."""
     present = {path.name for path in folder.glob("*.safetensors")}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -241,16 +245,19 @@ def _read_weights(
     further: dict[str, Any],
     groups: Groups,
 ) -> tuple[PreTrainedModel, bool]:
-    """The model, and whether it has a head of its own. Tensor after tensor goes from the mapped files onto the device: what the host holds
-    of them is the kernel's file cache, and no copy."""
+    """Read the weights; return the model and whether it has its own head.
+
+    Tensor after tensor goes from the mapped files onto the device. On the host they occupy the kernel's file cache only, without a
+    copy.
+    """
     size = sum((folder / name).stat().st_size for name in files)
     progress("weights", 0, 0, size)
     given: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
-    if device.type != "cpu" and find_spec("accelerate"):  # without it, transformers reads to the host first
+    if device.type != "cpu" and find_spec("accelerate"):  # without accelerate, transformers reads to the host first
         given["device_map"] = {"": device}
     given |= further
     try:
-        with _weight_progress(progress, size), by_itself(config), ExitStack() as opened:
+        with _weight_progress(progress, size), read_alone(config), ExitStack() as opened:
             if shards is None:
                 model, info = AutoModelForCausalLM.from_pretrained(
                     folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, **given
@@ -291,7 +298,7 @@ def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
 
 @contextmanager
 def _weight_progress(progress: Progress, size: int) -> Iterator[None]:
-    """Report transformers' own progress bar over the weights; its hook is set for the time of the load only."""
+    """Report transformers' own progress bar over the weights. Its hook is set only during the load."""
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("desc") == "Loading weights" and args and hasattr(args[0], "__len__"):

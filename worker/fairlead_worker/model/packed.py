@@ -1,6 +1,6 @@
-"""Linear layers whose weights are laid out once, at load: for the native library, else for oneDNN as torch.compile's freezing does it.
+"""Linear layers whose weights are packed once, at load: for the native library, else for oneDNN as torch.compile's freezing does it.
 
-A row's bits do not depend on how many rows come along, which cannot be said of `F.linear`. What each way is worth: bench/cpu_limit.py.
+A row's bits do not depend on the number of rows, unlike with `F.linear`. bench/cpu_limit.py measures both ways.
 """
 
 import logging
@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.isa import cpu_level
 from fairlead_worker.model.fuse import close, sample_input
-from fairlead_worker.model.quantized import plain
+from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes
 from fairlead_worker.native.memory import Arena, room
@@ -22,52 +22,54 @@ logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = 16
-"""oneDNN picks the layout for a number of rows. The one for 8 to 64 is as good as any for 1 to 264 rows; that for 1 is not."""
+"""oneDNN picks a layout for a number of rows. The layout for 8 to 64 rows is as good as any for 1 to 264 rows; the one for 1 row is not."""
 TOLERANCE = {"int8": 0.1, "int4": 0.4}
-"""Of the outputs' norm: for a broken layer. Without outliers rounding costs 1 % (int4: 10 %); whatever the weights are, int4 costs at most
-34 %, which is one weight beside 31 of a sixteenth of it."""
+"""Tolerance relative to the outputs' norm, to detect a broken layer. Without outliers rounding costs 1 % (int4: 10 %). The worst case of
+int4 is 34 %: one weight beside 31 of a sixteenth of it."""
 SAMPLES = 64
-"""Inputs that a rounded layer is tried on: with few, a layer of one output would seem far off by chance."""
+"""Inputs that a quantized layer is tried on. With few of them, a layer of one output could seem far off by chance."""
 
 Make = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` with a weight that only oneDNN can read; the plain weight is gone."""
+    """`nn.Linear` with a weight that only oneDNN can read; the plain weight is released."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight [out_features, in_features], bias [out_features]."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # No parameters: opaque tensors cannot be moved, saved or viewed as others can.
+        # Not a parameter: opaque tensors cannot be moved, saved or viewed like others.
         self.packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         shape = inputs.shape[:-1]
-        if not inputs.numel():  # a step in which no row samples leaves the head nothing to do
+        if not inputs.numel():  # the head has no rows in a step without sampling rows
             return inputs.new_empty(*shape, self.out_features)
         single = inputs.numel() == self.in_features
-        if single:  # oneDNN adds up one row alone in another order: other bits than in company (seen with 2,304 features)
+        if single:  # oneDNN sums a single row in another order, with other bits than in a batch (observed with 2,304 features)
             inputs = inputs.reshape(1, -1).expand(2, -1)
         answer: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
         return answer[:1].view(*shape, self.out_features) if single else answer
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN packs weights of `dtype` here: torch has it and its two (private) operators, and the CPU the instructions."""
+    """Return whether oneDNN packs weights of `dtype` here: torch has it and its two (private) operators, and the CPU has the
+    instructions.
+    """
     if not torch._C._has_mkldnn or not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
-    """Replace the linear layers of `model` (on a CPU) in place; returns how many. Each is compared with the layer that it replaces.
+    """Replace the linear layers of `model` (on a CPU) in place; return how many. Each is compared with the layer that it replaces.
 
-    One after the other, so that memory peaks at one layer more than the model. quantization: none, int8 or int4; int8 and int4 need the
-    native library.
+    Layers are packed one after the other, so that memory peaks at one layer above the model. quantization: none, int8 or int4; int8
+    and int4 need the native library.
     """
-    # Parents and names alone: a list of the layers would keep their weights.
+    # Parents and names only: a list of the layers would keep their weights alive.
     sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
     if not sites:
         logger.warning(
@@ -78,7 +80,7 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
         return 0
     make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], quantization)
     if make is None:
-        logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked, and slow", cpu_level())
+        logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked and slow", cpu_level())
         return 0
     count = 0
     for parent, name in sites:
@@ -86,18 +88,18 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
             setattr(parent, name, _pack(getattr(parent, name), make, quantization))
             count += 1
         except RuntimeError as error:
-            logger.warning("%s: %s.%s stays as it is, and slow: %s", type(model).__name__, type(parent).__name__, name, error)
+            logger.warning("%s: %s.%s stays unpacked and slow: %s", type(model).__name__, type(parent).__name__, name, error)
     if count < len(sites):
         logger.warning("%d of %d linear layers stay unpacked, in the dtype of the model", len(sites) - count, len(sites))
     return count
 
 
 def _packable(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Linear, Conv1D) and plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
+    return type(layer) in (nn.Linear, Conv1D) and is_plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
 
 
 def maker_for(weights: Sequence[torch.Tensor], quantization: str = "none") -> Make | None:
-    """What lays out `weights` [outputs, inputs] (of DTYPES, on a CPU), all in one piece of memory; None where nothing here can."""
+    """Return a function that packs `weights` [outputs, inputs] (of DTYPES, on a CPU) into one arena; None if nothing here can."""
     if native() is None:
         return PackedLinear if quantization == "none" and all(can_pack(weight.dtype) for weight in weights) else None
     arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype, quantization)) for weight in weights))
@@ -105,7 +107,7 @@ def maker_for(weights: Sequence[torch.Tensor], quantization: str = "none") -> Ma
 
 
 def _weight(layer: nn.Module) -> torch.Tensor:
-    """[out_features, in_features]"""
+    """Return the weight as [out_features, in_features]."""
     weight = layer.weight
     assert isinstance(weight, torch.Tensor)
     return weight.T if isinstance(layer, Conv1D) else weight
@@ -113,7 +115,7 @@ def _weight(layer: nn.Module) -> torch.Tensor:
 
 @torch.inference_mode()
 def _pack(layer: nn.Module, make: Make, quantization: str) -> nn.Module:
-    """Return the packed layer. Raises RuntimeError where it cannot be made, or gives other numbers."""
+    """Return the packed layer. Raises RuntimeError if it cannot be made or gives other numbers."""
     weight, bias = _weight(layer), layer.bias
     assert bias is None or isinstance(bias, torch.Tensor)
     packed = make(weight, bias)
@@ -125,6 +127,6 @@ def _pack(layer: nn.Module, make: Make, quantization: str) -> nn.Module:
     inputs = sample_input(weight.shape[1], weight, SAMPLES)
     want = layer(inputs).float()
     off = ((packed(inputs).float() - want).norm() / want.norm().clamp(min=torch.finfo(torch.float32).tiny)).item()
-    if not off <= TOLERANCE[quantization]:  # NaN, too
+    if not off <= TOLERANCE[quantization]:  # also for NaN
         raise RuntimeError(f"in {quantization} its outputs are {off:.0%} off")
     return packed

@@ -1,4 +1,4 @@
-"""How a model makes embeddings: as its own files say (those of sentence-transformers), or as the operator of the worker does."""
+"""Pooling settings: by the model's own sentence-transformers files, or by the worker's flags."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,16 @@ KINDS: dict[str, PoolingKind] = {
     "lasttoken": "last",
     "mean": "mean",
 }
-"""What sentence-transformers calls them, as a flag or as the value of `pooling_mode`."""
+"""sentence-transformers' names, as a flag or as the value of `pooling_mode`."""
 HARMLESS = ("Transformer", "Pooling", "Normalize")
 """Its modules whose work is done here: embeddings are always normalised."""
 
 
 def read_pooling(folder: Path, config: PreTrainedConfig, wanted: str = "auto", matryoshka: bool = False) -> Pooling:
-    """How the model in `folder` pools. `wanted`: last, mean or none; auto: as the model's files say, else last. `matryoshka`: its
-    embeddings may be cut, whatever its config says."""
+    """Return how the model in `folder` pools. `wanted`: last, mean or none; auto: by the model's files, else last.
+
+    `matryoshka`: embeddings may be truncated, whatever the config says.
+    """
     text = config.get_text_config(decoder=True)
     if wanted == "none":
         return Pooling(refused="embeddings are off here (--pooling none)")
@@ -38,7 +40,10 @@ def read_pooling(folder: Path, config: PreTrainedConfig, wanted: str = "auto", m
 
 
 def _own(folder: Path) -> tuple[PoolingKind, str]:
-    """What sentence-transformers' files say, and why that cannot be done. Without such files: the last token, which alone has seen all."""
+    """Return the pooling of sentence-transformers' files, and why it is unsupported (or empty).
+
+    Without such files it is the last token, the only one that attends to all others.
+    """
     modules = _json(folder / "modules.json")
     place, named = "1_Pooling", False
     for module in modules if isinstance(modules, list) else ():

@@ -1,4 +1,4 @@
-"""Learn a model's attention layers by running one token through it, rather than by reading configs of a hundred families."""
+"""Probe: learn a model's attention layers by running one token through it, instead of reading the configs of a hundred families."""
 
 import inspect
 
@@ -10,10 +10,10 @@ from fairlead_worker.model.attention import ATTENTION, PROBE, UnsupportedAttenti
 
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-    """The attention layers of `model` in order; leaves it set to the paged attention function.
+    """Return the attention layers of `model` in order; leave it set to the paged attention function.
 
-    Raises UnsupportedAttention where attention does not go through transformers' attention interface in every layer, or wants
-    something that we do not do. Recurrent layers show up here too: they would leave a gap in the layers seen.
+    Raises UnsupportedAttention if a layer does not use transformers' attention interface, or needs an unsupported feature. Recurrent
+    layers are detected too: they leave a gap in the layers seen.
     """
     name = type(model).__name__
     if not model.is_backend_compatible():
@@ -39,7 +39,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
 
 @torch.inference_mode()
 def trial_logits(model: PreTrainedModel) -> torch.Tensor:
-    """[5, vocabulary]: logits of a few tokens that each attend to themselves only. To compare a model with itself before a change.
+    """Return logits [5, vocabulary] of a few tokens that each attend to themselves only. Compares a model with itself before a change.
 
     Leaves the model set to the paged attention function.
     """

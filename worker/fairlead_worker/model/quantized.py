@@ -1,6 +1,7 @@
-"""Weights of fewer bits: checkpoints that come so, and weights that are made so while they are read. The numbers are the libraries' own.
+"""Quantized weights: checkpoints that are stored quantized, and weights that are quantized while they are read. The libraries define the
+numbers.
 
-Layers with such weights are left as they are: neither stacked nor packed, for both would take the weights apart.
+Layers with such weights are neither stacked nor packed, because both would take the weights apart.
 """
 
 import logging
@@ -14,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.model.kept import LEAST, ROWWISE_FP8, exact_scales, keep, keepable
+from fairlead_worker.model.fp8_layers import LEAST, ROWWISE_FP8, can_retain, exact_scales, retain_fp8
 from fairlead_worker.sharding.scales import Groups
 
 logger = logging.getLogger(__name__)
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
 """`quant_method` of a checkpoint -> the package that reads it, through transformers."""
 DIVIDED = ("compressed-tensors", "fp8")
-"""Of these, which a rank can read its part of. Others have layouts that are their kernels' own."""
+"""Methods whose weights a rank can read in part. The layouts of the others are specific to their kernels."""
 OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
-"""How tensors end that are there because weights are quantized. Without them such weights would be taken for plain ones."""
+"""Suffixes of tensors that exist only beside quantized weights. Without this check such weights would be read as plain ones."""
 INT4_GROUP = 128
-"""Inputs that share a scale, where int4 is made at load for a GPU."""
+"""Inputs that share a scale if int4 is made at load for a GPU."""
 
 
 def check_checkpoint(uri: str, method: str, ranks: int) -> None:
-    """Whether a checkpoint of this `quant_method` can be read here. Raises ModelLoadError."""
+    """Check that a checkpoint of this `quant_method` can be read here. Raises ModelLoadError."""
     if method not in LIBRARIES:
         known = ", ".join(sorted(LIBRARIES))
         raise ModelLoadError(
@@ -45,10 +46,11 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
     _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
 
 
-def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for `--quantization fp8`, or `int4` on a GPU; {} for others. Raises ModelLoadError.
+def quantize_arguments(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
+    """Return arguments of `from_pretrained` for `--quantization fp8`, or `int4` on a GPU; {} for others. Raises ModelLoadError.
 
-    Of a part of a model, each rank makes its own: a row's scale is then that of the inputs which the rank has of it, so as fine or finer.
+    Each rank of a sharded model quantizes its own part. A row's scale then covers the rank's inputs only, so it is equally fine or
+    finer.
     """
     wanted = f"--quantization {quantization}"
     if quantization not in ("fp8", "int4") or (quantization == "int4" and device.type == "cpu"):
@@ -59,33 +61,35 @@ def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str,
     from transformers import TorchAoConfig
 
     if quantization == "int4":
-        # In the layout that torch's own kernel reads.
+        # The layout that torch's own kernel reads.
         kind = torchao.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= ROWWISE_FP8:
-        # A scale for each row: what a row computes does not depend on who shares its step.
+        # A scale for each row: a row's result does not depend on the other rows of its step.
         kind = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow(), activation_value_lb=LEAST)
     else:
         kind = torchao.Float8WeightOnlyConfig()
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
 
 
-def read_plainly(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
-    """Has weights widened while they are read where that is the way in which they can be: float8 in blocks (DeepSeek's and Qwen's), whose
-    kernels transformers fetches at run time, and packed integers with zero points, for which compressed-tensors makes no room. Returns
-    arguments of `from_pretrained`. Raises ModelLoadError."""
+def read_arguments(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
+    """Return arguments of `from_pretrained` for a quantized checkpoint, and request dequantization where it cannot be read otherwise.
+
+    That holds for float8 in blocks (DeepSeek's and Qwen's), whose kernels transformers would fetch at run time, and for packed
+    integers with zero points, for which compressed-tensors reserves no memory. Raises ModelLoadError.
+    """
     given = config.quantization_config
     try:
         zeros = [given.get("format") == "pack-quantized" and not each.weights.symmetric for each in _schemes(given)]
     except ValueError as error:
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
-    if given["quant_method"] == "fp8" or zeros == [True]:  # of several kinds of layers, all would be widened as the first one
+    if given["quant_method"] == "fp8" or zeros == [True]:  # with several layer kinds, all of them would be dequantized like the first one
         config.quantization_config = {**given, "dequantize": True}
     # AutoFP8's checkpoints have a scale for each tensor, under another name.
     return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 
 
 def _schemes(given: dict[str, Any]) -> list[Any]:
-    """Of each group of layers with weights of fewer bits in a checkpoint of compressed-tensors; [] of others."""
+    """Return the scheme of each layer group with quantized weights in a compressed-tensors checkpoint; [] for other checkpoints."""
     if given["quant_method"] != "compressed-tensors":
         return []
     schemes = CompressedTensorsConfig.from_dict(given).quantization_config
@@ -93,17 +97,16 @@ def _schemes(given: dict[str, Any]) -> list[Any]:
 
 
 def check_stored(uri: str, quantization: str, config: PreTrainedConfig) -> None:
-    """Whether `--quantization` goes with a checkpoint that is quantized: as fp8, where its layers then stay so on any device. Raises
-    ModelLoadError."""
+    """Check that `--quantization` suits a quantized checkpoint: only fp8 does, if its layers can stay in 8 bits. Raises ModelLoadError."""
     if quantization == "none":
         return
-    if quantization != "fp8" or not any(map(keepable, _schemes(config.quantization_config))):
+    if quantization != "fp8" or not any(map(can_retain, _schemes(config.quantization_config))):
         raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
     _need(uri, f"--quantization {quantization}", "torchao")
 
 
 def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
-    """Which outputs and inputs share a scale: in the checkpoint of `config`, or by `--quantization`."""
+    """Return which outputs and inputs share a scale, by the checkpoint's `config` or by `--quantization`."""
     if quantization == "int4":
         return Groups(made=INT4_GROUP)
     given = getattr(config, "quantization_config", {})
@@ -122,28 +125,34 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
 
 
 def _sizes(*sizes: int) -> frozenset[int]:
-    return frozenset(size for size in sizes if size > 0)  # a group of -1 is a whole row
+    return frozenset(size for size in sizes if size > 0)  # a group size of -1 means a whole row
 
 
 @contextmanager
-def by_itself(config: PreTrainedConfig) -> Iterator[None]:
-    """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each
-    other the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
+def read_alone(config: PreTrainedConfig) -> Iterator[None]:
+    """Read a quantized checkpoint independently of the other ranks inside this context.
+
+    compressed-tensors divides its work over all ranks that it finds and exchanges the results, as if all ranks read the same layers.
+    But ranks read different parts, and only rank 0 reads a draft model.
+    """
     given = getattr(config, "quantization_config", {})
     if given.get("quant_method") != "compressed-tensors":
         yield
         return
     from compressed_tensors.offload import as_single_threaded
 
-    # Scales of other schemes have dtypes of their own.
-    with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(keepable, _schemes(given)))):
+    # Scales of other schemes have their own dtypes.
+    with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(can_retain, _schemes(given)))):
         yield
 
 
-def widen(model: PreTrainedModel, dtype: torch.dtype, narrow: bool) -> None:
-    """Widens the weights of compressed-tensors to `dtype`, layer after layer, in place, but for those which stay in 8 bits (`keep`; narrow:
-    wherever they can). It would do so by itself before the first forward pass, and also put its own storage behind each module, which
-    sends the weights of one rank to the others."""
+def dequantize(model: PreTrainedModel, dtype: torch.dtype, retain: bool) -> None:
+    """Dequantize the weights of compressed-tensors to `dtype`, layer after layer, in place, except layers that stay in 8 bits
+    (`retain_fp8`).
+
+    retain: also keep layers in 8 bits whose weight is dequantized for each product. compressed-tensors would dequantize by itself before
+    the first forward pass. It would also install its own storage behind each module, which sends the weights of one rank to the others.
+    """
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return
@@ -152,7 +161,7 @@ def widen(model: PreTrainedModel, dtype: torch.dtype, narrow: bool) -> None:
 
     hook.remove()
     del model.ct_decompress_hook
-    if not keep(model, dtype, narrow) and narrow:
+    if not retain_fp8(model, dtype, retain) and retain:
         logger.warning("--quantization fp8: no layer of this checkpoint can stay in 8 bits (experts and the head cannot); all are widened")
     for module in model.modules():
         if isinstance(scale := getattr(module, "weight_scale", None), nn.Parameter) and scale.dtype == torch.float32:
@@ -168,7 +177,7 @@ def _rounds(module: nn.Module) -> bool:
     return scheme is not None and (scheme.input_activations is not None or scheme.output_activations is not None)
 
 
-def plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Its weight is a tensor like any other, and not a library's own kind; and is all that its answer depends on."""
     return type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter) and not _rounds(module)
 

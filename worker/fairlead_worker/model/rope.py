@@ -1,8 +1,9 @@
-"""How long a model's context is, and rotary embeddings whose frequencies depend on the length of a text.
+"""Context length of a model, and rotary embeddings whose frequencies depend on the text length.
 
-Most scalings of a rope (linear, yarn, llama3) are the same for every text. Two are not: transformers chooses the frequencies of `dynamic`
-by the longest text that it sees, and those of `longrope` by whether that is longer than the original context. A step holds texts of many
-lengths, and cached KV serves texts of other lengths than the one it was computed for: both need frequencies that are the same for all.
+Most rope scalings (linear, yarn, llama3) are the same for every text. Two are not: transformers chooses the frequencies of `dynamic`
+by the longest text that it sees, and those of `longrope` by whether that text exceeds the original context. A step holds texts of
+many lengths, and cached KV serves texts of other lengths than the one it was computed for. Both need the same frequencies for all
+texts.
 """
 
 import logging
@@ -18,9 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
-    """Tokens of prompt and output. `wanted`: 0 for the model's own, which ends where its frequencies would begin to change.
+    """Return the limit on tokens of prompt and output. `wanted`: 0 for the model's own limit, at which its frequencies would begin to
+    change.
 
-    Raises ModelLoadError for one that cannot be.
+    Raises ModelLoadError for an impossible limit.
     """
     text = config.get_text_config(decoder=True)
     own = getattr(text, "max_position_embeddings", None)
@@ -45,8 +47,10 @@ def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
 
 
 def settle_rope(model: PreTrainedModel, limit: int) -> None:
-    """Where texts may be longer than longrope's original context, all have its long frequencies: those that transformers uses for such
-    texts. Shorter ones differ from it then (as with vLLM), for they may grow, and share KV with longer ones."""
+    """Use longrope's long frequencies for all texts if texts may exceed the original context; transformers uses them for such texts.
+
+    Results of shorter texts then differ from transformers (as with vLLM), because a text may grow, and may share KV with longer ones.
+    """
     for module in model.modules():
         if getattr(module, "rope_type", None) != "longrope":
             continue
@@ -56,12 +60,12 @@ def settle_rope(model: PreTrainedModel, limit: int) -> None:
             continue
         frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, model.device, seq_len=original + 1)
         module.register_buffer("inv_freq", frequencies, persistent=False)
-        module.rope_type = "default"  # nothing is chosen any more
+        module.rope_type = "default"  # disables transformers' choice by length
         logger.warning("up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too", limit, original)
 
 
 def _changing(text: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """The model's ropes whose frequencies depend on the length."""
+    """Yield the model's rope settings whose frequencies depend on the length."""
     parameters = getattr(text, "rope_parameters", None) or {}
     for rope in (parameters, *(nested for nested in parameters.values() if isinstance(nested, dict))):
         if rope.get("rope_type") in ("dynamic", "longrope"):

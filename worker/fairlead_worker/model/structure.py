@@ -1,7 +1,7 @@
-"""What a decoder-only transformers model is made of, as data that a kernel can run: recognised by its parts, not by its family.
+"""Structure of a decoder-only transformers model, as data that a kernel can run: recognised by its parts, not by its family.
 
-Names of children say where a part stands; what a norm, an activation or a rotary embedding computes is found out by calling it. Whatever
-is not recognised raises UnknownStructure, and what merely looks right is found out by `execution.check`, which compares logits.
+Names of children give a part's position; calling a norm, an activation or a rotary embedding shows what it computes. An unrecognised
+part raises UnknownStructure. A wrong match is detected by `execution.check`, which compares logits.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from fairlead_worker.model.fuse import Slice, Stack, close
 
 
 class UnknownStructure(Exception):
-    """A part that is not known here; the message names it."""
+    """An unrecognised part; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Norm:
     """x / sqrt(mean(x²) + eps) * weight."""
 
     weight: torch.Tensor
-    """[width] float32, with Gemma's + 1."""
+    """[width] float32, including Gemma's + 1."""
     eps: float
 
 
@@ -37,7 +37,7 @@ class Layer:
     before_attention: Norm
     qkv: nn.Module
     query_norm: Norm | None
-    """[key_dim], of each head."""
+    """[key_dim], for each head."""
     key_norm: Norm | None
     out: nn.Module
     after_attention: Norm | None
@@ -57,7 +57,7 @@ class Decoder:
     embed: nn.Module
     layers: tuple[Layer, ...]
     ropes: tuple[Callable[[int], tuple[torch.Tensor, torch.Tensor]], ...]
-    """Each: positions -> cosines and sines [positions, half] float32; the first 2 * half dimensions of a head are turned."""
+    """Each: positions -> cosines and sines [positions, half] float32; the first 2 * half dimensions of a head are rotated."""
     final: Norm
     head: nn.Module
     softcap: float | None
@@ -76,7 +76,7 @@ LAYOUTS: dict[frozenset[str], dict[str, str]] = {
         "after_mlp": "post_feedforward_layernorm",
     },
 }
-"""A layer's norms, by the names of all that it has -> where each stands. Llama and most others; Gemma 2 and 3."""
+"""The names of all norms of a layer -> the position of each. The first entry is Llama and most others, the second Gemma 2 and 3."""
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -85,7 +85,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch.inference_mode()
 def recognise(model: PreTrainedModel, specs: tuple[LayerSpec, ...]) -> Decoder:
-    """The parts of `model`, whose attention layers are `specs`. Raises UnknownStructure."""
+    """Return the parts of `model`, whose attention layers are `specs`. Raises UnknownStructure."""
     base = model.base_model
     top = _children(model, {model.base_model_prefix, "lm_head"})
     parts = _children(base, {"embed_tokens", "layers", "norm", "rotary_emb"})
@@ -130,13 +130,13 @@ def _layer(layer: nn.Module, spec: LayerSpec, rope: int) -> Layer:
 
 
 def _stateful(parent: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """Children that may compute something by weights; slices of a stack are not on their own."""
+    """Return the children with weights; slices of a stack do not count."""
     harmless = (Slice, nn.Dropout, nn.Identity)
     return [(name, child) for name, child in parent.named_children() if not isinstance(child, harmless) and not _stateless(child)]
 
 
 def _stateless(module: nn.Module) -> bool:
-    """An activation: no weights of any kind, packed ones neither."""
+    """Return whether the module has no weights of any kind, packed ones included, as an activation."""
     return not any(isinstance(value, torch.Tensor) for part in module.modules() for value in _values(part))
 
 
@@ -154,7 +154,7 @@ def _children(parent: nn.Module, needed: set[str], optional: set[str] | None = N
 
 
 def _stacked(module: nn.Module, sizes: list[int] | None) -> nn.Module:
-    """The one linear layer, from our own stack or the model's own."""
+    """Return the one linear layer, from our own stack or the model's own."""
     if not isinstance(module, Stack):
         return module
     if sizes and module.sizes != sizes:
@@ -190,7 +190,7 @@ def _activation(mlp: nn.Module) -> str:
 
 
 def by_type(rotary: nn.Module) -> bool:
-    """Layers of different types have angles of their own."""
+    """Return whether layers of different types have their own rotary angles."""
     return "layer_type" in inspect.signature(rotary.forward).parameters
 
 
@@ -202,7 +202,7 @@ def _layer_type(layer: nn.Module) -> str:
 
 
 def rope_tables(rotary: nn.Module, kind: str | None) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """As `Decoder.ropes`, for layers of type `kind`, on the CPU. Raises UnknownStructure."""
+    """Return tables as in `Decoder.ropes`, for layers of type `kind`, on the CPU. Raises UnknownStructure."""
     arguments = {} if kind is None else {"layer_type": kind}
 
     def tables(positions: int) -> tuple[torch.Tensor, torch.Tensor]:

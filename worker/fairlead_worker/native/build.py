@@ -1,7 +1,8 @@
-"""Compile the library: `python -m fairlead_worker.native.build`, as `make install` and the worker image do. Takes seconds, and gcc.
+"""Build of the native library: `python -m fairlead_worker.native.build`, run by `make install` and the worker image. Takes seconds, and
+gcc.
 
-The sources with vectors are compiled for each CPU level of the machine's kind (`fairlead_worker.isa`), and one library holds all of them;
-compiling needs no CPU of these levels. Elsewhere the engine stays on torch.
+Sources with vector code are compiled for each CPU level of the machine type (`fairlead_worker.isa`), all into one library. Compiling
+needs no CPU of these levels. On other machines the engine uses torch.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ STAMP = HERE / "libfairlead.key"
 FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
-"""No -ffast-math: NaN and infinity mean what they say."""
+"""-ffast-math is not used: NaN and infinity must keep their meaning."""
 AVX2 = ("-march=x86-64-v3",)
 AVX512 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 MACHINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -32,25 +33,25 @@ MACHINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Flags of each level, the lowest first. `amx` is `avx512_bf16` with the products of `amx.c`."""
 LEVELS = MACHINES.get(platform.machine(), {})
 VECTORS = ("attention", "decoder", "elementwise", "gemm", "tile")
-"""Sources that are compiled for each level; the others have no vectors worth it."""
+"""Sources that are compiled for each level; the others gain nothing from vectors."""
 X86_ALONE = ("amx",)
 
 logger = logging.getLogger(__name__)
 
 
 def key() -> str:
-    """What the library is made of: sources and flags."""
+    """Return a hash of sources and flags."""
     parts = [path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir())]
     return hashlib.sha256(b"\0".join([*parts, " ".join((*FLAGS, *VECTORS, str(LEVELS))).encode()])).hexdigest()[:16]
 
 
 def current() -> bool:
-    """Whether the library is there and made of these very sources."""
+    """Return whether the library exists and was built from these sources."""
     return LIBRARY.exists() and STAMP.exists() and STAMP.read_text() == key()
 
 
 def build() -> bool:
-    """Compile unless the library is there already; False, with a warning, where there is no compiler or it fails."""
+    """Compile the library unless it is current. Returns False, with a warning, if there is no compiler or it fails."""
     if not LEVELS:
         logger.warning("no native kernels for %s: the engine runs on torch alone", platform.machine())
         return False
@@ -73,12 +74,12 @@ def build() -> bool:
 
 
 def compile_library(compiler: str, levels: Mapping[str, Sequence[str]], library: Path) -> str:
-    """Compile `library`, with each of `levels` (the lowest first, with its flags). Returns what went wrong; empty: nothing."""
+    """Compile `library` for each of `levels` (the lowest first, with its flags). Returns the error; empty on success."""
     running: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for command, into in _compilations(compiler, levels, Path(folder)):
             running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=into))
-        # Linking is a command of its own, for with -fopenmp it would bring libgomp along: see team.h.
+        # Linking is a separate command: with -fopenmp it would add libgomp, see team.h.
         problems = [process.communicate()[1].strip() for process in running]
         if not any(process.returncode for process in running):
             objects = [str(path) for path in sorted(Path(folder).glob("*/*.o"))]
@@ -88,7 +89,7 @@ def compile_library(compiler: str, levels: Mapping[str, Sequence[str]], library:
 
 
 def _compilations(compiler: str, levels: Mapping[str, Sequence[str]], folder: Path) -> Iterator[tuple[list[str], Path]]:
-    """Yield the commands that make every object, each with the folder it runs in. They are independent of each other."""
+    """Yield the commands that compile all objects, each with its working folder. They are independent of each other."""
     sources = [path for path in sorted(SOURCES.glob("*.c")) if "avx2" in levels or path.stem not in X86_ALONE]
     groups = {"base": next(iter(levels.values()))} | {level: (*flags, f"-DLEVEL={level}") for level, flags in levels.items()}
     for name, flags in groups.items():

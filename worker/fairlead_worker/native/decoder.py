@@ -6,7 +6,7 @@ Pointer = ctypes.c_void_p
 ACTIVATIONS = ("silu", "gelu_tanh")
 """In the order of `Activation`."""
 MLP_ROWS = 512
-"""Rows whose gated inner values are kept at once."""
+"""Rows whose gated inner values are held together."""
 
 
 class Norm(ctypes.Structure):

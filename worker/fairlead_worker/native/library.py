@@ -1,4 +1,4 @@
-"""The compiled library as Python functions, where there is one for this machine."""
+"""The compiled library as Python functions, if there is one for this machine."""
 
 import ctypes
 import functools
@@ -12,19 +12,19 @@ from fairlead_worker import isa
 from fairlead_worker.native.build import LEVELS, LIBRARY, current
 
 LOWEST = next(iter(LEVELS), "")
-"""The CPU level (`fairlead_worker.isa`) below which there are no kernels; empty where this kind of machine has none."""
+"""The CPU level (`fairlead_worker.isa`) below which there are no kernels; empty if this machine type has none."""
 
 logger = logging.getLogger(__name__)
 
 
 class NativeLibrary:
-    """The functions of the compiled library by their names, each for the CPU level of this process where it is compiled for several."""
+    """The library's functions by name. A function compiled for several CPU levels resolves to this process's level."""
 
     def __init__(self, functions: ctypes.CDLL, level: str) -> None:
         self._functions, self.level = functions, level
 
     def __getattr__(self, name: str) -> Any:
-        """Return the function, the same object at each call. Raises AttributeError."""
+        """Return the function, the same object at each access. Raises AttributeError."""
         found = getattr(self._functions, f"{name}_{self.level}", None) or getattr(self._functions, name)
         setattr(self, name, found)
         return found
@@ -32,9 +32,9 @@ class NativeLibrary:
 
 @functools.cache
 def native() -> NativeLibrary | None:
-    """Return the library, loaded once; None, with one warning that gives the reason, where the engine has to do without.
+    """Return the library, loaded once; None, with one warning that gives the reason, if the engine must use torch.
 
-    Imported after torch, whose OpenMP runtime it uses. Pointers are `tensor.data_ptr()`; the caller keeps the tensors alive.
+    Import it after torch, whose OpenMP runtime it uses. Pointers are `tensor.data_ptr()`; the caller keeps the tensors alive.
     """
     level = isa.cpu_level()
     if not LEVELS:
@@ -63,5 +63,5 @@ def native() -> NativeLibrary | None:
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """Where the tensor's first element is. The tensor must be contiguous as the callee expects, and must outlive the call."""
+    """Return the address of the tensor's first element. The tensor must be contiguous as the callee expects, and must outlive the call."""
     return ctypes.c_void_p(tensor.data_ptr())

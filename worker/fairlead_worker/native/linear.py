@@ -12,7 +12,7 @@ from fairlead_worker.native.memory import Arena, room
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
 ROUNDED = {"int8": 2, "int4": 3}
-"""As `Kind`, of weights in fewer bits."""
+"""As `Kind`, for quantized weights."""
 PANEL = 32
 """Outputs that are packed together."""
 
@@ -32,14 +32,13 @@ class Linear(ctypes.Structure):
 
 
 class NativeLinear(nn.Module):
-    """`nn.Linear` with its weight in panels that only the library can read; the plain weight is gone. Float32 or bfloat16, on a CPU."""
+    """`nn.Linear` with its weight in panels that only the library can read. The plain weight is released. Float32 or bfloat16, on a CPU."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantization: str = "none", arena: Arena | None = None) -> None:
-        """weight [out_features, in_features], of any strides; bias [out_features].
+        """weight [out_features, in_features] of any strides; bias [out_features].
 
-        quantization: none; int8: each output by its largest weight; int4: each 32 inputs of an output, as ggml's Q4_0 with a
-        bfloat16 scale.
-        arena: where the packed weight goes; memory of its own otherwise. Raises KeyError for another dtype.
+        quantization: none; int8: each output by its largest weight; int4: each 32 inputs of an output, as ggml's Q4_0 with a bfloat16
+        scale. arena: memory of the packed weight; None: its own. Raises KeyError for another dtype.
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -47,7 +46,7 @@ class NativeLinear(nn.Module):
         kind = KINDS[weight.dtype]
         packed = ROUNDED.get(quantization, kind)
         size = packed_bytes(weight.shape, weight.dtype, quantization)
-        # No parameters: nothing but the library understands them.
+        # Not parameters: only the library understands them.
         self.weights = (arena or Arena(room(size))).take(size)
         self.scales = torch.empty(self.out_features) if quantization == "int8" else None
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
@@ -63,8 +62,8 @@ class NativeLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._compute(inputs, self.dtype)
 
-    def widened(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The same sums, not rounded: float32."""
+    def compute_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the same sums, not rounded, in float32."""
         return self._compute(inputs, torch.float32)
 
     def _compute(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -84,14 +83,16 @@ class NativeLinear(nn.Module):
 
 
 def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantization: str = "none") -> int:
-    """Of a weight [outputs, inputs] when packed."""
+    """Return the bytes of a packed weight [outputs, inputs]."""
     size: int = library().fairlead_packed_bytes(ROUNDED.get(quantization, KINDS[dtype]), *shape)
     return size
 
 
 @functools.cache
 def library() -> NativeLibrary:
-    """The library with the types of this file's functions. Raises RuntimeError where there is none: ask `native()` first."""
+    """Return the library with the argument types of this module's functions. Raises RuntimeError without a library: check `native()`
+    first.
+    """
     found = native()
     if found is None:
         raise RuntimeError("the native library does not load, see the log")

@@ -1,7 +1,7 @@
-"""Memory in huge pages, and made resident before it is needed.
+"""Memory in huge pages, made resident before it is needed.
 
-A page of memory is given by the kernel when it is first written: 4 KiB take 1.4 µs, and 8 to 75 on a virtual machine whose host must find
-them first. A prompt of 2,000 tokens that is the first to use its KV pages took 6,000 of those.
+The kernel provides a page of memory at the first write. 4 KiB take 1.4 µs, and 8 to 75 on a virtual machine whose host must provide
+the memory first. A prompt of 2,000 tokens that is the first to use its KV pages faulted 6,000 of those.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 LINE = 64
-"""Bytes of a cache line. Tensors begin at one: a vector across two takes twice as long to load."""
+"""Bytes of a cache line. Tensors start on one: a vector across two lines takes twice as long to load."""
 PAGE = 4096
 HUGE_PAGE = 2 << 20
 MADV_POPULATE_WRITE = 23
@@ -25,13 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 def room(size: int) -> int:
-    """Bytes that an arena needs for a part of `size`: a whole number of lines."""
+    """Return the bytes that an arena needs for a part of `size`: a whole number of lines."""
     return -(-size // LINE) * LINE
 
 
 class Arena:
-    """Memory for many tensors, in huge pages where the kernel gives them. Nothing is resident until it is written; all of it is freed once
-    no tensor is left."""
+    """Memory for many tensors, in huge pages if the kernel provides them. It becomes resident when it is written, and is freed with its
+    last tensor.
+    """
 
     def __init__(self, size: int) -> None:
         self._map = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -43,7 +44,7 @@ class Arena:
         self._at = -self._memory.data_ptr() % HUGE_PAGE
 
     def take(self, size: int) -> torch.Tensor:
-        """The next `size` bytes [size] uint8, zeros, at a multiple of 64. Raises ValueError when the arena is used up."""
+        """Return the next `size` bytes, [size] uint8 zeros, aligned to 64 bytes. Raises ValueError when the arena is full."""
         start, self._at = self._at, self._at + room(size)
         if self._at > len(self._memory):
             raise ValueError(f"{size} bytes do not fit in what is left of an arena of {len(self._memory)}")
@@ -51,10 +52,10 @@ class Arena:
 
 
 class Resident:
-    """Keeps the pages that are used next resident, `ahead` of them beyond the highest one used. Pages are used from the lowest on, so a
-    worker takes as much memory as it has had work, and a step hardly ever waits for any.
+    """Keeps the next pages resident, `ahead` pages beyond the highest used one.
 
-    A thread of the least priority does it, one for each stretch; it ends with its stretch.
+    Pages are used from the lowest on, so a worker takes memory in proportion to its work, and a step rarely waits for memory. A
+    thread with the lowest priority populates each stretch and ends with it.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], ahead: int) -> None:
@@ -64,8 +65,8 @@ class Resident:
         self._until = 0
         self._thread: threading.Thread | None = None
 
-    def used(self, page: int) -> None:
-        """That page is used from now on. Costs next to nothing but for once in half of `ahead` pages."""
+    def mark_used(self, page: int) -> None:
+        """Mark `page` as used. It starts a thread only once in `ahead` / 2 pages, and otherwise costs next to nothing."""
         if page + self._ahead // 2 < self._until or self._until == self._pages or (self._thread is not None and self._thread.is_alive()):
             return
         start, self._until = self._until, min(page + 1 + self._ahead, self._pages)
@@ -79,13 +80,15 @@ class Resident:
         self._thread = thread
 
     def wait(self) -> None:
-        """Until what was begun is done."""
+        """Wait until the started work is done."""
         if self._thread is not None:
             self._thread.join()
 
 
 def _populate(tensors: Sequence[torch.Tensor], start: int, end: int) -> None:
-    """Pages `start` to `end` of all tensors, the first ones first; a huge page at a time, as whoever maps memory waits meanwhile."""
+    """Populate pages `start` to `end` of all tensors, lowest first, one huge page at a time: other threads that map memory wait
+    meanwhile.
+    """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

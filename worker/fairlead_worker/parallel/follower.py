@@ -1,7 +1,7 @@
-"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `processes.py`, and ends with its node.
+"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `processes.py`; ends with its node.
 
-`python -m fairlead_worker.parallel.follower` reads one line of JSON from its standard input (`Join`) and keeps reading: the end of that
-input is the end of rank 0, or of what stands for it on this node, and so of this process.
+`python -m fairlead_worker.parallel.follower` reads one line of JSON (`Join`) from standard input and keeps reading. End of input
+means that rank 0, or its substitute on this node, has ended, and ends this process.
 """
 
 import io
@@ -18,10 +18,22 @@ import msgspec
 import zmq
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.parallel.messages import Adopt, Copy, Drop, End, Fetched, Join, LastWords, Load, Look, Run, ToRank
+from fairlead_worker.parallel.messages import (
+    AdapterFetched,
+    AddAdapter,
+    CopyPages,
+    End,
+    Join,
+    LoadModel,
+    RankFailed,
+    ReadLogits,
+    RemoveAdapter,
+    Run,
+    ToRank,
+)
 
 if TYPE_CHECKING:
-    from fairlead_worker.execution.forward import Places
+    from fairlead_worker.execution.forward import HiddenStates
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.lora.adapters import AdapterSet
 
@@ -30,7 +42,7 @@ logger = logging.getLogger(__name__)
 LINGER_MS = 2000
 
 
-class Ear:
+class RankChannel:
     """This rank's end of the sockets of `Ranks`."""
 
     def __init__(self, join: Join) -> None:
@@ -44,56 +56,56 @@ class Ear:
         self._out.connect(f"ipc://{Path(join.directory) / 'from'}")
         self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 
-    def hear(self) -> ToRank:
-        """The next message; waits for it as long as it takes."""
+    def receive(self) -> ToRank:
+        """Wait for the next message and return it."""
         return self._decoder.decode(self._in.recv())
 
-    def say(self, reason: str) -> None:
-        """Last words: nothing else is ever said."""
-        self._out.send(msgspec.msgpack.encode(LastWords(self._rank, reason)))
+    def send_failure(self, reason: str) -> None:
+        """Send the failure reason, the only message of a rank, and close."""
+        self._out.send(msgspec.msgpack.encode(RankFailed(self._rank, reason)))
         self._in.close(0)
         self._out.close()
         self._context.term()
 
 
 def main() -> int:
-    # Rank 0 decides when this ends; a terminal's Ctrl-C or a container's SIGTERM to all is not for us.
+    # Rank 0 decides when this process ends. A terminal's Ctrl-C or a container's SIGTERM to all processes is ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Unbuffered: a thread that waits in a buffered read would hold its lock.
-    rope = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
-    join = msgspec.json.decode(rope.readline(), type=Join)
+    # Unbuffered: a thread blocked in a buffered read would hold its lock.
+    parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # open for the process's life; a descriptor, not a path
+    join = msgspec.json.decode(parent_pipe.readline(), type=Join)
     form = f"%(asctime)s %(levelname)s rank {join.rank} %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
-    threading.Thread(target=_end_with_rank_0, args=(rope,), name="rank 0 watch", daemon=True).start()
-    ear = Ear(join)
+    threading.Thread(target=_end_with_rank_0, args=(parent_pipe,), name="rank 0 watch", daemon=True).start()
+    channel = RankChannel(join)
     try:
-        follow(join, ear)
+        follow(join, channel)
     except Exception as error:
         from fairlead_worker.build import reason_of
 
         logger.exception("rank %d ends", join.rank)
-        ear.say(reason_of(error))
+        channel.send_failure(reason_of(error))
         return 1
     return 0
 
 
-def follow(join: Join, ear: Ear) -> None:
-    """Until `End`. Whatever fails is the end of all ranks."""
+def follow(join: Join, channel: RankChannel) -> None:
+    """Load this rank's part and serve until `End`. Any failure ends all ranks."""
     from fairlead_worker.build import adapters_of, load, make
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
     from fairlead_worker.errors import AdapterError
     from fairlead_worker.sharding.group import Group, check_devices
-    from fairlead_worker.sharding.rendezvous import joined, store
+    from fairlead_worker.sharding.rendezvous import file_store, join_store
 
     config = WorkerConfig.model_validate(join.config)
     check_devices(config)
-    meeting = joined(join.meeting, join.size) if join.meeting else store(Path(join.directory))
+    meeting = join_store(join.meeting, join.size) if join.meeting else file_store(Path(join.directory))
     group = Group.join(meeting, join.rank, join.size, join.local)
-    message = ear.hear()
-    if not isinstance(message, Load):
+    message = channel.receive()
+    if not isinstance(message, LoadModel):
         return
     folder = Path(message.folder)
     loaded = load(config, group=group, locate=lambda uri, progress, cache: folder)
@@ -101,55 +113,55 @@ def follow(join: Join, ear: Ear) -> None:
         group.check_same(config.model, loaded.digest)
     adapters = adapters_of(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
-        fetched = ear.hear()
-        if not isinstance(fetched, Fetched):
+        fetched = channel.receive()
+        if not isinstance(fetched, AdapterFetched):
             return
         assert adapters is not None and fetched.number == number, "the configuration counts them"
         try:
             adapters.load(number, name, uri, Path(fetched.folder))
-        except AdapterError:  # no rank has it, rank 0 says why, and that is the end
-            while not isinstance(ear.hear(), End):
+        except AdapterError:  # no rank has it, and rank 0 reports why
+            while not isinstance(channel.receive(), End):
                 pass
             return
     runner = make(config, loaded, group, adapters=adapters)
     logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
-    serve(ear, runner, adapters)
+    serve(channel, runner, adapters)
 
 
-def serve(ear: Ear, runner: "ModelRunner", adapters: "AdapterSet | None" = None) -> None:
-    """Computes what rank 0 computes, until `End`."""
+def serve(channel: RankChannel, runner: "ModelRunner", adapters: "AdapterSet | None" = None) -> None:
+    """Compute what rank 0 computes, until `End`."""
     from fairlead_worker.errors import AdapterError
     from fairlead_worker.parallel.lead import to_step
 
-    seen: Places | None = None
+    seen: HiddenStates | None = None
     folders: dict[int, Path] = {}
     while True:
-        match ear.hear():
+        match channel.receive():
             case Run() as run:
                 seen = runner.follow(*to_step(run, runner.loaded.device))
-            case Look(start=start, stop=stop):
+            case ReadLogits(start=start, stop=stop):
                 assert seen is not None, "rank 0 looks at places of the last pass"
                 seen.logits(slice(start, stop))
-            case Copy(saves=saves, loads=loads):
+            case CopyPages(saves=saves, loads=loads):
                 assert runner.host is not None, "rank 0 has a host tier of the same configuration"
                 runner.host.copy(saves, loads)
-            case Fetched(number=number, folder=folder):
+            case AdapterFetched(number=number, folder=folder):
                 folders[number] = Path(folder)
-            case Adopt(number=number, name=name, uri=uri):
+            case AddAdapter(number=number, name=name, uri=uri):
                 assert adapters is not None, "rank 0 has adapters of the same configuration"
-                with suppress(AdapterError):  # no rank has it then, and rank 0 says why
+                with suppress(AdapterError):  # no rank has it then, and rank 0 reports why
                     adapters.load(number, name, uri, folders.pop(number))
-            case Drop(number=number):
+            case RemoveAdapter(number=number):
                 assert adapters is not None, "rank 0 has adapters of the same configuration"
                 adapters.unload(number)
-            case Load():
+            case LoadModel():
                 raise AssertionError("a rank loads once")
             case End():
                 return
 
 
-def _end_with_rank_0(rope: io.RawIOBase) -> None:
-    while rope.read(4096):
+def _end_with_rank_0(parent_pipe: io.RawIOBase) -> None:
+    while parent_pipe.read(4096):
         pass
     os._exit(1)
 

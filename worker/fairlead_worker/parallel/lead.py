@@ -1,4 +1,4 @@
-"""What rank 0 computes, computed by all ranks: passes, copies and changes of adapters are told to the others before they are begun."""
+"""Rank 0's side of shared work: passes, copies and adapter changes are sent to the other ranks before rank 0 starts them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairlead_worker.execution.forward import Forward, Places
+from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.parallel.messages import Adopt, Copy, Drop, Fetch, Look, Run
+from fairlead_worker.parallel.messages import AddAdapter, CopyPages, FetchFiles, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.progress import Progress
@@ -20,20 +20,20 @@ from fairlead_worker.weights.uri import resolve
 
 
 def lead(runner: ModelRunner, ranks: Ranks) -> None:
-    """From now on the other ranks compute what `runner` computes. They have made a runner in the same way as this one was made."""
+    """Make the other ranks compute what `runner` computes from now on. They must have made their runner in the same way."""
     runner.forward = LedForward(runner.forward, ranks)
     if runner.host is not None:
         runner.host = LedHost(runner.host, ranks)
 
 
 class Located:
-    """`model.loader.Locate` of rank 0: fetches the files once, and tells the other ranks of this node where they are."""
+    """Implements `model.loader.Locate` on rank 0: downloads the files once, and sends their folder to the other ranks of this node."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def __call__(self, uri: str, progress: Progress, cache: ModelCache | None) -> Path:
-        """Raises ModelLoadError."""
+        """Return the folder of the files. Raises ModelLoadError."""
         folder = resolve(uri, progress, cache)
         self._ranks.load(folder)
         return folder
@@ -47,33 +47,33 @@ class LedForward:
         self.can_score = inner.can_score
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
-        """Logits [S, vocabulary] of `step.sampling`."""
+        """Return logits [S, vocabulary] of `step.sampling`."""
         self._ranks.tell(to_message(step))
         with self._ranks.together():
             return self._inner(step, context)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
-        """The same, and a look at `places`."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
+        """Return the same logits, and the model's results at `places`."""
         self._ranks.tell(to_message(step, places))
         with self._ranks.together():
             logits, seen = self._inner.score(step, context, places)
-        return logits, LedPlaces(seen, self._ranks)
+        return logits, LedHiddenStates(seen, self._ranks)
 
 
-class LedPlaces:
-    """Implements `execution.forward.Places`."""
+class LedHiddenStates:
+    """Implements `execution.forward.HiddenStates`."""
 
-    def __init__(self, inner: Places, ranks: Ranks) -> None:
+    def __init__(self, inner: HiddenStates, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
 
     def logits(self, some: slice) -> torch.Tensor:
-        """[n, vocabulary]: of every rank's part of the head."""
-        self._ranks.tell(Look(some.start, some.stop))
+        """Return logits [n, vocabulary], from every rank's part of the head."""
+        self._ranks.tell(ReadLogits(some.start, some.stop))
         with self._ranks.together():
             return self._inner.logits(some)
 
     def states(self, some: slice) -> torch.Tensor:
-        """[n, hidden]: the same on every rank."""
+        """Return hidden states [n, hidden], equal on every rank."""
         return self._inner.states(some)
 
 
@@ -85,14 +85,14 @@ class LedHost:
         self.slots = inner.slots
 
     def copy(self, saves: Copies, loads: Copies) -> None:
-        """On every rank."""
+        """Copy on every rank."""
         if saves or loads:
-            self._ranks.tell(Copy(_pairs(saves), _pairs(loads)))
+            self._ranks.tell(CopyPages(_pairs(saves), _pairs(loads)))
         self._inner.copy(saves, loads)
 
 
 class LedAdapters:
-    """Implements `engine.loop.Adapters`: each rank has its part of each adapter, and between the same steps."""
+    """Implements `engine.loop.Adapters`: each rank has its part of each adapter, and changes it between the same steps."""
 
     def __init__(self, inner: AdapterSet, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
@@ -101,22 +101,22 @@ class LedAdapters:
         return number in self._inner
 
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
-        """None: other nodes fetch its files, and the answer is sent when they have."""
+        """Apply a change. None: other nodes are downloading the files, and the answer follows when they are done."""
         match message:
             case FetchAdapter(number=number, name=name, uri=uri):
-                self._ranks.fetch(Fetch(number, name, uri))
+                self._ranks.fetch(FetchFiles(number, name, uri))
                 return None
             case LoadAdapter(number=number, name=name, uri=uri, path=path):
                 self._ranks.fetched(number, Path(path))
-                self._ranks.tell(Adopt(number, name, uri))
+                self._ranks.tell(AddAdapter(number, name, uri))
             case UnloadAdapter(number=number):
-                self._ranks.tell(Drop(number))
+                self._ranks.tell(RemoveAdapter(number))
         with self._ranks.together():
             return self._inner.change(message)
 
 
 def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
-    """Waits for the device, where the step's tensors are on one."""
+    """Encode a step. Waits for the device if the step's tensors are on one."""
     return Run(
         tokens=_bytes(step.tokens),
         positions=_bytes(step.positions),
@@ -132,7 +132,7 @@ def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
 
 
 def to_step(message: Run, device: torch.device) -> tuple[PackedStep, torch.Tensor | None]:
-    """The step on `device`, and `places` [n] int64."""
+    """Decode the step onto `device`, and `places` [n] int64."""
     step = PackedStep(
         tokens=_tensor(message.tokens).to(device),
         positions=_tensor(message.positions).to(device),

@@ -1,14 +1,14 @@
-"""Sockets between nodes: ZeroMQ over TCP, with keys, and a monitor that tells when the other side is gone.
+"""Sockets between nodes: ZeroMQ over TCP with keys, and a monitor of the connection.
 
-A connection that breaks is never mended: messages may have been lost with it, and ranks that have not computed the same are no model. A
-peer that is silent (a node without power, a stopped process) is given up by ZMTP's own heartbeats, which need no Python to be answered.
+A broken connection is never restored: messages may be lost, and ranks that computed different steps cannot continue. ZMTP's own
+heartbeats detect a silent peer (a node without power, a stopped process); they need no Python to be answered.
 """
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 HEARTBEAT_MS, SILENCE_MS = 1000, 8000
-"""A peer is asked for a sign of life each second, and given up after eight without one."""
+"""A heartbeat is sent each second. A peer that is silent for eight seconds is given up."""
 LINGER_MS = 2000
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 WATCHED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | FAILED
@@ -17,8 +17,8 @@ Context = zmq.Context["zmq.Socket[bytes]"]
 Socket = zmq.Socket[bytes]
 
 
-def made(context: Context, kind: int) -> Socket:
-    """Unbounded, IPv6 too, with heartbeats; neither bound nor connected."""
+def make_socket(context: Context, kind: int) -> Socket:
+    """Make an unbounded socket with IPv6 and heartbeats, neither bound nor connected."""
     socket = context.socket(kind)
     socket.set_hwm(0)
     socket.setsockopt(zmq.IPV6, 1)
@@ -33,8 +33,8 @@ def endpoint(host: str, port: int | str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def bound(socket: Socket, host: str, port: int = 0) -> int:
-    """The port that it listens on; 0: any free one. Raises OSError."""
+def bind(socket: Socket, host: str, port: int = 0) -> int:
+    """Bind the socket and return its port; `port` 0: any free one. Raises OSError."""
     try:
         socket.bind(endpoint(host, port or "*"))
     except zmq.ZMQError as error:
@@ -43,12 +43,12 @@ def bound(socket: Socket, host: str, port: int = 0) -> int:
 
 
 def monitor(socket: Socket) -> Socket:
-    """Tells what happens to the connections of `socket`."""
+    """Return a monitor of the connections of `socket`."""
     return socket.get_monitor_socket(WATCHED)
 
 
-def happened(monitor: Socket) -> list[int]:
-    """The events since the last look."""
+def read_events(monitor: Socket) -> list[int]:
+    """Return the events since the last call."""
     found = []
     while monitor.poll(0):
         found.append(int(recv_monitor_message(monitor)["event"]))

@@ -1,4 +1,6 @@
-"""What rank 0 tells the other ranks, and their last words. Rank 0 alone plans and samples: a step travels as its packed tensors."""
+"""Messages from rank 0 to the other ranks and nodes, and their replies. Only rank 0 plans and samples: a step travels as its packed
+tensors.
+"""
 
 from typing import Any
 
@@ -6,27 +8,27 @@ import msgspec
 
 
 class Join(msgspec.Struct, frozen=True):
-    """What a rank is started with, as one line of JSON on its standard input."""
+    """Settings of a rank, as one line of JSON on its standard input."""
 
     directory: str
-    """Of the sockets, and of the file through which the ranks meet where all are on one node."""
+    """Folder of the sockets, and of the rendezvous file if all ranks are on one node."""
     rank: int
     size: int
     config: dict[str, Any]
     local: int
-    """Which of its node's ranks: its GPU."""
+    """Index of the rank on its node: its GPU."""
     meeting: str = ""
-    """HOST:PORT of the store through which the ranks of several nodes meet; empty: the file."""
+    """HOST:PORT of the rendezvous store of several nodes; empty: the file."""
 
 
-class Load(msgspec.Struct, tag="load", frozen=True):
-    """Read your part of the model: its files are in `folder`."""
+class LoadModel(msgspec.Struct, tag="load", frozen=True):
+    """Load this rank's part of the model, whose files are in `folder`."""
 
     folder: str
 
 
 class Run(msgspec.Struct, tag="run", frozen=True):
-    """A forward pass: `kernels.base.PackedStep`, its tensors as bytes of little-endian int64 (page tables: int32)."""
+    """Run a forward pass: `kernels.base.PackedStep`, its tensors as bytes of little-endian int64 (page tables: int32)."""
 
     tokens: bytes
     positions: bytes
@@ -37,70 +39,70 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     page_indices: bytes
     sampling: bytes
     places: bytes | None = None
-    """Tokens of the step that are looked at too, int64; None: none."""
+    """Token indices whose hidden states are recorded too, int64; None: none."""
     adapters: list[int] = []
-    """Number of each row's adapter, 0 being none; empty: no row has one."""
+    """Number of each row's adapter, 0 for none; empty: no row has one."""
 
 
-class Look(msgspec.Struct, tag="look", frozen=True):
-    """The logits of some of the last pass's places: each rank's head has a part of the vocabulary."""
+class ReadLogits(msgspec.Struct, tag="look", frozen=True):
+    """Compute the logits of some of the last pass's places: each rank's head has a part of the vocabulary."""
 
     start: int
     stop: int
 
 
-class Copy(msgspec.Struct, tag="copy", frozen=True):
-    """Copies between the device and the host tier, as a plan has them."""
+class CopyPages(msgspec.Struct, tag="copy", frozen=True):
+    """Copy between the device and the host tier, as in a plan."""
 
     saves: list[tuple[int, int]]
     loads: list[tuple[int, int]]
 
 
-class Fetched(msgspec.Struct, tag="fetched", frozen=True):
-    """The files of an adapter are in `folder`: said on each node by itself, and before `Adopt`."""
+class AdapterFetched(msgspec.Struct, tag="fetched", frozen=True):
+    """The files of an adapter are in `folder`. Sent on each node separately, before `AddAdapter`."""
 
     number: int
     folder: str
 
 
-class Adopt(msgspec.Struct, tag="adopt", frozen=True):
-    """Read your part of an adapter, try it, and keep it if all ranks can."""
+class AddAdapter(msgspec.Struct, tag="adopt", frozen=True):
+    """Load and try this rank's part of an adapter, and keep it if all ranks can."""
 
     number: int
     name: str
     uri: str
 
 
-class Drop(msgspec.Struct, tag="drop", frozen=True):
-    """Forget an adapter: no step has it any more."""
+class RemoveAdapter(msgspec.Struct, tag="drop", frozen=True):
+    """Remove an adapter that no step uses any more."""
 
     number: int
 
 
 class End(msgspec.Struct, tag="end", frozen=True):
-    """Nothing more will come."""
+    """End the rank. No message follows."""
 
 
-class LastWords(msgspec.Struct, frozen=True):
-    """Why a rank ends."""
+class RankFailed(msgspec.Struct, frozen=True):
+    """The reason why a rank ends."""
 
     rank: int
     reason: str
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """A node that wants to come in; said again until it is answered."""
+    """A node asks to join. Repeated until it is answered."""
 
     node: int
     name: str
-    """Of its pod, for people."""
+    """Name of its pod, for people."""
     version: str
     flags: dict[str, Any]
-    """What has to be the same on all nodes."""
+    """Settings that must be equal on all nodes."""
 
 
 class Progress(msgspec.Struct, tag="progress", frozen=True):
-    """How far the load of a node is."""
+    """Load progress of a node."""
 
     node: int
     phase: str
@@ -109,48 +111,48 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     done: int
     total: int
     beat: int
-    """Moves on while its processes read or compute."""
+    """Increases while its processes read or compute."""
 
 
-class Fetch(msgspec.Struct, tag="fetch", frozen=True):
-    """For a node, not for its ranks: fetch an adapter's files, beside the steps, and tell the ranks where they are (`Fetched`)."""
+class FetchFiles(msgspec.Struct, tag="fetch", frozen=True):
+    """For a node, not its ranks: download an adapter's files, beside the steps, and send their folder to the ranks (`AdapterFetched`)."""
 
     number: int
     name: str
     uri: str
 
 
-class Here(msgspec.Struct, tag="here", frozen=True):
-    """What came of a `Fetch`: the ranks of this node know of the files."""
+class FetchDone(msgspec.Struct, tag="here", frozen=True):
+    """Result of a `FetchFiles`: the ranks of this node know the folder."""
 
     node: int
     number: int
     error: str = ""
-    """Why they are not there."""
+    """The reason of a failure; empty: success."""
 
 
-class Lost(msgspec.Struct, tag="lost", frozen=True):
-    """Why a node ends, and so all of them."""
+class NodeFailed(msgspec.Struct, tag="lost", frozen=True):
+    """The reason why a node ends, which ends all nodes."""
 
     node: int
     reason: str
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
-    """Come in: ports of the leader."""
+    """The node has joined; ports of the leader."""
 
     steps: int
-    """Of what this node's ranks are told."""
+    """Port of the messages for this node's ranks."""
     meeting: int
-    """Of the store through which all ranks meet."""
+    """Port of the rendezvous store of all ranks."""
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """Stay out."""
+class NodeRejected(msgspec.Struct, tag="refused", frozen=True):
+    """The node cannot join."""
 
     reason: str
 
 
-ToRank = Load | Run | Look | Copy | Fetched | Adopt | Drop | End
-FromNode = Hello | Progress | Here | Lost
-ToNode = Welcome | Refused
+ToRank = LoadModel | Run | ReadLogits | CopyPages | AdapterFetched | AddAdapter | RemoveAdapter | End
+FromNode = Hello | Progress | FetchDone | NodeFailed
+ToNode = Welcome | NodeRejected

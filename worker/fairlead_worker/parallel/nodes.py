@@ -1,4 +1,4 @@
-"""Rank 0's hold on the other nodes of a model: lets them in, tells them each step, hears how their load goes and of their end."""
+"""Rank 0's control of the other nodes of a model: it admits them, sends them each step, and receives load progress and failures."""
 
 import logging
 import math
@@ -15,8 +15,8 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import AdapterChanged, Loading
 from fairlead_worker.parallel.keys import authenticator, guard
-from fairlead_worker.parallel.links import Socket, bound, happened, made, monitor
-from fairlead_worker.parallel.messages import Fetch, FromNode, Hello, Here, Lost, Progress, Refused, ToNode, Welcome
+from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events
+from fairlead_worker.parallel.messages import FetchDone, FetchFiles, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
 from fairlead_worker.version import release
 
 if TYPE_CHECKING:
@@ -30,37 +30,39 @@ OWN = {
     *("redis_password_file", "redis_username_file", "redis_ca_file", "redis_cert_file", "redis_key_file"),
     *("index_namespace", "index_groups", "peers"),
 }
-"""Fields of the configuration that may differ from node to node: all others have to be the same."""
+"""Configuration fields that may differ between nodes; all others must be equal."""
 TURN = 1.0
-"""Seconds between two words on who is missing."""
+"""Seconds between two reports of missing nodes."""
 CONNECTS = 30.0
-"""Seconds in which a node that was let in has to connect."""
+"""Seconds in which an admitted node must connect."""
 LAST_WORDS = 0.5
-"""Seconds in which a node's reason may follow the end of its connection."""
+"""Seconds in which a node's reason may arrive after its connection ended."""
 
 
 def shared(config: WorkerConfig) -> dict[str, object]:
-    """What has to be the same on all nodes."""
+    """Return the configuration that must be equal on all nodes."""
     return {name: value for name, value in config.model_dump().items() if name not in OWN}
 
 
 class Nodes:
-    """The nodes from 1 on. `wait`, `tell`, `fetch` and `store` are for one thread; a thread of its own attends to all that comes."""
+    """The nodes from 1 on. One thread uses `wait`, `tell`, `fetch` and `store`; a second thread handles incoming messages."""
 
     def __init__(self, config: WorkerConfig, outbox: Outbox, lost: Callable[[str], None]) -> None:
-        """Listens. `lost(reason)`: on that thread, of the first node that is gone. Raises OSError where a port is taken."""
+        """Listen for nodes. `lost(reason)` is called on the second thread for the first node that fails. Raises OSError if a port is
+        taken.
+        """
         self._config, self._outbox, self._lost = config, outbox, lost
         self._shared = shared(config)
         host, port = config.leader_address
         self._host = host if _is_address(host) else "*"
         self.report = False
-        """Rank 0 has loaded its part: how the others' load goes is told from now on."""
+        """Rank 0 has loaded its part: from now on the other nodes' progress is reported."""
         self._here: dict[int, str] = {}
-        """node -> name of its pod, of those that are in."""
+        """node -> name of its pod, for nodes that have joined."""
         self._refused = ""
         self._loads: dict[int, Progress] = {}
         self._fetching: dict[int, set[int]] = {}
-        """number of an adapter -> nodes that have not fetched its files yet."""
+        """adapter number -> nodes that have not downloaded its files yet."""
         self._welcomed: dict[int, float] = {}
         self._connected: set[int] = set()
         self._gone: set[int] = set()
@@ -71,8 +73,8 @@ class Nodes:
         door = self._socket(zmq.ROUTER)
         self._steps = {node: self._socket(zmq.PUSH) for node in range(1, config.nodes)}
         try:
-            bound(door, self._host, port)
-            self._ports = {node: bound(steps, self._host) for node, steps in self._steps.items()}
+            bind(door, self._host, port)
+            self._ports = {node: bind(steps, self._host) for node, steps in self._steps.items()}
             self._meeting = _listener("" if self._host == "*" else host)
         except OSError:
             self._guard.stop()
@@ -82,38 +84,38 @@ class Nodes:
         threading.Thread(target=self._attend, args=(door, monitors), name="nodes", daemon=True).start()
 
     def wait(self) -> None:
-        """Until all are in."""
+        """Wait until all nodes have joined."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._here) == len(self._steps))
         logger.info("all %d nodes are in: %s", self._config.nodes, ", ".join(self._here[node] for node in sorted(self._here)))
 
     def store(self, size: int) -> "Store":
-        """Where the ranks of all nodes meet."""
-        from fairlead_worker.sharding.rendezvous import hosted
+        """Return the rendezvous store of all ranks."""
+        from fairlead_worker.sharding.rendezvous import host_store
 
-        return hosted(self._meeting, size)
+        return host_store(self._meeting, size)
 
     def tell(self, data: bytes) -> None:
-        """To all of them, who pass it on to their ranks; never waits."""
+        """Send to all nodes, which forward it to their ranks; never blocks."""
         self.report = False
         for steps in self._steps.values():
             steps.send(data)
 
-    def fetch(self, wanted: Fetch) -> None:
-        """Has all of them fetch an adapter's files. Sends an `AdapterChanged` once they have, or one of them cannot."""
+    def fetch(self, wanted: FetchFiles) -> None:
+        """Let all nodes download an adapter's files. Sends an `AdapterChanged` when all are done, or when one fails."""
         self._fetching[wanted.number] = set(self._steps)
         for steps in self._steps.values():
             steps.send_multipart([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself
 
     def wait_gone(self, seconds: float) -> None:
-        """Until those that were in have ended, at most `seconds`."""
+        """Wait until all joined nodes have ended, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: set(self._here) <= self._gone, seconds)
 
     def _socket(self, kind: int) -> Socket:
-        made_ = made(self._context, kind)
-        guard(made_, self._config.nodes_secret)
-        return made_
+        made = make_socket(self._context, kind)
+        guard(made, self._config.nodes_secret)
+        return made
 
     def _attend(self, door: Socket, monitors: dict[Socket, int]) -> None:
         poller = zmq.Poller()
@@ -125,7 +127,7 @@ class Nodes:
             if door in ready:
                 self._hear(door)
             for watch, node in monitors.items():
-                events = happened(watch) if watch in ready else []
+                events = read_events(watch) if watch in ready else []
                 if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                     self._connected.add(node)
                 if (zmq.EVENT_DISCONNECTED in events and node in self._here) or (
@@ -137,27 +139,27 @@ class Nodes:
                 self._tell_progress()
 
     def _hear(self, door: Socket) -> None:
-        who, data = door.recv_multipart()
+        identity, data = door.recv_multipart()
         try:
             message = msgspec.msgpack.decode(data, type=FromNode)
         except msgspec.DecodeError as error:
-            self._refused = f"what speaks at --leader is no node of this version: {error}"
+            self._refused = f"a peer at --leader sent no message of this version: {error}"
             return
         match message:
             case Hello():
                 answer = self._answer(message)
-                door.send_multipart([who, msgspec.msgpack.encode(answer)])
+                door.send_multipart([identity, msgspec.msgpack.encode(answer)])
             case Progress(node=node):
                 self._loads[node] = message
-            case Here():
+            case FetchDone():
                 self._count(message)
-            case Lost(node=node, reason=reason):
+            case NodeFailed(node=node, reason=reason):
                 self._lost(f"{self._named(node)}: {reason}")
 
-    def _count(self, here: Here) -> None:
-        """One more node has an adapter's files, or never will."""
+    def _count(self, here: FetchDone) -> None:
+        """Count a node that has an adapter's files or failed to download them."""
         missing = self._fetching.get(here.number)
-        if missing is None:  # of --lora, which nobody waits for here; or another node has failed before
+        if missing is None:  # an adapter of --lora, whose download is not awaited here; or another node failed before
             return
         missing.discard(here.node)
         if here.error or not missing:
@@ -182,7 +184,7 @@ class Nodes:
             if said != self._refused:
                 logger.warning("%s", said)
             self._refused = said
-            return Refused(reason)
+            return NodeRejected(reason)
         self._welcomed.setdefault(hello.node, time.monotonic())
         with self._changed:
             self._here[hello.node] = hello.name
@@ -190,7 +192,7 @@ class Nodes:
         return Welcome(self._ports[hello.node], int(self.meeting))
 
     def _end(self, door: Socket, node: int) -> None:
-        """The connection of a node is broken. Its own words may still come."""
+        """Handle the broken connection of a node. Its own reason may still arrive."""
         with self._changed:
             self._gone.add(node)
             self._changed.notify_all()
@@ -204,7 +206,7 @@ class Nodes:
         return f"node {node} of {self._config.nodes} ({self._here.get(node, 'not in yet')})"
 
     def _tell_progress(self) -> None:
-        """A load of others that gets on is one of ours that does; a node that is not there yet is waited for."""
+        """Report the progress of missing nodes and of other nodes' loads as this worker's own progress."""
         missing = sorted(self._steps.keys() - self._here.keys())
         self._beat += 1
         if missing:
@@ -229,7 +231,7 @@ def _is_address(host: str) -> bool:
 
 
 def _listener(host: str) -> socket.socket:
-    """At `host`; empty: at every address."""
+    """Listen at `host`; empty: at every address."""
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,6 +1,6 @@
-"""The rank processes of this node: started, told each step, awaited; none is left behind.
+"""The rank processes of this node: it starts them, sends them each step and waits for their end. None outlives this process.
 
-Each hangs on its standard input: when this process ends, however it ends, so do they.
+Each process reads its standard input, which ends when this process ends for any reason; then the rank ends too.
 """
 
 import logging
@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from fairlead_worker.ending import ending
-from fairlead_worker.parallel.messages import Join, LastWords
+from fairlead_worker.parallel.messages import Join, RankFailed
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ LAST_WORDS_SECONDS = 0.5
 
 
 class Processes:
-    """For one thread; others of its own wait for the processes, and say `lost(reason)` of each that ends."""
+    """The processes, used by one thread. Other threads wait for each process, and call `lost(reason)` when it ends."""
 
     def __init__(
         self,
@@ -40,9 +40,11 @@ class Processes:
         first: int = 0,
         parent: str | None = None,
     ) -> None:
-        """Starts `ranks` of `size`: they import at once, and load when they are told to. `first`: the rank that has this node's first GPU.
-        `parent`: the folder in which they get one of their own."""
-        self.directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))  # mode 0700: nobody else can speak to them
+        """Start `ranks` of `size`. They import immediately, and load on request.
+
+        `first`: the rank that has this node's first GPU. `parent`: the folder in which they get their own folder.
+        """
+        self.directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))  # mode 0700: other users cannot connect to the sockets
         self._size, self._config, self._lost, self._meeting, self._first = size, config, lost, meeting, first
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -60,12 +62,12 @@ class Processes:
         return any(process.poll() is not None for process in self._processes.values())
 
     def tell(self, data: bytes) -> None:
-        """To all of them; never waits."""
+        """Send to all processes; never blocks."""
         for socket in self._sockets:
             socket.send(data)
 
     def wait(self, grace: float) -> None:
-        """Until all have ended, after `grace` seconds by force."""
+        """Wait until all have ended; kill the rest after `grace` seconds."""
         deadline = time.monotonic() + grace
         for process in self._processes.values():
             try:
@@ -76,7 +78,7 @@ class Processes:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def kill(self) -> None:
-        """At once, from any thread."""
+        """Kill all processes immediately, from any thread."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
@@ -91,12 +93,12 @@ class Processes:
         process = subprocess.Popen([sys.executable, "-m", "fairlead_worker.parallel.follower"], stdin=subprocess.PIPE, bufsize=0)
         assert process.stdin is not None
         join = Join(str(self.directory), rank, self._size, self._config, rank - self._first, self._meeting)
-        with suppress(BrokenPipeError):  # it has ended already, and whoever waits for it says so
+        with suppress(BrokenPipeError):  # it has ended already, and its waiting thread reports it
             process.stdin.write(msgspec.json.encode(join) + b"\n")
         return process
 
     def _await(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        """On a thread of its own: until the rank's end."""
+        """Wait for the rank's end, on a thread of its own, and report it."""
         status = process.wait()
         with self._heard:
             self._heard.wait_for(lambda: rank in self._words, LAST_WORDS_SECONDS if status else 0.0)
@@ -106,7 +108,7 @@ class Processes:
 
     def _listen(self, socket: "zmq.Socket[bytes]") -> None:
         while True:
-            words = msgspec.msgpack.decode(socket.recv(), type=LastWords)
+            words = msgspec.msgpack.decode(socket.recv(), type=RankFailed)
             with self._heard:
                 self._words[words.rank] = words.reason
                 self._heard.notify_all()

@@ -1,7 +1,7 @@
-"""Rank 0's hold on the other ranks, those of its own node and those of others: it tells them each step, and hears of their end.
+"""Rank 0's control of the other ranks, on its own node and on others: it sends each step and watches for failures.
 
-When one of them ends before it should, this process ends too, with the reason as its own: a model of which a part is missing computes
-nothing, and a collective may wait for that part for ever.
+If a rank ends early, this process ends too, with the same reason: an incomplete model computes nothing, and a collective may wait for
+the missing rank for ever.
 """
 
 import logging
@@ -18,7 +18,7 @@ import msgspec
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import Failed
-from fairlead_worker.parallel.messages import End, Fetch, Fetched, Load, ToRank
+from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes
 
@@ -28,76 +28,76 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLLOWS_SECONDS = 2.0
-"""How long the end of a process may take to show after something that was done together has failed."""
+"""How long the end of a process may take to show after a collective operation has failed."""
 GRACE_SECONDS = 3.0
-"""After which a rank that was told to end is killed."""
+"""Seconds after which a rank that was told to end is killed."""
 
 
 class Ranks:
-    """The ranks from 1 on. For one thread; others of its own wait for processes and nodes."""
+    """The ranks from 1 on, used by one thread. Other threads wait for processes and nodes."""
 
     def __init__(self, config: WorkerConfig, outbox: Outbox, parent: str | None = None) -> None:
-        """Starts those of this node. Raises OSError where other nodes could not come in. `parent`: as of `Processes`."""
+        """Start the ranks of this node. Raises OSError if other nodes cannot connect. `parent`: as in `Processes`."""
         self.size = config.tensor_parallel
         self._outbox = outbox
         self._encoder = msgspec.msgpack.Encoder()
         self._ending = threading.Lock()
-        """Held by whoever decides how this ends, to the end: `close`, or the thread of the first rank or node that is lost."""
+        """Held by the side that decides how this process ends: `close`, or the thread of the first lost rank or node."""
         self._nodes = Nodes(config, outbox, self._lost) if config.nodes > 1 else None
         meeting = "" if self._nodes is None else self._nodes.meeting
         others = range(1, config.local_ranks)
         self._processes = Processes(others, self.size, config.model_dump(), self._lost, meeting=meeting, parent=parent)
 
     def join(self) -> "Group":
-        """Meets the others, once all nodes are there; waits for them as long as it takes."""
+        """Join the other ranks after all nodes are present; wait as long as it takes."""
         from fairlead_worker.sharding.group import Group
-        from fairlead_worker.sharding.rendezvous import store
+        from fairlead_worker.sharding.rendezvous import file_store
 
         if self._nodes is None:
-            return Group.join(store(self._processes.directory), 0, self.size)
+            return Group.join(file_store(self._processes.directory), 0, self.size)
         self._nodes.wait()
         return Group.join(self._nodes.store(self.size), 0, self.size)
 
     def tell(self, message: ToRank) -> None:
-        """To all of them; never waits."""
+        """Send to all ranks; never blocks."""
         data = self._encoder.encode(message)
         if self._nodes is not None:
             self._nodes.tell(data)
         self._processes.tell(data)
 
     def load(self, folder: Path) -> None:
-        """The model's files are there, on this node: others find them by themselves."""
-        self._processes.tell(self._encoder.encode(Load(str(folder.absolute()))))
+        """Send the folder of the model's files to the ranks of this node; other nodes locate the files themselves."""
+        self._processes.tell(self._encoder.encode(LoadModel(str(folder.absolute()))))
 
     def fetched(self, number: int, folder: Path) -> None:
-        """An adapter's files are there, on this node."""
-        self._processes.tell(self._encoder.encode(Fetched(number, str(folder.absolute()))))
+        """Send the folder of an adapter's files to the ranks of this node."""
+        self._processes.tell(self._encoder.encode(AdapterFetched(number, str(folder.absolute()))))
 
-    def fetch(self, wanted: Fetch) -> None:
-        """Has the other nodes fetch an adapter's files by themselves; what comes of it is sent by itself."""
-        assert self._nodes is not None, "nobody asks for it where there are none"
+    def fetch(self, wanted: FetchFiles) -> None:
+        """Let the other nodes download an adapter's files. The result is sent separately."""
+        assert self._nodes is not None, "only a model over several nodes fetches"
         self._nodes.fetch(wanted)
 
     def loaded(self) -> None:
-        """Rank 0 has its part: from now on the load of the others is what is waited for."""
+        """Record that rank 0 has loaded its part: from now on the progress of the others is reported."""
         if self._nodes is not None:
             self._nodes.report = True
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """For what is done together with the others. Where one of them has ended, that ends this process, and is the reason."""
+        """Run a collective operation. If another rank has ended, this process ends with that rank's reason."""
         try:
             yield
         except Exception:
             deadline = time.monotonic() + FOLLOWS_SECONDS * (1 if self._nodes is None else 2)
             while time.monotonic() < deadline:
                 if self._processes.any_ended:
-                    time.sleep(10 * LAST_WORDS_SECONDS)  # the thread that has waited for it ends this process meanwhile
+                    time.sleep(10 * LAST_WORDS_SECONDS)  # meanwhile the thread that waited for the process ends this one
                 time.sleep(0.01)
             raise
 
     def close(self, grace: float = GRACE_SECONDS) -> None:
-        """Ends them, after `grace` seconds by force. Returns when none is left."""
+        """End all ranks; kill the rest after `grace` seconds. Returns when all have ended."""
         with self._ending:
             self.tell(End())
             self._processes.wait(grace)
@@ -105,12 +105,13 @@ class Ranks:
                 self._nodes.wait_gone(max(grace, LAST_WORDS_SECONDS))
 
     def _lost(self, reason: str) -> None:
-        """On the thread of whoever has seen it."""
+        """End this process because of a lost rank or node; called on the thread that noticed."""
         if not self._ending.acquire(blocking=False):
-            return  # it was told to, or another one was lost before
+            return  # it was told to end, or another rank was lost before
         logger.error("%s", reason)
         self._outbox.send(Failed(reason=reason))
         self._processes.kill()
-        time.sleep(LAST_WORDS_SECONDS)  # the main thread may hang in a collective: nobody could close its socket
+        # gives the reason time to leave; the main thread may hang in a collective and cannot close its socket
+        time.sleep(LAST_WORDS_SECONDS)
         logging.shutdown()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Token sequences that may not come in an output: the token that would complete one is forbidden, as in vLLM."""
+"""Bad words: token sequences that must not occur in an output. The token that would complete one is forbidden, as in vLLM."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,10 +9,10 @@ from fairlead_worker.scheduler.request import Request
 
 
 def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
-    """logits [rows, vocabulary] -> the same with -inf where a token would complete one of its request's `bad_words`.
+    """Return logits [rows, vocabulary] with -inf where a token would complete one of its request's `bad_words`.
 
-    `ahead`: drafted tokens between each row's request and its logits; empty: there are none. A row in which nothing else could be chosen
-    stays as it is: there, words that are not wanted are better than none.
+    `ahead`: drafted tokens between each row's request and its logits; empty: no drafts. A row in which no other token remains is
+    unchanged: a bad word is better than no token.
     """
     vocabulary = logits.shape[1]
     forbidden = [
@@ -30,7 +30,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
 
 
 def _completing(request: Request, draft: Sequence[int]) -> Iterator[int]:
-    """The last tokens of the sequences whose other tokens the output ends with. The prompt has no part in it."""
+    """Yield the last tokens of the sequences whose other tokens end the output. The prompt does not count."""
     words = request.sampling.bad_words
     longest = max(map(len, words)) - 1
     begin = max(request.prompt_length, len(request.tokens) - longest)

@@ -1,4 +1,4 @@
-"""Rows of a vocabulary in blocks: reduce each block once, then look into the one that matters."""
+"""Rows of a vocabulary in blocks: reduce each block once, then search the one that matters."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from fairlead_worker.native.library import native, pointer
 
 BLOCK = 512
 SHARED = 1 << 20
-"""Logits that one thread looks through as fast as several, which have to be woken."""
+"""Number of logits that one thread searches as fast as several threads, which must be woken first."""
 
 
 def reduce_blocks(rows: torch.Tensor, reduce: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
-    """[rows, vocabulary] -> [rows, blocks]; the last block may be shorter."""
+    """Reduce [rows, vocabulary] -> [rows, blocks]; the last block may be shorter."""
     full = rows.shape[1] // BLOCK * BLOCK
     parts = [reduce(rows[:, :full].view(len(rows), -1, BLOCK), 2)] if full else []
     if full < rows.shape[1]:
@@ -22,16 +22,18 @@ def reduce_blocks(rows: torch.Tensor, reduce: Callable[[torch.Tensor, int], torc
 
 
 def take_blocks(rows: torch.Tensor, block: torch.Tensor, beyond: float) -> torch.Tensor:
-    """block [rows, 1] of each row: [rows, BLOCK], filled up with `beyond` behind the vocabulary."""
+    """Return one block of each row, [rows, BLOCK] for block [rows, 1], padded with `beyond` after the vocabulary."""
     places = block * BLOCK + torch.arange(BLOCK, device=rows.device)
     return rows.gather(1, places.clamp(max=rows.shape[1] - 1)).masked_fill_(places >= rows.shape[1], beyond)
 
 
 def largest(logits: torch.Tensor) -> torch.Tensor:
-    """`argmax(1)`, the first one of equals: of bfloat16 many times faster (torch has vector code for `amax`, not for `argmax`), without
-    a copy in float32. A row in which some logit is no number gives some token.
+    """Return `argmax(1)`, the first of equals. A row with NaN gives some token.
 
-    Float32 on a CPU is one call of the native library: behind a step nothing that a dozen operations of torch need is in the cache."""
+    For bfloat16 this is many times faster than torch, which has vector code for `amax` but not for `argmax`, and needs no float32
+    copy. For float32 on a CPU it is one call of the native library: after a step, the code of a dozen torch operations is no longer
+    in the cache.
+    """
     if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous() and (library := native()) is not None:
         tokens = torch.empty(len(logits), dtype=torch.int64)
         threads = torch.get_num_threads() if logits.numel() > SHARED else 1

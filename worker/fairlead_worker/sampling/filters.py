@@ -1,8 +1,8 @@
-"""top_k, top_p and min_p on rows of logits, in the order that transformers' logits warpers apply them.
+"""top_k, top_p and min_p on rows of logits, in the order of transformers' logits warpers.
 
-A filter nearly always leaves a few tokens of the vocabulary, so only a row's largest logits are put in order: 64 of them where top_k says
-that no more can stay, else 1,024. A row whose top_p wants more than these hold is sorted whole. Which of the three it is depends on the
-row alone, so that its result does not depend on the others'.
+A filter nearly always leaves a few tokens of the vocabulary, so only a row's largest logits are sorted: 64 of them if top_k
+guarantees that no more can stay, else 1,024. A row whose top_p needs more than these is sorted whole. The choice depends on the row
+alone, so that its result does not depend on the other rows.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,24 @@ from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import Sampling
 
 NARROW, WIDE = 64, 1024
-"""Largest logits looked at: of rows with top_k up to NARROW, and of others. Finding 1,024 takes a tenth of a sort (bench/sampling.py)."""
+"""Number of largest logits to sort, for rows with top_k up to NARROW and for others. Finding 1,024 takes a tenth of a full sort
+(bench/sampling.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Rows by how much of the vocabulary must be looked at."""
+    """Rows by how much of the vocabulary must be sorted."""
 
     narrow: list[int]
     wide: list[int]
     sorted: list[int]
-    """top_k is more than WIDE: known before looking."""
+    """top_k is more than WIDE, so a full sort is certain."""
     whole: list[int]
     """No top_k and no top_p."""
 
 
 def widths(samplings: Sequence[Sampling], vocabulary: int) -> Widths:
-    """Which rows are of which width."""
+    """Sort rows into widths."""
     rows = Widths([], [], [], [])
     for i, s in enumerate(samplings):
         if 0 < s.top_k <= NARROW:
@@ -45,15 +46,18 @@ def widths(samplings: Sequence[Sampling], vocabulary: int) -> Widths:
 
 
 def keep_among(scaled: torch.Tensor, samplings: Sequence[Sampling], width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The `width` largest of scaled [rows, vocabulary] (after temperature, the largest of each row 0), with dropped ones at -inf:
-    (logits [rows, width], tokens [rows, width], whether these are enough [rows])."""
+    """Return the `width` largest logits of each row, with dropped ones at -inf.
+
+    scaled [rows, vocabulary]: logits after temperature, the largest of each row 0. Returns (logits [rows, width], tokens [rows,
+    width], whether the width suffices [rows]).
+    """
     vocabulary, device = scaled.shape[1], scaled.device
     width = min(width, vocabulary)
     ordered, tokens = torch.topk(scaled, width)
     kept = [s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings]
     top_k = to_device(kept, device)
     ordered = ordered.masked_fill(torch.arange(width, device=device) >= top_k[:, None], float("-inf"))
-    # Of the tokens that top_k leaves; where it leaves all, of the whole vocabulary.
+    # Probabilities among the tokens that top_k leaves; if it leaves all, in the whole vocabulary.
     probabilities = ordered.softmax(1, dtype=torch.float64)
     unlimited = top_k > width
     if max(kept) > width:
@@ -64,7 +68,7 @@ def keep_among(scaled: torch.Tensor, samplings: Sequence[Sampling], width: int) 
 
 
 def keep_sorted(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """scaled [rows, vocabulary] -> the same with dropped tokens at -inf, by sorting all of it."""
+    """Return scaled [rows, vocabulary] with dropped tokens at -inf, by a full sort."""
     vocabulary, device = scaled.shape[1], scaled.device
     ordered, tokens = torch.sort(scaled, dim=1, descending=True, stable=True)
     top_k = to_device([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device)
@@ -74,16 +78,16 @@ def keep_sorted(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Te
 
 
 def drop_unlikely(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """In place. min_p: tokens below that share of the likeliest one's probability to -inf. The largest of a row is 0, so it stays."""
+    """Apply min_p in place: tokens below that share of the largest probability become -inf. A row's largest logit is 0, so it stays."""
     if not any(s.min_p > 0 for s in samplings):
         return scaled
-    # The logarithm on the host: a device's own may differ in its last bit, and so might the choice.
+    # The logarithm is computed on the host: a device's result may differ in the last bit, and change the choice.
     floor = to_device(torch.tensor([s.min_p for s in samplings]).log(), scaled.device)
     return scaled.masked_fill_(scaled < floor[:, None], float("-inf"))
 
 
 def _finish(ordered: torch.Tensor, probabilities: torch.Tensor, top_p: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """ordered [rows, width] descending: keep the fewest that reach top_p, the first always; then min_p."""
+    """Keep the fewest tokens that reach top_p, always the first, then apply min_p. ordered [rows, width] is descending."""
     before = probabilities.cumsum(1) - probabilities
     dropped = (before >= top_p[:, None]) & (top_p < 1.0)[:, None]
     dropped[:, 0] = False

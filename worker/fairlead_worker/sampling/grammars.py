@@ -1,7 +1,7 @@
-"""The grammars of running requests: one matcher each, which follows the tokens that its request has accepted. The only owner of them.
+"""Grammars of running requests: one matcher for each, which follows the accepted tokens of its request.
 
-Masks are filled by threads while the forward pass runs. A mask that is not there when the logits are does not hold up the batch: its row
-gives no token in this step, and is in the next one again. So an expensive grammar slows down its own request, not the others.
+Threads fill masks while the forward pass runs. A late mask does not delay the batch: its row gets no token in this step and is in the
+next step again. So an expensive grammar slows down only its own request.
 """
 
 import logging
@@ -24,49 +24,52 @@ from fairlead_worker.scheduler.request import Request
 logger = logging.getLogger(__name__)
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 0.05, 0.0005
-"""How long a batch waits for late masks: a share of what the step took until then, and at least so long."""
+"""How long a batch waits for late masks: a share of the step's duration so far, with a lower bound."""
 ALONE_SECONDS = 0.1
-"""... where every row that samples has a late mask: a step would bring nothing. The loop must hear of aborts all the same."""
+"""The longest wait if the mask of every sampling row is late. Without tokens the step is useless, but the loop must still receive
+aborts."""
 SLOWER = 2
-"""Times as long as in the process that tried it may a grammar take to compile here, beside the model."""
+"""Allowed compilation time here, beside the model, as a multiple of the time in the process that validated the grammar."""
 
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A request with a grammar, and where it is in it."""
+    """State of a request with a grammar."""
 
     request: Request
     matcher: Matcher | None = None
-    """None until a thread has made it; touched by the loop only while `filling` is false."""
+    """None until a thread has made it. The loop uses it only while `filling` is false."""
     prototype: "Future[Matcher] | None" = None
-    """What it is made from: done before a thread comes to it."""
+    """The compiled grammar that it is copied from, complete before a thread uses it."""
     known: list[int] = field(default_factory=list)
-    """The output that it begins behind: the request's own may have a stand-in behind it when a thread comes to this."""
+    """The output before the matcher starts. The request's own tokens may already end with a placeholder when a thread reads them."""
     masks: np.ndarray | None = None
-    """[positions, words] uint32, of the request's next token and of those behind each token of `draft`; None: to be filled."""
+    """[positions, words] uint32: the mask of the request's next token and of the token after each one of `draft`. None: not filled."""
     draft: list[int] = field(default_factory=list)
     applied: int = 0
-    """Leading positions of its row that have a mask in this step. Masks that come later are for the next one."""
+    """Leading positions of the row that have a mask in this step. Later masks are for the next step."""
     filling: bool = False
     late: bool = False
-    """A step went on without it."""
+    """A step went on without its mask."""
     asked: float = 0.0
-    """When its masks were asked for; `perf_counter` seconds, as all times here."""
+    """When its masks were requested; `perf_counter` seconds, as all times here."""
     patience: float = 0.0
-    """Seconds that it may wait for a thread: what the compilations and masks before it may take."""
+    """Seconds that it may wait for a thread: the allowed time of the compilations and masks before it."""
     started: float = 0.0
-    """When a thread began to fill its masks; 0: none has."""
+    """When a thread began to fill its masks; 0: not yet."""
     abandoned: bool = False
-    """Its thread took too long, and another has taken its place."""
+    """Its thread exceeded the timeout and was replaced."""
     error: str = ""
 
 
 class Grammars:
-    """Used by the loop's thread; `compile` hands over to others."""
+    """Owner of all matchers. Used by the loop's thread; `compile` hands work to other threads."""
 
     def __init__(self, compiler: Compiler, *, threads: int = 2, entries: int = 64, timeout: float = 5.0) -> None:
-        """`entries`: compiled grammars that are kept. `timeout`: seconds of filling masks after which a request ends. Waiting for a thread
-        does not count: it is bounded by what those before it may take, each `timeout`."""
+        """`entries`: compiled grammars that are kept. `timeout`: seconds of filling masks after which a request ends.
+
+        Waiting for a thread does not count. It is bounded by the `timeout` of each mask before it.
+        """
         self._compiler = compiler
         self._timeout = timeout
         self._entries = entries
@@ -74,9 +77,10 @@ class Grammars:
         self._followed: dict[str, _Followed] = {}
         self._compilers = ThreadPoolExecutor(1, "compile")
         self._compiling = 0
-        """Grammars that are being compiled, or wait for that."""
+        """Grammars that are compiling or wait for that."""
         self._fillers = ThreadPoolExecutor(2 * threads, "mask")
-        """`threads` of them work. A thread cannot be ended: one that takes too long is replaced, as long as there are more."""
+        """Of these, `threads` work at a time. A thread cannot be stopped, so one that exceeds the timeout is replaced while spare ones
+        exist."""
         self._threads = threads
         self._working = self._abandoned = 0
         """Threads that fill masks; those of them that were replaced."""
@@ -84,25 +88,25 @@ class Grammars:
         self._filled = threading.Condition()
         """Guards everything that the threads and the loop share."""
         self._awaited = 0
-        """Being filled, and not late."""
+        """Number of masks that are being filled and are not late."""
         self._began = 0.0
-        self.used = False
-        """Somebody has asked for a grammar: until then a step does not look for any."""
+        self.is_used = False
+        """A grammar was requested. Until then steps skip grammars."""
 
     def compile(self, grammar: str) -> "Future[str]":
-        """Implements `engine.gate.GrammarCompiler`."""
-        self.used = True
+        """Compile a grammar; the result is the error, or empty. Implements `engine.gate.GrammarCompiler`."""
+        self.is_used = True
         told: Future[str] = Future()
         self._prototype(grammar).add_done_callback(lambda done: told.set_result(str(done.exception() or "")))
         return told
 
     @property
     def patience(self) -> float:
-        """Seconds that a grammar which was just asked for may take to compile, those before it included."""
+        """Return the seconds that a grammar requested now may take to compile, including those before it."""
         return SLOWER * self._timeout * max(1, self._compiling)
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """The forward pass of `rows`, all of which sample and have a grammar, is about to run: fill their masks meanwhile."""
+        """Start filling the masks of `rows`, whose forward pass is about to run; all of them sample and have a grammar."""
         self._began = time.perf_counter()
         self._followed = {name: each for name, each in self._followed.items() if each.request.finish is None}
         asked: list[_Followed] = []
@@ -133,7 +137,7 @@ class Grammars:
         self._wake()
 
     def masks(self, rows: Sequence[Row]) -> Masks:
-        """Of what `begin` was told of, among all rows that sample: those that are there soon enough."""
+        """Return the masks of the rows passed to `begin` that are ready in time, by position among all sampling rows."""
         mine = [self._followed[row.request.id] for row in rows if row.request.grammar]
         self._wait(mine, alone=len(mine) == len(rows))
         places: list[int] = []
@@ -150,9 +154,9 @@ class Grammars:
         return Masks(places, np.concatenate(words) if words else np.empty((0, self._compiler.words), np.uint32))
 
     def accept(self, rows: Sequence[Row], tokens: Sequence[list[int]], masks: Masks) -> dict[str, str]:
-        """The step has chosen `tokens` for rows that sample. Keeps what their grammars have seen a mask for, in place, and follows it.
+        """Follow the `tokens` chosen for the sampling rows. Tokens that a grammar has no mask for are removed in place.
 
-        `masks`: of this step, applied. The answer: requests whose grammar has ended, as `StepResult.endings`.
+        `masks`: the applied masks of this step. Returns the requests whose grammar has ended, as `StepResult.endings`.
         """
         endings: dict[str, str] = {}
         dead, first = masks.dead, 0
@@ -173,7 +177,7 @@ class Grammars:
         return endings
 
     def _follow(self, each: _Followed, chosen: list[int], nothing_left: bool) -> str | None:
-        """Moves a matcher on by what was chosen; the end of its grammar, if it is there."""
+        """Advance a matcher by the chosen tokens. Returns how its grammar ended; None if it goes on."""
         request, matcher = each.request, each.matcher
         assert matcher is not None, "it has filled a mask"
         if nothing_left:
@@ -183,7 +187,7 @@ class Grammars:
             return "nothing can be chosen: what the request allows or forbids leaves no token that its grammar could go on with"
         for place, token in enumerate(chosen):
             if token in request.stop_tokens and request.output_length + place + 1 >= request.sampling.min_tokens:
-                break  # the scheduler ends it here
+                break  # the scheduler ends the request here
             if not matcher.consume_token(token):
                 del chosen[place:]
                 each.masks = None
@@ -195,17 +199,17 @@ class Grammars:
         return None
 
     def _usable(self, each: _Followed, row: Row) -> int:
-        """Leading positions of a row whose masks are there and were filled for the same draft."""
+        """Return how many leading positions of a row have masks that were filled for the same draft."""
         if each.filling or each.masks is None:
             return 0
         same = next((i for i, (was, now) in enumerate(zip(each.draft, row.draft, strict=False)) if was != now), None)
         most = min(len(each.draft), len(row.draft)) if same is None else same
         if len(each.masks) <= most:
-            return len(each.masks)  # the grammar refuses or ends behind the draft's next token
+            return len(each.masks)  # the grammar refuses or ends after the draft's next token
         return most + 1
 
     def _overdue(self, each: _Followed) -> str | None:
-        """Return why it cannot be waited for any longer; None: it can. Has its thread replaced."""
+        """Return why the request must not wait any longer; None if it may. Replaces its thread."""
         with self._filled:
             now = time.perf_counter()
             if not each.filling:
@@ -233,7 +237,7 @@ class Grammars:
                     self._awaited -= 1
 
     def _prototype(self, grammar: str) -> "Future[Matcher]":
-        """The compiled grammar, at its beginning: never moved, only copied."""
+        """Return the compiled grammar at its start. It is only copied, never advanced."""
         found = self._compiled.get(grammar)
         if found is None:
             with self._filled:
@@ -255,7 +259,7 @@ class Grammars:
         self._wake()
 
     def _wake(self) -> None:
-        """Have as many threads work as there is work for."""
+        """Start as many threads as there is work for."""
         with self._filled:
             more = min(len(self._queue), self._threads + self._abandoned - self._working)
             self._working += max(0, more)
@@ -263,7 +267,7 @@ class Grammars:
             self._fillers.submit(self._work)
 
     def _work(self) -> None:
-        """On a thread: fills what is there to be filled."""
+        """Fill queued masks. Runs on a thread."""
         while True:
             with self._filled:
                 if not self._queue:
@@ -272,11 +276,11 @@ class Grammars:
                 each = self._queue.popleft()
                 each.started = time.perf_counter()
             try:
-                if each.request.finish is None:  # it may have waited for so long that it was ended
+                if each.request.finish is None:  # a request may end while it waits for a thread
                     each.masks = self._fill(each)
             except GrammarError as error:
                 each.error = f"its grammar does not go on: {error}"
-            except BaseException as error:  # a panic of the library is no Exception
+            except BaseException as error:  # a panic of the library is not an Exception
                 logger.exception("a mask could not be filled")
                 each.error = f"its grammar failed: {type(error).__name__}: {error}"
             with self._filled:
@@ -284,13 +288,13 @@ class Grammars:
                 if not each.late:
                     self._awaited -= 1
                 self._filled.notify()
-                if each.abandoned:  # another works in its place
+                if each.abandoned:  # another thread works in its place
                     self._abandoned -= 1
                     self._working -= 1
                     return
 
     def _fill(self, each: _Followed) -> np.ndarray:
-        """[positions, words]: up to the first token of the draft that the grammar refuses, or that ends the request."""
+        """Return masks [positions, words], up to the first drafted token that the grammar refuses or that ends the request."""
         request = each.request
         if each.matcher is None:
             each.matcher = self._start(each)
@@ -310,7 +314,7 @@ class Grammars:
         return masks[:filled]
 
     def _start(self, each: _Followed) -> Matcher:
-        """A matcher that has seen the output known when it was asked for."""
+        """Return a matcher that has consumed the output known at the request."""
         assert each.prototype is not None, "set before it was queued"
         matcher: Matcher = each.prototype.result().deep_copy()
         if each.known and not matcher.consume_tokens(each.known):
@@ -318,7 +322,7 @@ class Grammars:
         return matcher
 
     def _ends(self, mask: np.ndarray, request: Request, accepting: bool) -> None:
-        """In place: where the grammar is complete, the tokens that end this request may come, and no others that end a text."""
+        """Allow, in place, the tokens that end this request where the grammar is complete, and no other end tokens."""
         for token in self._compiler.eos:
             mask[token >> 5] &= ~np.uint32(1 << (token & 31))
         if accepting:

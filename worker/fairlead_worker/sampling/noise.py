@@ -1,4 +1,4 @@
-"""Randomness without state: a number from (seed, position), whatever else is in the batch and however often a step is redone."""
+"""Stateless randomness: a number from (seed, position), independent of the batch and of repeated steps."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """[n] float64 in [0, 1): one for each pair. Seeds are taken modulo 2**64.
+    """Return [n] float64 in [0, 1), one for each pair. Seeds are taken modulo 2**64.
 
-    SplitMix64's finaliser (Steele, Lea and Flood 2014) as a counter-based generator: the position indexes the seed's own stream.
+    SplitMix64's finaliser (Steele, Lea and Flood 2014) is used as a counter-based generator: the position indexes the seed's own
+    stream.
     """
     stream = _mix(np.array([seed & _MASK for seed in seeds], np.uint64) + _GOLDEN)
     bits = _mix(stream + np.array(positions, np.uint64) * _GOLDEN)
@@ -22,7 +23,7 @@ def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
 
 
 def uniform_on(device: torch.device, seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-    """The same numbers, bit for bit, as [n] float64 on `device`; computed there, so that positions can come to live there."""
+    """Return the same numbers, bit for bit, as [n] float64 on `device`. They are computed there, so that positions can later live there."""
     if device.type == "cpu":
         return torch.from_numpy(uniform(seeds, positions))
     signed = [((seed + (1 << 63)) & _MASK) - (1 << 63) for seed in seeds]
@@ -30,21 +31,23 @@ def uniform_on(device: torch.device, seeds: Sequence[int], positions: Sequence[i
 
 
 def uniform_tensor(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """seeds and positions [n] int64, seeds as two's complement, on any device -> [n] float64. Products wrap around in torch too."""
+    """Compute [n] float64 from seeds and positions [n] int64 on any device; seeds as two's complement. Products wrap around in torch
+    too.
+    """
     stream = _mix_signed(seeds + _signed(_GOLDEN))
     bits = _mix_signed(stream + positions * _signed(_GOLDEN))
     return _shifted(bits, 11).double() * 2.0**-53
 
 
 def _mix_signed(x: torch.Tensor) -> torch.Tensor:
-    """`_mix`, in the signed integers that every device of torch's can multiply."""
+    """Compute `_mix` with signed integers, which every device of torch can multiply."""
     x = (x ^ _shifted(x, 30)) * _signed(np.uint64(0xBF58476D1CE4E5B9))
     x = (x ^ _shifted(x, 27)) * _signed(np.uint64(0x94D049BB133111EB))
     return x ^ _shifted(x, 31)
 
 
 def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right with zeros, where torch's own shift of signed numbers repeats the sign."""
+    """Shift right with zeros; torch's own shift of signed numbers repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

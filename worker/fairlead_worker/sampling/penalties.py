@@ -1,7 +1,7 @@
-"""Penalties, logit bias and allowed tokens: what changes a row's logits before temperature. In vLLM's order: bias, penalties, allowed.
+"""Penalties, logit bias and allowed tokens, which change logits before temperature. Order as in vLLM: bias, penalties, allowed tokens.
 
-What penalties need of a request's tokens is kept sparse, its distinct tokens and their counts, and grows with the request: a step
-costs Python one dictionary look-up for each new token, and arrays as long as the distinct tokens, not as the vocabulary.
+Penalties need a request's distinct tokens and their counts. They are kept sparse and grow with the request, so a step costs one
+dictionary look-up for each new token, and arrays as long as the distinct tokens instead of the vocabulary.
 """
 
 from array import array
@@ -14,15 +14,15 @@ from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.request import Request
 
 _ROOM = 64
-"""Free places of a new history: it doubles when they are used up."""
+"""Free places of a new history; it doubles when they are used up."""
 
 
 class History:
-    """The distinct tokens of one request, in order of appearance, and how often each is in its output."""
+    """The distinct tokens of one request, in order of appearance, and the count of each in its output."""
 
     def __init__(self, request: Request) -> None:
         self.tokens: array[int] = request.tokens
-        """The request's own, which only grows: also how a history is known to be this request's."""
+        """The request's own array, which only grows. Its identity also shows that a history belongs to this request."""
         prompt = np.unique(np.frombuffer(self.tokens[: request.prompt_length], np.uint32)).astype(np.int64)
         self._seen = request.prompt_length
         self._place = {token: place for place, token in enumerate(prompt.tolist())}
@@ -30,7 +30,7 @@ class History:
         self._counts = np.zeros(len(self._ids), np.float32)
 
     def followed_by(self, draft: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """`ids` and `counts` as they would be with these tokens behind the request's own."""
+        """Return `ids` and `counts` as if these tokens followed the request's own."""
         if not draft:
             return self.ids, self.counts
         new = [token for token in dict.fromkeys(draft) if token not in self._place]
@@ -42,7 +42,7 @@ class History:
         return ids, counts
 
     def catch_up(self) -> None:
-        """Take in the tokens that came since the last time."""
+        """Add the tokens that came since the last call."""
         for token in self.tokens[self._seen :]:
             place = self._place.setdefault(token, len(self._place))
             if place == len(self._ids):
@@ -59,20 +59,21 @@ class History:
 
     @property
     def counts(self) -> np.ndarray:
-        """[distinct] float32: of each, how often it is in the output; 0 for those of the prompt alone."""
+        """[distinct] float32: count of each token in the output; 0 for tokens of the prompt alone."""
         return self._counts[: len(self._place)]
 
 
 class Histories:
-    """The histories of the requests of the latest step. One that comes back from a retraction is counted anew, once."""
+    """Histories of the requests of the latest step. A request that returns after preemption is counted again, once."""
 
     def __init__(self) -> None:
         self._of: dict[str, History] = {}
 
     def adjust(self, logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
-        """logits [rows, vocabulary] float32 -> the same with each row's bias, penalties and allowed tokens; untouched where nobody asks.
+        """Return logits [rows, vocabulary] float32 with each row's bias, penalties and allowed tokens; the same tensor if no row sets
+        any.
 
-        `ahead`: drafted tokens between each row's request and its logits, which count as its own; empty: there are none anywhere.
+        `ahead`: drafted tokens between each row's request and its logits, which count as its own; empty: no drafts.
         """
         rows = [(i, request) for i, request in enumerate(requests) if request.sampling.adjusted]
         penalized = [(i, request) for i, request in rows if request.sampling.penalized]
@@ -86,7 +87,7 @@ class Histories:
         return logits
 
     def forget(self) -> None:
-        """The latest step had nobody with penalties."""
+        """Drop all histories: no request of the latest step has penalties."""
         self._of = {}
 
     def _history(self, request: Request) -> History:
@@ -97,7 +98,7 @@ class Histories:
         return history
 
     def _penalize(self, logits: torch.Tensor, rows: Sequence[tuple[int, Request]], ahead: Sequence[Sequence[int]]) -> None:
-        """In place, at the distinct tokens of all rows together."""
+        """Apply penalties in place, at the distinct tokens of all rows together."""
         if not rows:
             return
         device = logits.device
@@ -116,7 +117,7 @@ class Histories:
 
 
 def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
-    """In place: add to single logits. Tokens outside the vocabulary are passed over."""
+    """Add biases in place. Tokens outside the vocabulary are ignored."""
     vocabulary, device = logits.shape[1], logits.device
     entries = [(i, token, value) for i, request in rows for token, value in request.sampling.logit_bias if token < vocabulary]
     if entries:
@@ -126,7 +127,7 @@ def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
 
 
 def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
-    """In place: every token of these rows but the allowed ones to -inf."""
+    """Set every token of these rows except the allowed ones to -inf, in place."""
     if not rows:
         return
     vocabulary, device = logits.shape[1], logits.device
@@ -141,5 +142,5 @@ def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
 
 
 def _places(rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """Each row as often as its length says."""
+    """Return each row index as often as its length says."""
     return torch.from_numpy(np.repeat(np.array(rows, np.int64), lengths))

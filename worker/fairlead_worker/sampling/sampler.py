@@ -1,4 +1,4 @@
-"""Choose each sampling row's next token from its logits; report log-probabilities where asked."""
+"""Sampler: choose each sampling row's next token from its logits, and report log-probabilities on request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,23 +23,24 @@ def sample(
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
 ) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
-    """logits [rows, vocabulary] -> one token a row, and its log-probabilities (empty tuples where not asked; empty if nobody asked).
+    """Return one token per row of logits [rows, vocabulary], and its log-probabilities.
 
-    A row's token depends on its logits, its request's sampling and tokens only: not on the other rows. `histories` keeps from step
-    to step what penalties need to know of the tokens; without it, that is counted anew.
+    A row without requested log-probabilities has an empty tuple; the list is empty if no row requests any. A row's token depends only
+    on its own logits, sampling settings and tokens, not on the other rows. `histories` keeps the token counts of penalties from step
+    to step; without it they are counted again.
 
-    `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: nobody speculates. A request with a draft
-    has a row for each of its positions, and each is chosen as if the draft before it were its text.
+    `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: no drafts. A request with a draft has a
+    row for each of its positions, and each is chosen as if the draft before it were its text.
 
-    `masks`: of rows whose requests have a grammar. It learns in which of them nothing is left to choose.
+    `masks`: for rows whose requests have a grammar. It records which of them have no token left.
     """
     histories = histories or Histories()
-    if all(request.plain for request in requests):  # nobody has anything to be told
+    if all(request.plain for request in requests):  # fast path: no row has any setting
         histories.forget()
         return largest(logits).tolist() if requests else [], []
     tokens = choose(logits, requests, histories, ahead, masks)
-    asked = ask(logits, tokens, requests)
-    return tokens.tolist(), [] if asked is None else asked.fetched()()
+    asked = gather_logprobs(logits, tokens, requests)
+    return tokens.tolist(), [] if asked is None else asked.fetch()()
 
 
 def choose(
@@ -49,8 +50,8 @@ def choose(
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
 ) -> torch.Tensor:
-    """As `sample`: [rows] int64 on the device of the logits, one row at least."""
-    if all(request.plain for request in requests):  # nothing is copied, not even to float32
+    """Choose tokens as `sample`: [rows] int64 on the logits' device, for at least one row."""
+    if all(request.plain for request in requests):  # no copy, not even to float32
         histories.forget()
         return largest(logits)
     changed = [i for i, request in enumerate(requests) if not request.plain]
@@ -61,7 +62,8 @@ def choose(
     adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, drafted), chosen_by, further)
     if masks is not None:
         adjusted = masks.apply(adjusted, changed)
-    adjusted = forbid_words(adjusted, chosen_by, drafted)  # behind the masks: a word that alone has the form asked for may come
+    # after the masks: a bad word that is the only token of the requested form may come
+    adjusted = forbid_words(adjusted, chosen_by, drafted)
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]
     choice = largest(adjusted) if len(random) < len(changed) else torch.empty(len(changed), dtype=torch.int64, device=logits.device)
     if random:
@@ -80,8 +82,8 @@ def choose(
 
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:
-    """Rows short of `min_tokens` cannot choose a token that would end them."""
-    vocabulary = logits.shape[1]  # a stop token outside it can never come, and must not be looked up
+    """Forbid rows short of `min_tokens` the tokens that would end them."""
+    vocabulary = logits.shape[1]  # a stop token outside the vocabulary can never come, and must not index the logits
     early = [
         (i, token)
         for i, r in enumerate(requests)
@@ -100,34 +102,40 @@ Fetch = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeviceLogprobs:
     """Log-probabilities on the device."""
 
     rows: int
     wanted: Sequence[tuple[int, int]]
-    """Row, and how many of its likeliest tokens are to be told."""
+    """Row, and how many of its likeliest tokens are reported."""
     chosen: torch.Tensor
     """[wanted]"""
     ids: torch.Tensor
     """[wanted, most]"""
     top: torch.Tensor
 
-    def fetched(self, fetch: Fetch = to_host) -> Callable[[], list[tuple[TokenLogprobs, ...]]]:
-        """Has them copied to the host by `fetch` now. The answer waits for that: of each row, empty where it asked for none."""
+    def fetch(self, fetch: Fetch = to_host) -> Callable[[], list[tuple[TokenLogprobs, ...]]]:
+        """Start copying to the host by `fetch`. The returned function waits for that and returns each row's log-probabilities.
+
+        Rows that request none have an empty tuple.
+        """
         parts = [fetch(part) for part in (self.chosen, self.ids, self.top)]
 
-        def told() -> list[tuple[TokenLogprobs, ...]]:
+        def read() -> list[tuple[TokenLogprobs, ...]]:
             answer: list[tuple[TokenLogprobs, ...]] = [()] * self.rows
             values = [part().tolist() for part in parts]
             for (i, count), value, row_ids, row_top in zip(self.wanted, *values, strict=True):
                 answer[i] = (TokenLogprobs(value, tuple(row_ids[:count]), tuple(row_top[:count])),)
             return answer
 
-        return told
+        return read
 
 
-def ask(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> Asked | None:
-    """Of the model's own distribution: before penalties, bias, temperature, filters and forbidden stops. None where nobody asked."""
+def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> DeviceLogprobs | None:
+    """Return log-probabilities by the model's own distribution: before penalties, bias, temperature, filters and forbidden stops.
+
+    None if no request wants any.
+    """
     wanted = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
     if not wanted:
         return None
@@ -135,4 +143,4 @@ def ask(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request])
     distribution = logits[rows].float().log_softmax(1)
     chosen = distribution.gather(1, tokens[rows, None])[:, 0]
     top, ids = torch.topk(distribution, min(max(count for _, count in wanted), logits.shape[1]))
-    return Asked(len(requests), wanted, chosen, ids, top)
+    return DeviceLogprobs(len(requests), wanted, chosen, ids, top)

@@ -1,4 +1,4 @@
-"""Verification of drafts: the model's own choice at each position, and how far a draft says the same."""
+"""Verification of drafts: the model's own choice at each position, and how much of a draft agrees with it."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ from fairlead_worker.scheduler.plan import Row
 def verify(
     logits: torch.Tensor, rows: Sequence[Row], histories: Histories, masks: Masks | None = None
 ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
-    """logits [positions, vocabulary] of `rows`, all of which sample -> each row's new tokens, and their log-probabilities.
+    """Return each row's new tokens and their log-probabilities, from logits [positions, vocabulary] of `rows`, all of which sample.
 
-    A position's token is chosen as in a step of its own: from its logits, its noise, and the counts of the tokens before it. While the
-    draft says the same, the next position has seen the right tokens and counts; its token ends the row otherwise. One token at least,
-    one more than the draft at most.
+    A position's token is chosen as in a step of its own: from its logits, its noise, and the counts of the tokens before it. While
+    the draft agrees, the next position has seen the right tokens and counts; the first token that differs ends the row. A row gets at
+    least one token and at most one more than its draft.
     """
     requests = [row.request for row in rows for _ in range(len(row.draft) + 1)]
     ahead = [row.draft[:place] for row in rows for place in range(len(row.draft) + 1)]
@@ -28,7 +28,7 @@ def verify(
     told: list[tuple[TokenLogprobs, ...]] = []
     first = 0
     for row in rows:
-        count = 1 + accepted(row.draft, chosen[first:])
+        count = 1 + count_accepted(row.draft, chosen[first:])
         tokens.append(chosen[first : first + count])
         if logprobs:
             told.append(tuple(each for place in logprobs[first : first + count] for each in place))
@@ -36,8 +36,8 @@ def verify(
     return tokens, told
 
 
-def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many leading tokens of a draft were chosen. `chosen` may be longer."""
+def count_accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many leading tokens of a draft were chosen. `chosen` may be longer."""
     for place, token in enumerate(draft):
         if chosen[place] != token:
             return place

@@ -1,4 +1,4 @@
-"""The ranks of a model as torch.distributed sees them, and the two layers that speak to the other ranks."""
+"""The ranks of a model in torch.distributed, and the two layers that exchange data with the other ranks."""
 
 import msgspec
 import torch
@@ -10,7 +10,7 @@ from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.sharding.rendezvous import LOADING, Store
 
 SAME_FILES = "name a commit (@REVISION), and give all nodes the same"
-"""What to do where a branch has moved between two downloads, or a volume is another."""
+"""Advice if a branch moved between two downloads, or volumes differ."""
 
 
 class Group:
@@ -21,7 +21,7 @@ class Group:
 
     @classmethod
     def join(cls, store: Store, rank: int, size: int, local: int | None = None) -> "Group":
-        """Meets the other ranks through `store`. Each on a GPU of its own (of its node's the one numbered `local`), or on CPUs."""
+        """Join the other ranks through `store`. Each rank uses its own GPU (the node's GPU number `local`), or the CPU."""
         device = torch.device(f"cuda:{rank if local is None else local}" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -30,30 +30,32 @@ class Group:
         return cls(rank, size, device)
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, in place, with the same bits on each of them."""
+        """Return the sum over the ranks, in place, with the same bits on each of them."""
         dist.all_reduce(tensor)
         return tensor
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[..., n] of each rank -> [..., size * n], on every rank."""
-        if not tensor.numel():  # a step in which no row samples: the same on every rank
+        """Gather [..., n] of each rank -> [..., size * n], on every rank."""
+        if not tensor.numel():  # a step without sampling rows, on every rank
             return tensor.new_empty(*tensor.shape[:-1], self.size * tensor.shape[-1])
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts, -1)
 
     def least(self, number: int) -> int:
-        """Of what each rank says."""
+        """Return the smallest number of all ranks."""
         told = torch.tensor(number, device=self.device)
         dist.all_reduce(told, dist.ReduceOp.MIN)
         return int(told)
 
     def objection(self, error: str, digest: str = "") -> str:
-        """Why the ranks cannot go on, the same words on each; empty: all can, and `digest`, of what they have read, is the same.
+        """Return why the ranks cannot go on, the same text on each; empty if all can and have read the same `digest`.
 
-        All of them have to ask at the same point, also those for which something has gone wrong before: `error` says what.
+        All ranks must call this at the same point, including ranks that failed before: `error` says why.
         """
-        said = [msgspec.msgpack.decode(words, type=tuple[str, str]) for words in self._told(msgspec.msgpack.encode((error, digest)))]
+        said = [
+            msgspec.msgpack.decode(words, type=tuple[str, str]) for words in self._gather_bytes(msgspec.msgpack.encode((error, digest)))
+        ]
         if failed := [rank for rank, (words, _) in enumerate(said) if words]:
             words, _ = said[failed[0]]
             alike = len({words for words, _ in said}) == 1
@@ -62,8 +64,8 @@ class Group:
             return f"rank {others[0]} of {self.size} has read other files than rank 0: {SAME_FILES}"
         return ""
 
-    def _told(self, words: bytes) -> list[bytes]:
-        """What each rank says, on every rank."""
+    def _gather_bytes(self, words: bytes) -> list[bytes]:
+        """Return the bytes of each rank, on every rank."""
         sizes = self.gather(torch.tensor([len(words)], device=self.device)).tolist()
         own = torch.zeros(max(sizes), dtype=torch.uint8)
         own[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
@@ -71,7 +73,7 @@ class Group:
         return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     def check_same(self, uri: str, digest: str) -> None:
-        """Raises ModelLoadError on every rank where two have read different files: a branch has moved, or a volume is another."""
+        """Raise ModelLoadError on every rank if two have read different files, because a branch moved or volumes differ."""
         told = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).to(self.device)
         parts = [torch.empty_like(told) for _ in range(self.size)]
         dist.all_gather(parts, told)
@@ -81,7 +83,7 @@ class Group:
 
 
 def check_devices(config: WorkerConfig) -> None:
-    """Raises ModelLoadError where there are fewer GPUs than ranks. Without any, ranks share the cores."""
+    """Raise ModelLoadError if there are fewer GPUs than ranks. Without GPUs, ranks share the cores."""
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     needed = config.local_ranks
     if 0 < seen < needed:
@@ -94,7 +96,7 @@ def check_devices(config: WorkerConfig) -> None:
 
 
 class Summed(nn.Module):
-    """A layer whose answers are summed over the ranks. A bias is added once, after that."""
+    """A layer whose outputs are summed over the ranks. A bias is added once, after the sum."""
 
     def __init__(self, layer: nn.Module, group: Group) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class Summed(nn.Module):
 
 
 class Gathered(nn.Module):
-    """A head of which each rank has a part of the vocabulary."""
+    """A head whose vocabulary is split over the ranks."""
 
     def __init__(self, layer: nn.Module, group: Group) -> None:
         super().__init__()

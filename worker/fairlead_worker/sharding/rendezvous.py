@@ -1,6 +1,6 @@
-"""Where the ranks of a model find each other, for torch.distributed: a file on one node, a store of the leader's over several.
+"""Rendezvous of a model's ranks, for torch.distributed: a file on one node, the leader's store over several nodes.
 
-torch's TCPStore, gloo and NCCL know no keys: network policies keep others away from them.
+torch's TCPStore, gloo and NCCL do not authenticate; network policies keep other clients away from them.
 """
 
 import os
@@ -9,23 +9,23 @@ from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # exported without saying so
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # exported, but not in its stubs
 from torch.distributed import Store as Store  # type: ignore[attr-defined]
 
 LOADING = timedelta(hours=1)
-"""How long a rank waits for another: for a slow volume, as whoever watches the processes knows sooner of one that died."""
+"""How long a rank waits for another: long enough for a slow volume. A rank that died is noticed sooner, by the watcher of its process."""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one node meet there alone: nothing of theirs listens where others could reach it. The environment wins."""
+"""Ranks of one node use the loopback interface only, so that no port is reachable from outside. The environment takes precedence."""
 
 
-def store(directory: Path) -> Store:
-    """Through a file of the folder that the ranks of one node share."""
+def file_store(directory: Path) -> Store:
+    """Return a store in a file of the folder that the ranks of one node share."""
     _on_loopback()
     return FileStore(str(directory / "store"))
 
 
-def hosted(listener: socket.socket, size: int) -> Store:
-    """The leader's, on a socket that listens already and becomes the store's."""
+def host_store(listener: socket.socket, size: int) -> Store:
+    """Return the leader's store, on a socket that already listens and that the store takes over."""
     host, port = listener.getsockname()[:2]
     if ip_address(host).is_loopback:
         _on_loopback()
@@ -33,8 +33,8 @@ def hosted(listener: socket.socket, size: int) -> Store:
     return TCPStore(name, port, size, is_master=True, timeout=LOADING, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def joined(address: str, size: int) -> Store:
-    """The leader's, from any other process: `address` is HOST:PORT."""
+def join_store(address: str, size: int) -> Store:
+    """Return a client of the leader's store: `address` is HOST:PORT."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if is_loopback(host):

@@ -1,8 +1,8 @@
-"""A rank's part of what lies beside a quantized weight in a checkpoint: scales, zero points, several numbers packed into a word.
+"""A rank's part of the tensors beside a quantized weight in a checkpoint: scales, zero points, and words that pack several numbers.
 
-Each entry of these is for a run of the weight's outputs or inputs. The cut of the weight, in outputs or inputs, becomes one in runs; where
-it does not fall between two, the part has no entries of its own, and is refused. Weights that are widened while they are read are another
-matter: a finer grid says the same there, so a run that two ranks share is told to both.
+Each entry of such a tensor covers a run of the weight's outputs or inputs. The weight's cut, in outputs or inputs, becomes a cut in
+runs. If it falls inside a run, the part has no entries of its own and is rejected. Weights that are dequantized while they are read
+are an exception: a finer grid of scales gives the same numbers there, so both ranks get the entry of a run that they share.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from fairlead_worker.sharding.shards import Cut, Unshardable
 
 RUNS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point")
-"""Of runs of a weight's outputs and inputs."""
+"""Tensors with one entry per run of a weight's outputs and inputs."""
 ONE = (
     "weight_global_scale",
     "input_scale",
@@ -24,27 +24,27 @@ ONE = (
     "output_zero_point",
     "activation_scale",
 )
-"""One for the whole layer, so the same on every rank."""
+"""Tensors with one entry for the whole layer, equal on every rank."""
 SHAPE = "weight_shape"
 WORD_BITS = {"I32": 32, "U8": 8}
-"""Of words that several numbers are packed into."""
+"""Bits of words that pack several numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """How many outputs or inputs share a scale, by what the checkpoint's config says: of its kinds of layers, each size that there is."""
+    """How many outputs or inputs share a scale: each size that the checkpoint's config names for its layer groups."""
 
     outputs: frozenset[int] = frozenset()
     inputs: frozenset[int] = frozenset()
     widened: bool = False
-    """The weights are widened while they are read, by whatever grid their scales have."""
+    """Whether weights are dequantized while they are read, with any grid of scales."""
     made: int = 0
-    """Inputs that share a scale which is made at load; 0: those of a whole row, or none is made."""
+    """Inputs that share a scale made at load; 0: a scale for a whole row, or none is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A rank's part of a grid of scales which is not cut between two of them: entry `i` of it is entry `entries[i]` of the whole."""
+    """A rank's part of a grid of scales that is not cut between two entries: entry `i` is entry `entries[i]` of the whole."""
 
     dim: int
     entries: tuple[int, ...]
@@ -57,7 +57,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a weight, which is that of the part on a rank."""
+    """The shape of a weight, adjusted to the rank's part."""
 
     cut: Cut
 
@@ -67,22 +67,22 @@ class Shape:
         return shape
 
 
-def beside(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Cut | Spread | Shape | None:
-    """The part of tensor `key`, which lies beside a weight of which a rank has `cut`; None: all of it. Raises Unshardable.
+def find_part(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Cut | Spread | Shape | None:
+    """Return the part of tensor `key`, which accompanies a weight of which the rank has `cut`; None: all of it. Raises Unshardable.
 
-    shape, kind: of the whole tensor, as the file says.
+    shape, kind: of the whole tensor, as in the file.
     """
     name = key.rpartition(".")[2]
     if name == SHAPE:
         return Shape(cut)
-    if name in ONE or name == "bias":  # that of a row-wise layer, which is added once
+    if name in ONE or name == "bias":  # the bias of a row-wise layer, which is added once
         return None
     if name == "weight_g_idx":
         if cut.dim == 0:
             return None
         raise Unshardable(f"{key}: groups of inputs in any order (act-order) are on no single rank")
     if name not in RUNS:
-        raise Unshardable(f"{key} lies beside a weight that is divided, and how it is divided is not known")
+        raise Unshardable(f"{key} accompanies a divided weight, and its own division is unknown")
     if len(shape) <= cut.dim:
         return None
     count = shape[cut.dim]
@@ -105,16 +105,16 @@ def beside(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> C
 
 
 def check_made(path: str, inputs: int, whole: int, groups: Groups) -> None:
-    """Raises Unshardable where a row-wise layer could be made of fewer bits, and the `inputs` of one rank cannot."""
+    """Raise Unshardable if a whole row-wise layer could be quantized at load, and one rank's `inputs` cannot."""
     if groups.made and inputs % groups.made and not whole % groups.made:
         raise Unshardable(
-            f"{path} is made of fewer bits in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, "
+            f"{path} is quantized in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, "
             "no multiple of them: use fewer ranks, or --quantization fp8"
         )
 
 
 def _words(key: str, count: int, bits: int, cut: Cut) -> Cut:
-    each = bits * count // cut.whole  # of a number
+    each = bits * count // cut.whole  # bits of a number
     if cut.begin * each % bits or (cut.end * each % bits and cut.end != cut.whole):
         raise Unshardable(
             f"{key} has {bits}-bit words of numbers of {each} bits, and {_part(cut)} does not begin and end between two words: "
@@ -124,7 +124,7 @@ def _words(key: str, count: int, bits: int, cut: Cut) -> Cut:
 
 
 def _run(key: str, count: int, cut: Cut, groups: Groups) -> int:
-    """Of how many outputs or inputs each of `count` entries is. 0: there is one for all of them, that may be parted."""
+    """Return how many outputs or inputs each of `count` entries covers. 0: one entry covers all, and the cut may divide it."""
     sizes = groups.inputs if cut.dim else groups.outputs
     fitting = sorted((size for size in sizes if -(-cut.whole // size) == count), key=lambda size: (cut.whole % size, size))
     if count == 1 and (groups.widened or not fitting):

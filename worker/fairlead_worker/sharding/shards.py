@@ -1,7 +1,8 @@
-"""Which part of each weight a rank holds: from the model's own tensor-parallel plan (transformers' `base_model_tp_plan`), as data.
+"""A rank's part of each weight, as data, from the model's own tensor-parallel plan (transformers' `base_model_tp_plan`).
 
-Column-wise: a linear layer keeps some of its outputs, row-wise: some of its inputs, and its answers are summed over the ranks (Shoeybi et
-al. 2019, Megatron-LM). Projections of attention are cut between heads; where there are more ranks than KV heads, ranks share a KV head.
+Column-wise: a linear layer keeps some of its outputs. Row-wise: it keeps some of its inputs, and outputs are summed over the ranks
+(Shoeybi et al. 2019, Megatron-LM). Attention projections are cut between heads; if there are more ranks than KV heads, ranks share a
+KV head.
 """
 
 import re
@@ -15,27 +16,28 @@ from transformers import PreTrainedModel
 
 COLUMNS, ROWS, PACKED, EXPERTS = "colwise", "rowwise", "packed_colwise", "moe_tp_experts"
 WHOLE = ("replicate", "embedding")
-"""How styles begin of which every rank has the whole here. An embedding is looked up in: dividing it would save memory, and cost a sum."""
+"""Prefixes of styles that keep a tensor whole on every rank. An embedding is only looked up in: dividing it would save memory and cost a
+sum."""
 HEAD = ("colwise_gather_output", "colwise_rep")
-"""Of transformers' releases: the head's outputs over the vocabulary are gathered."""
+"""Names in different transformers releases: the head's outputs over the vocabulary are gathered."""
 
 
 class Unshardable(Exception):
-    """The model cannot be divided so; the message says why."""
+    """The model cannot be divided this way; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of a tensor: along `dim`, counted from the end where negative."""
+    """A rank's part of a tensor along `dim`, which counts from the end if negative."""
 
     dim: int
     begin: int
     end: int
     whole: int = field(default=0, compare=False)
-    """Of how many in all, where that is known."""
+    """Size of the whole dimension, if known."""
 
     def of(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """The index of this part of a tensor of `shape`. Unshardable where it is not in there."""
+        """Return the index of this part in a tensor of `shape`. Raises Unshardable if the tensor is too small."""
         dim = self.dim % len(shape)
         if shape[dim] < self.end:
             raise Unshardable(f"a weight of {tuple(shape)} has no part {self.begin} to {self.end} along {dim}")
@@ -43,10 +45,10 @@ class Cut:
 
 
 class Divided(NamedTuple):
-    """A linear layer of which each rank has a part."""
+    """A linear layer that is divided over the ranks."""
 
     cut: Cut
-    """Of its weight [out_features, in_features]."""
+    """Cut of its weight [out_features, in_features]."""
     sizes: tuple[int, int]
     """(in_features, out_features) of the whole."""
 
@@ -58,14 +60,14 @@ class Shards:
         self.rank, self.size = rank, size
         self._cuts: dict[str, Cut] = {}
         self.divided: dict[str, Divided] = {}
-        """Linear layers by their path; of all others every rank has the whole, but for experts."""
+        """Divided linear layers, by path. Every rank has the whole of all others, except experts."""
         self.summed: list[str] = []
-        """Modules whose answers are summed over the ranks."""
+        """Modules whose outputs are summed over the ranks."""
         self.head = ""
-        """The module whose answers are gathered; empty: every rank computes all of them."""
+        """The module whose outputs are gathered; empty: every rank computes all of them."""
 
     def shrink(self, model: PreTrainedModel) -> None:
-        """Makes the layers of `model` (on the meta device, without weights) as small as this rank's part. Raises Unshardable."""
+        """Shrink the layers of `model` (on the meta device, without weights) to this rank's part. Raises Unshardable."""
         plan = _plan(model)
         for path, module in list(model.named_modules()):
             style = _style(plan, path)
@@ -87,7 +89,7 @@ class Shards:
             raise Unshardable("its plan divides none of its layers")
 
     def cut_of(self, key: str) -> Cut | None:
-        """Of a checkpoint's tensor, whatever its name begins with; None: every rank has the whole of it."""
+        """Return the cut of a checkpoint's tensor, ignoring name prefixes; None: every rank has the whole tensor."""
         name = re.sub(r"\.experts\.\d+\.", ".experts.*.", key)
         while name:
             if (cut := self._cuts.get(name)) is not None:
@@ -109,11 +111,14 @@ class Shards:
         if module.out_features % self.size:
             return
         self.head = path
-        if not model.config.get_text_config(decoder=True).tie_word_embeddings:  # else it is a view of the embedding, made after the load
+        # a tied head is a view of the embedding, made after the load
+        if not model.config.get_text_config(decoder=True).tie_word_embeddings:
             self._columns(path, module, *self._even(module.out_features, path))
 
     def _experts(self, path: str, module: nn.Module, plan: Mapping[str, str]) -> None:
-        """All experts of a layer in two parameters: [experts, 2 * inner, width] (gate over up) and [experts, width, inner]."""
+        """Divide all experts of a layer, stored in two parameters: [experts, 2 * inner, width] (gate over up) and [experts, width,
+        inner].
+        """
         styles = {name: _style(plan, f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
         if styles != {"gate_up_proj": PACKED, "down_proj": ROWS}:
             raise Unshardable(f"the experts {path} are not of gate_up_proj and down_proj alone")
@@ -125,8 +130,8 @@ class Shards:
         begin, end = self._even(inner, f"the {inner} inner values of {path}")
         module.gate_up_proj = _empty(gate_up, experts, 2 * (end - begin), width)
         module.down_proj = _empty(down, experts, width, end - begin)
-        # As checkpoints have them: an expert's own matrices, in Mixtral's under another name. One tensor of all experts is gate over up,
-        # which no single cut fits.
+        # Checkpoints store each expert's own matrices, Mixtral's under other names. One tensor of all experts is gate over up, which no
+        # single cut fits.
         layer = _relative(path).removesuffix(".mlp.experts")
         for experts_of in (f"{layer}.mlp.experts", f"{layer}.block_sparse_moe.experts"):
             for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
@@ -153,7 +158,7 @@ class Shards:
 
     @staticmethod
     def _unit_of(parent: nn.Module) -> int:
-        """Outputs that stay together: a head's."""
+        """Return the number of outputs that stay together: a head's."""
         head = getattr(parent, "head_dim", 1)
         return head if isinstance(head, int) else 1
 
@@ -172,7 +177,7 @@ def _plan(model: PreTrainedModel) -> dict[str, str]:
 
 
 def _style(plan: Mapping[str, str], path: str) -> str | None:
-    """Plans name modules from the body's root on, with * for a layer's number."""
+    """Return the style of a path. Plans name modules relative to the body's root, with * for a layer's number."""
     for pattern, style in plan.items():
         if re.search(r"(?:^|\.)" + re.escape(pattern).replace(r"\*", r"\d+") + "$", path):
             return style
@@ -180,7 +185,7 @@ def _style(plan: Mapping[str, str], path: str) -> str | None:
 
 
 def _relative(key: str) -> str:
-    """From the list of layers on: checkpoints and modules differ in what comes before."""
+    """Return the key from the list of layers on: checkpoints and modules differ in the prefix."""
     return key[key.index("layers.") :] if "layers." in key else key
 
 

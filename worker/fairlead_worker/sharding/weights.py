@@ -1,7 +1,7 @@
-"""A rank's part of a model, read from safetensors: of each tensor only the bytes that the rank keeps.
+"""A rank's part of a model, read from safetensors: only the bytes that the rank keeps of each tensor.
 
-The reading itself is transformers' own (names of older checkpoints, tied weights, experts stacked, tensor after tensor onto the device).
-It is given slices of the files in place of tensors, and a model whose layers have this rank's size.
+transformers itself reads the files (names of older checkpoints, tied weights, stacked experts, tensor after tensor onto the device).
+It gets slices of the files instead of tensors, and a model whose layers have this rank's size.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,18 +13,18 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.sharding.scales import Groups, Shape, Spread, beside, check_made
+from fairlead_worker.sharding.scales import Groups, Shape, Spread, check_made, find_part
 from fairlead_worker.sharding.shards import Cut, Shards
 
 
 class Part:
-    """Some of a tensor in a file, read when it is asked for. Stands in for a safetensors slice."""
+    """Part of a tensor in a file, read on access. Replaces a safetensors slice."""
 
     def __init__(self, key: str, tensor: Any, shards: Shards, groups: Groups) -> None:
         self._key, self._tensor, self._shards, self._groups = key, tensor, shards, groups
 
     def __getitem__(self, index: object) -> Any:
-        """All of this rank's part: whoever loads asks for nothing else, and not before the model has been made, which sets the cuts."""
+        """Return all of this rank's part: the loader requests nothing else, and only after the model is made, which sets the cuts."""
         assert index is Ellipsis, index
         match self.place():
             case None:
@@ -35,41 +35,41 @@ class Part:
                 return place.read(self._tensor)
 
     def place(self) -> Cut | Spread | Shape | None:
-        """Which part that is; None: all. Raises Unshardable where there is none."""
+        """Return which part this is; None: all. Raises Unshardable if there is none."""
         if (cut := self._shards.cut_of(self._key)) is not None:
             return cut
         layer, _, name = self._key.rpartition(".")
         if name == "weight" or (cut := self._shards.cut_of(f"{layer}.weight")) is None:
             return None
-        return beside(self._key, self.get_shape(), self.get_dtype(), cut, self._groups)
+        return find_part(self._key, self.get_shape(), self.get_dtype(), cut, self._groups)
 
     def get_shape(self) -> list[int]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         shape: list[int] = self._tensor.get_shape()
         return shape
 
     def get_dtype(self) -> str:
-        """As the file names it."""
+        """Return the dtype as the file names it."""
         kind: str = self._tensor.get_dtype()
         return kind
 
 
 @contextmanager
 def parts(folder: Path, files: list[str], shards: Shards, groups: Groups) -> Iterator[dict[str, Part]]:
-    """Name -> slice of each tensor in `files`, open for as long as the context is."""
+    """Yield name -> slice of each tensor in `files`, open while the context is."""
     with ExitStack() as opened:
         found: dict[str, Part] = {}
         for name in files:
             file = opened.enter_context(safe_open(folder / name, framework="pt"))
-            for key in file.keys():  # noqa: SIM118  # no mapping
+            for key in file.keys():  # noqa: SIM118  # not a mapping
                 found[key] = Part(key, file.get_slice(key), shards, groups)
         yield found
 
 
 def part_class(config: PreTrainedConfig, shards: Shards, tensors: Mapping[str, Part], groups: Groups) -> type[PreTrainedModel]:
-    """The class that transformers has for `config`, whose instances have layers of this rank's size.
+    """Return transformers' class for `config`, with layers of this rank's size.
 
-    Making one raises Unshardable where one of `tensors` has no such part: said before anything is read.
+    An instance raises Unshardable if one of `tensors` has no such part, before anything is read.
     """
     whole: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
 

@@ -1,7 +1,7 @@
-"""`s3://bucket/folder`: objects of an S3-compatible store, in parallel ranges, resumed where an earlier download ended.
+"""`s3://bucket/folder`: objects of an S3-compatible store, downloaded in parallel ranges and resumed after an interruption.
 
-Credentials, region and endpoint are the AWS_* variables that every AWS client reads, or the pod's own role. obstore (the Rust crate
-object_store) signs and retries; which ranges are there already is kept beside each file that is not whole yet.
+Credentials, region and endpoint come from the AWS_* variables that every AWS client reads, or from the pod's own role. obstore (the
+Rust crate object_store) signs and retries. A file beside each incomplete one records the ranges that are present.
 """
 
 import fnmatch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 16 << 20
 RANGES_AT_ONCE = 8
-"""One connection of S3 gives about 100 MB/s; AWS advises 8 to 16 MiB a range, and as many at once as the network carries."""
+"""One connection to S3 gives about 100 MB/s. AWS advises ranges of 8 to 16 MiB, and as many in parallel as the network carries."""
 RETRY_SECONDS = 60
 UNREACHABLE = "the bucket cannot be reached: see spec.model.endpoint, or the network policies of the namespace"
 NO_CREDENTIALS = "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
@@ -47,34 +47,34 @@ class _Object:
     name: str
     size: int
     tag: str
-    """The server's ETag: another content has another one."""
+    """The server's ETag, which changes with the content."""
 
 
 def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
-    """The folder with the model's files, which lie directly in the bucket's folder. Raises ModelLoadError."""
+    """Download the model's files, which are directly in the bucket's folder; return the local folder. Raises ModelLoadError."""
     store = _store(source)
-    with cache.turn(uri, progress) as report:
+    with cache.lock(uri, progress) as report:
         folder = cache.folder(uri)
         try:
-            wanted = _listed(uri, store, patterns)
+            wanted = _list_objects(uri, store, patterns)
         except (BaseError, OSError) as error:
-            if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.complete(uri, folder):
-                raise _refused(uri, error) from error
+            if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.is_complete(uri, folder):
+                raise _load_error(uri, error) from error
             report("download", 100, note=f"the bucket cannot be reached, and {folder} is complete")
             return folder
-        damaged = cache.damaged(uri, folder)
+        damaged = cache.is_damaged(uri, folder)
         folder.mkdir(parents=True, exist_ok=True)
         missing = [one for one in wanted if damaged or not _is_there(folder, one)]
         parts = [_Part(folder, one) for one in missing]
-        cache.room(uri, sum(part.missing_bytes for part in parts))
+        cache.check_space(uri, sum(part.missing_bytes for part in parts))
         try:
             _Download(store, parts, sum(one.size for one in wanted), report).run()
-        except (BaseError, FileNotFoundError) as error:  # the latter is an object that went away
-            raise _refused(uri, error) from error
+        except (BaseError, FileNotFoundError) as error:  # FileNotFoundError: an object was removed
+            raise _load_error(uri, error) from error
         for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
             (folder / stray).unlink(missing_ok=True)
-        if missing or not cache.complete(uri, folder):
-            cache.completed(uri, folder)
+        if missing or not cache.is_complete(uri, folder):
+            cache.mark_complete(uri, folder)
         return folder
 
 
@@ -85,7 +85,7 @@ def _store(source: BucketModel) -> S3Store:
     return S3Store(source.bucket, prefix=source.folder or None, retry_config=retries, client_options=options)  # type: ignore[arg-type]
 
 
-def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
+def _list_objects(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
     listed = obstore.list_with_delimiter(store)["objects"]
     names = [(one["path"].rpartition("/")[2], one) for one in listed]
     found = [_Object(name, one["size"], one["e_tag"] or "") for name, one in names if any(fnmatch.fnmatch(name, each) for each in patterns)]
@@ -94,29 +94,29 @@ def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
     return found
 
 
-def _refused(uri: str, error: Exception) -> ModelLoadError:
-    said = " ".join(str(error).split("Debug source")[0].split())
-    if "/latest/" in said:  # of the node's metadata service, the last place to look for any; its 403 is not the store's
+def _load_error(uri: str, error: Exception) -> ModelLoadError:
+    message = " ".join(str(error).split("Debug source")[0].split())
+    if "/latest/" in message:  # from the node's metadata service, the last place searched for credentials; its 403 is not the store's
         return ModelLoadError(uri, NO_CREDENTIALS)
-    if isinstance(error, PermissionDeniedError) or "403 Forbidden" in said:
+    if isinstance(error, PermissionDeniedError) or "403 Forbidden" in message:
         return ModelLoadError(uri, "the store refuses access (403): the key of spec.model.secretRef, or the pod's role, may not read it")
-    if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in said:
+    if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in message:
         return ModelLoadError(uri, "the store asks for credentials (401): give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID")
-    if "NoSuchBucket" in said:
+    if "NoSuchBucket" in message:
         return ModelLoadError(uri, "there is no such bucket (404): see spec.model.uri and spec.model.endpoint")
     if isinstance(error, PreconditionError):
-        return ModelLoadError(uri, "an object was replaced while it was downloaded (412): start again when nobody writes there")
+        return ModelLoadError(uri, "an object was replaced during its download (412): retry when no process writes to the bucket")
     if isinstance(error, FileNotFoundError):
-        return ModelLoadError(uri, "an object went away while it was downloaded (404): start again when nobody writes there")
-    if "credential" in said.lower():
+        return ModelLoadError(uri, "an object was removed during its download (404): retry when no process writes to the bucket")
+    if "credential" in message.lower():
         return ModelLoadError(uri, NO_CREDENTIALS)
-    if "error sending request" in said or "HTTP error" in said:
-        return ModelLoadError(uri, f"{UNREACHABLE} ({said[:300]})")
-    return ModelLoadError(uri, f"the store answered: {said[:500]}")
+    if "error sending request" in message or "HTTP error" in message:
+        return ModelLoadError(uri, f"{UNREACHABLE} ({message[:300]})")
+    return ModelLoadError(uri, f"the store answered: {message[:500]}")
 
 
 class _Part:
-    """A file on its way: the bytes in `NAME.ETAG.part`, and one byte for each range that is there in `….ranges`."""
+    """An incomplete file: its bytes in `NAME.ETAG.part`, and one byte for each present range in `….ranges`."""
 
     def __init__(self, folder: Path, wanted: _Object) -> None:
         self.wanted = wanted
@@ -128,7 +128,7 @@ class _Part:
         self._done = bytearray(marks[:count].ljust(count, b"\0"))
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """(number, bytes) of the ranges that are missing."""
+        """Yield (number, bytes) of the missing ranges."""
         for number, done in enumerate(self._done):
             if not done:
                 yield number, min(RANGE_BYTES, self.wanted.size - number * RANGE_BYTES)
@@ -146,7 +146,7 @@ class _Part:
         self._marks.write_bytes(self._done)
 
     def take(self, number: int, data: memoryview) -> None:
-        """One range, safe on the volume before it counts: a node that loses its power must not leave holes that look whole."""
+        """Write one range. It is synced to the volume before it counts: after a power loss, holes must not look complete."""
         with self._bytes.open("r+b", buffering=0) as file:
             written, start = 0, number * RANGE_BYTES
             while written < len(data):
@@ -163,7 +163,7 @@ class _Part:
 
 
 class _Download:
-    """All missing ranges of all files, several at a time."""
+    """All missing ranges of all files, several in parallel."""
 
     def __init__(self, store: S3Store, parts: list[_Part], total: int, report: Progress) -> None:
         self._store, self._parts, self._total, self._report = store, parts, total, report
@@ -172,7 +172,7 @@ class _Download:
         self._stopped = Event()
 
     def run(self) -> None:
-        """Raises what the first failing range raised; what is there by then stays."""
+        """Download all ranges. Raises the error of the first failing range; present ranges stay."""
         with ThreadPoolExecutor(RANGES_AT_ONCE, thread_name_prefix="download") as threads:
             for part in self._parts:
                 part.begin()
@@ -190,7 +190,7 @@ class _Download:
         if self._stopped.is_set():
             return
         start, tag = number * RANGE_BYTES, part.wanted.tag
-        # Of the object that was listed: ranges of two contents would make a file that is neither, of the right size and name.
+        # If-Match pins the listed object: ranges of two contents would give a mixed file of the right size and name.
         options: GetOptions = {"range": (start, start + size), **({"if_match": tag} if tag else {})}
         data = memoryview(obstore.get(self._store, part.wanted.name, options=options).bytes())
         if len(data) != size:

@@ -1,8 +1,8 @@
-"""The folder that downloads are kept in, shared by all workers of a node or a volume: one downloads a model, the others wait and say so.
+"""Download cache, shared by all workers of a node or a volume: one worker downloads a model, the others wait and report it.
 
-The turn is `flock` on a file for each model: the kernel gives it back when its holder ends, however it ends, so that no lock is ever stale.
-On NFS (v3 and v4) Linux turns it into a lock of the server's, which a lost node's lease frees after its grace (90 s by default). Where a
-file system has no locks (some FUSE ones), everybody downloads: whole files are renamed into place, so that costs traffic only.
+The lock is `flock` on a file for each model. The kernel releases it when its holder ends for any reason, so no lock is ever stale. On
+NFS (v3 and v4) Linux turns it into a server lock, which expires with a lost node's lease (90 s by default). On a file system without
+locks (some FUSE ones) every worker downloads. Whole files are renamed into place, so that only costs traffic.
 """
 
 import errno
@@ -27,74 +27,75 @@ from fairlead_worker.weights.progress import Progress
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at a lock that another worker holds, and between two notes of how far its holder is."""
+"""Interval between two attempts at a lock that another worker holds, and between two progress notes of the holder."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ModelCache:
-    """Downloads below `root`. `who` is what others read of the worker that downloads."""
+    """Downloads below `root`. `owner` names the downloading worker to the workers that wait."""
 
-    def __init__(self, root: Path, who: str = "") -> None:
+    def __init__(self, root: Path, owner: str = "") -> None:
         self.root = root
         self._own = root / "fairlead"
-        self._who = who or os.uname().nodename
+        self._owner = owner or os.uname().nodename
 
     def folder(self, uri: str) -> Path:
-        """Where the files of a model are that no other client keeps in its own way."""
+        """Return the folder for a model's files, unless another client manages them in its own layout."""
         return self._own / "models" / _key(uri)
 
     @property
     def read_only(self) -> bool:
-        """What is there can be used, and nothing be added: a cache that somebody else fills."""
+        """Return whether the cache is read-only: an administrator fills it, and workers only use it."""
         return any(path.exists() and not os.access(path, os.W_OK, effective_ids=True) for path in (self.root, self._own))
 
     @contextmanager
-    def turn(self, uri: str, progress: Progress) -> Iterator[Progress]:
-        """The only download of `uri` in this cache; waits for another one. Yields the Progress to report by: those who wait read it too.
+    def lock(self, uri: str, progress: Progress) -> Iterator[Progress]:
+        """Lock the download of `uri` in this cache, waiting for another worker's. Yields the Progress to report to; waiting workers read
+        it too.
 
-        Raises ModelLoadError, also in place of what an unwritable or full volume raises inside.
+        Raises ModelLoadError, also in place of errors of an unwritable or full volume inside the context.
         """
         try:
             path = self._own / "locks" / f"{_key(uri)}.lock"
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as lock:
                 _wait(lock.fileno(), path, progress)
-                yield _Notes(path, self._who, progress)
+                yield _LockProgress(path, self._owner, progress)
         except OSError as error:
-            raise self.trouble(uri, error) from error
+            raise self.explain(uri, error) from error
 
-    def complete(self, uri: str, folder: Path) -> bool:
-        """Whether all of `uri` lies in `folder`, as it was when its download ended (names, sizes, samples of the contents)."""
+    def is_complete(self, uri: str, folder: Path) -> bool:
+        """Return whether `folder` holds all of `uri` as it was when its download ended (names, sizes, samples of the contents)."""
         known = self._manifest(uri)
-        return bool(known) and all(_holds(folder / name, digest) for name, digest in known.items())
+        return bool(known) and all(_matches(folder / name, digest) for name, digest in known.items())
 
-    def damaged(self, uri: str, folder: Path) -> bool:
-        """A download that had ended is not what it was: a volume that lost writes, or somebody's hand. False for one that never ended."""
+    def is_damaged(self, uri: str, folder: Path) -> bool:
+        """Return whether a completed download has changed, by a volume that lost writes or by hand. False if no download completed."""
         known = self._manifest(uri)
-        return bool(known) and not all(_holds(folder / name, digest) for name, digest in known.items())
+        return bool(known) and not all(_matches(folder / name, digest) for name, digest in known.items())
 
-    def completed(self, uri: str, folder: Path) -> None:
-        """Remember that the download has ended, and what came of it."""
+    def mark_complete(self, uri: str, folder: Path) -> None:
+        """Record that the download is complete, with the digests of its files."""
         path = self._own / "complete" / f"{_key(uri)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith(".")}
         _replace(path, {"uri": uri, "files": files})
 
-    def trouble(self, uri: str, error: OSError) -> ModelLoadError:
-        """What a person can do about a volume that does not take the download."""
+    def explain(self, uri: str, error: OSError) -> ModelLoadError:
+        """Return an error that says what to do about a volume that fails."""
         if error.errno in FULL:
             free = shutil.disk_usage(self.root).free / 2**30
             return ModelLoadError(uri, f"{self.root} is full ({free:.1f} GiB free): enlarge the volume of spec.model.cache, or clear it")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            who = f"user {os.getuid()}, group {os.getgid()}"
+            user = f"user {os.getuid()}, group {os.getgid()}"
             return ModelLoadError(
-                uri, f"{error.filename or self.root} may not be written by {who}: let spec.model.cache be writable for it"
+                uri, f"{error.filename or self.root} may not be written by {user}: let spec.model.cache be writable for it"
             )
         return ModelLoadError(uri, f"the cache {self.root} failed: {error}")
 
-    def room(self, uri: str, needed: int) -> None:
-        """Raises ModelLoadError where `needed` bytes more do not fit: better said before an hour's download than after it."""
+    def check_space(self, uri: str, needed: int) -> None:
+        """Raise ModelLoadError if `needed` more bytes do not fit, before an hour of downloading instead of after it."""
         free = shutil.disk_usage(self._own).free
         if needed > free:
             raise ModelLoadError(
@@ -104,7 +105,7 @@ class ModelCache:
             )
 
     def _manifest(self, uri: str) -> dict[str, str]:
-        """File name → digest; empty where no download of `uri` has ended."""
+        """Return file name → digest; empty if no download of `uri` completed."""
         try:
             read = json.loads((self._own / "complete" / f"{_key(uri)}.json").read_bytes())
             return dict(read["files"])
@@ -112,11 +113,11 @@ class ModelCache:
             return {}
 
 
-class _Notes:
-    """Passes progress on, and writes it into the lock file now and then, for those who wait."""
+class _LockProgress:
+    """Forwards progress, and writes it into the lock file now and then for waiting workers."""
 
-    def __init__(self, path: Path, who: str, progress: Progress) -> None:
-        self._path, self._who, self._progress = path, who, progress
+    def __init__(self, path: Path, owner: str, progress: Progress) -> None:
+        self._path, self._owner, self._progress = path, owner, progress
         self._noted = 0.0
         self._writing = threading.Lock()
         self("download", 0)
@@ -128,8 +129,8 @@ class _Notes:
             return
         try:
             self._noted = now
-            # In place: the lock is on this file, and another file under its name would be another lock.
-            text = json.dumps({"pod": self._who, "percent": percent, "done": done, "total": total})
+            # Written in place: the lock is on this file, and a new file under its name would be another lock.
+            text = json.dumps({"pod": self._owner, "percent": percent, "done": done, "total": total})
             with self._path.open("r+") as file:
                 file.write(text)
                 file.truncate()
@@ -144,9 +145,13 @@ def _wait(lock: int, path: Path, progress: Progress) -> None:
             return
         except BlockingIOError:
             seen = _note(path)
-            who = seen.get("pod") or "another worker"
+            holder = seen.get("pod") or "another worker"
             progress(
-                "wait", int(seen.get("percent", 0)), int(seen.get("done", 0)), int(seen.get("total", 0)), f"for {who}, which downloads it"
+                "wait",
+                int(seen.get("percent", 0)),
+                int(seen.get("done", 0)),
+                int(seen.get("total", 0)),
+                f"for {holder}, which downloads it",
             )
             time.sleep(LOOK_SECONDS)
         except OSError as error:
@@ -166,7 +171,7 @@ def _note(path: Path) -> Mapping[str, Any]:
         return {}  # it is being written
 
 
-def _holds(path: Path, digest: str) -> bool:
+def _matches(path: Path, digest: str) -> bool:
     try:
         return file_digest(path) == digest
     except OSError:
@@ -180,5 +185,5 @@ def _replace(path: Path, value: object) -> None:
 
 
 def _key(uri: str) -> str:
-    """A file name for a URI: its last part, for people, and a digest."""
+    """Return a file name for a URI: its readable last part, and a digest."""
     return f"{uri.rstrip('/').rpartition('/')[2].replace('@', '-')}-{xxhash.xxh3_64_hexdigest(uri.encode())}"

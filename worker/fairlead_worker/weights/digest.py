@@ -1,4 +1,4 @@
-"""A name for a model's files: equal on every pod with the same files, cheap for hundreds of gigabytes."""
+"""Digest of a model's files: equal on every pod with the same files, and cheap for hundreds of gigabytes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +10,10 @@ SAMPLE_BYTES = 4096
 
 
 def model_digest(folder: Path) -> str:
-    """Hex digest of config.json and of each weight file's name, size and 16 samples of 4 KiB.
+    """Return a hex digest of config.json and of each weight file's name, size and 16 samples of 4 KiB.
 
-    Sizes and headers alone would call two fine-tunes of one architecture equal; the samples tell them apart for a few reads a file.
+    Sizes and headers alone would be equal for two fine-tunes of one architecture. The samples distinguish them with a few reads per
+    file.
     """
     digest = xxhash.xxh3_128((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
@@ -24,7 +25,7 @@ def model_digest(folder: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Hex digest of one file's size and samples."""
+    """Return a hex digest of one file's size and samples."""
     size = path.stat().st_size
     digest = xxhash.xxh3_128(str(size).encode())
     for sample in _samples(path, size):

@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]` through the Hugging Face hub's own client, which resumes what an earlier download has left."""
+"""`hf://org/name[@revision]` through the Hugging Face hub's own client, which resumes interrupted downloads."""
 
 import errno
 from dataclasses import dataclass
@@ -31,22 +31,22 @@ class HubModel:
 
 
 def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
-    """The folder with the model's files. Raises ModelLoadError."""
+    """Download the model's files; return their folder. Raises ModelLoadError."""
     if cache.read_only:
         return _download(uri, source, patterns, cache, progress, present=True)
-    with cache.turn(uri, progress) as report:
+    with cache.lock(uri, progress) as report:
         folder = _download(uri, source, patterns, cache, report)
-        if cache.damaged(uri, folder):  # the client goes by names alone
-            folder = _download(uri, source, patterns, cache, report, anew=True)
-        if not cache.complete(uri, folder):
-            cache.completed(uri, folder)
+        if cache.is_damaged(uri, folder):  # the client compares names only
+            folder = _download(uri, source, patterns, cache, report, force=True)
+        if not cache.is_complete(uri, folder):
+            cache.mark_complete(uri, folder)
         return folder
 
 
 def _download(
-    uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, *, anew: bool = False, present: bool = False
+    uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, *, force: bool = False, present: bool = False
 ) -> Path:
-    """`anew`: also what is there; `present`: that alone."""
+    """`force`: download existing files again. `present`: use existing files only."""
     revision = f" at {source.revision}" if source.revision else ""
     try:
         return Path(
@@ -55,8 +55,8 @@ def _download(
                 revision=source.revision,
                 allow_patterns=patterns,
                 tqdm_class=_reporting_bar(progress),
-                cache_dir=HF_HUB_CACHE if cache.root == Path(HF_HOME) else cache.root / "hub",  # the first may be set on its own
-                force_download=anew,
+                cache_dir=HF_HUB_CACHE if cache.root == Path(HF_HOME) else cache.root / "hub",  # HF_HUB_CACHE may be set separately
+                force_download=force,
                 local_files_only=present,
             )
         )
@@ -87,11 +87,11 @@ def _download(
         raise ModelLoadError(uri, f"the hub cannot be reached and the files are not cached here ({cause or error})") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
-            raise cache.trouble(uri, error) from error
+            raise cache.explain(uri, error) from error
         raise ModelLoadError(uri, f"download failed: {error}") from error
-    except RuntimeError as error:  # of the hub's native transfer
+    except RuntimeError as error:  # raised by the hub's native transfer
         if "No space left" in str(error):
-            raise cache.trouble(uri, OSError(errno.ENOSPC, str(error))) from error
+            raise cache.explain(uri, OSError(errno.ENOSPC, str(error))) from error
         raise ModelLoadError(uri, f"download failed: {error}") from error
 
 
@@ -102,7 +102,7 @@ def _hint(error: HfHubHTTPError) -> str:
 
 
 def _reporting_bar(progress: Progress) -> type[tqdm]:
-    """A silent progress bar class for the hub client that reports the bytes received."""
+    """Return a silent progress bar class for the hub client that reports the bytes received."""
 
     class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,10 +119,10 @@ def _reporting_bar(progress: Progress) -> type[tqdm]:
 
 
 class _Nowhere:
-    """A stream that swallows the bar."""
+    """A stream that discards the bar."""
 
     def write(self, text: str) -> int:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: the stream has no buffer."""

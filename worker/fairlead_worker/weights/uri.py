@@ -1,4 +1,4 @@
-"""From a model URI to a folder of files: a folder of this machine, or a download into the cache. No torch."""
+"""From a model URI to a folder of files: a local folder, or a download into the cache. No torch."""
 
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -13,11 +13,11 @@ from fairlead_worker.weights.hub import HubModel
 from fairlead_worker.weights.progress import Progress, no_progress
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-"""What a model needs of a repository: not its pickled weights, images or other frameworks' files."""
+"""The files of a repository that a model needs. Pickled weights, images and other frameworks' files are excluded."""
 
 
 def parse_uri(uri: str) -> Path | HubModel | BucketModel:
-    """A local folder, a hub repository or a folder of a bucket. ModelLoadError on any other scheme or shape."""
+    """Parse a URI into a local folder, a hub repository or a bucket folder. Raises ModelLoadError for any other scheme or shape."""
     parsed = urlparse(uri)
     if parsed.scheme in ("", "file"):
         if parsed.scheme == "file" and parsed.netloc not in ("", "localhost"):
@@ -38,10 +38,10 @@ def parse_uri(uri: str) -> Path | HubModel | BucketModel:
     raise ModelLoadError(uri, f"unknown scheme {parsed.scheme!r}; use file:///path, /path, hf://org/name[@revision] or s3://bucket/folder")
 
 
-def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None = None, *, holds: str = "config.json") -> Path:
-    """The folder that holds the model's files, downloaded into `cache` first where they are elsewhere. Raises ModelLoadError.
+def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None = None, *, required_file: str = "config.json") -> Path:
+    """Return the folder with the model's files, downloaded into `cache` if they are remote. Raises ModelLoadError.
 
-    `holds`: the file without which it is something else (an adapter's is adapter_config.json).
+    `required_file`: the file that identifies the folder's content (an adapter's is adapter_config.json).
     """
     cache = cache or ModelCache(Path(HF_HOME))
     match parse_uri(uri):
@@ -54,8 +54,8 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
     if not folder.exists():
         raise ModelLoadError(uri, f"there is no {folder}; is the volume mounted?")
     if not folder.is_dir():
-        raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds {holds}")
-    if not (folder / holds).is_file():
-        kind = "a transformers model" if holds == "config.json" else "what this wants"
-        raise ModelLoadError(uri, f"no {holds} in {folder}; it is not {kind}")
+        raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds {required_file}")
+    if not (folder / required_file).is_file():
+        kind = "a transformers model" if required_file == "config.json" else "what this wants"
+        raise ModelLoadError(uri, f"no {required_file} in {folder}; it is not {kind}")
     return folder

@@ -228,7 +228,7 @@ def test_a_pipe_is_no_file_and_holds_nobody_up(
     (made / "adapter_model.safetensors").unlink()
     os.mkfifo(made / "adapter_model.safetensors")
     status, text = load(worker, "pipe", made)
-    assert status == 400 and "adapter_model.safetensors is no file" in text
+    assert status == 400 and "adapter_model.safetensors is not a regular file" in text
     assert told(worker, "first")
 
 

@@ -1,7 +1,7 @@
-"""What of a model can be done by fewer kernels, done so in place: recognised by structure, and compared with the model as it was.
+"""Fusion of small layer operations on a GPU, in place: operations are recognised by structure and compared with the original model.
 
-Each kind is found out part by part on random inputs (within `model.fuse.TOLERANCE`), then tried in the whole model (`trial.TOLERANCE`).
-What does not hold stays as the family wrote it, with a warning that says why.
+Each kind is verified part by part on random inputs (within `model.fuse.TOLERANCE`), then in the whole model (`trial.TOLERANCE`). A
+kind that fails is undone, with a warning that gives the reason.
 """
 
 import logging
@@ -25,9 +25,9 @@ KINDS = ("norm", "residual", "activation", "rope")
 def fuse_layers(
     model: PreTrainedModel, library: Library, layers: tuple[LayerSpec, ...], limit: int, kinds: tuple[str, ...] = KINDS
 ) -> tuple[str, ...]:
-    """Fuse what of `kinds` can be in `model`; returns which were. limit: positions of the longest request.
+    """Fuse those of `kinds` that can be in `model`; return which were. limit: positions of the longest request.
 
-    `residual` needs `norm`, and `activation` stacked projections (`fuse_projections`).
+    `residual` needs `norm`, and `activation` needs stacked projections (`fuse_projections`).
     """
     name, dtype = type(model).__name__, model.dtype
     if dtype not in DTYPES:
@@ -51,7 +51,7 @@ def fuse_layers(
             worst = difference(trial(model, limit), before)
             if not worst <= TOLERANCE[dtype]:
                 raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {TOLERANCE[dtype]:.0e}")
-        except Exception as reason:  # besides Unfused: whatever a family's code, a compiler or a loader of kernels raises
+        except Exception as reason:  # besides Unfused: whatever a family's code, a compiler or a kernel loader raises
             logger.warning("%s: %s stays unfused: %s", name, kind, reason if isinstance(reason, Unfused) else _shown(reason))
             for patch in reversed(patches[: made.pop(kind, 0)]):
                 patch.undo()

@@ -1,4 +1,4 @@
-"""The activation of a gated MLP and the product behind it in one kernel, on the stacked projections' answer as it is."""
+"""Gated MLP: the activation and the following product in one kernel, directly on the output of the stacked projections."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh_and_mul": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_and_mul": functional.gelu,
 }
-"""The library's functions, and what each does to the gate."""
+"""The library's functions, and the activation of the gate in each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,8 @@ class Gated:
     """The forward of an MLP."""
 
     projections: tuple[nn.Module, ...]
-    """Gate and up, one by one: for steps in which somebody listens to them, as LoRA adapters do. None where they are one module."""
+    """Gate and up as separate modules, for steps in which a hook such as a LoRA adapter reads their outputs. Empty if they are one
+    module."""
     gate_up: nn.Module
     activate: Activation
     """[..., 2 * inner] -> [..., inner]"""
@@ -42,12 +43,15 @@ class Gated:
 
 
 def _heard(projection: nn.Module) -> bool:
-    """Whether a hook listens to it now. One that has `listens` may say that it does not."""
-    return bool(projection._forward_pre_hooks) or any(getattr(hook, "listens", True) for hook in projection._forward_hooks.values())
+    """Return whether a hook reads the projection in this step. A hook can have `is_active` to say that it does not."""
+    return bool(projection._forward_pre_hooks) or any(getattr(hook, "is_active", True) for hook in projection._forward_hooks.values())
 
 
 def gated_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
-    """Every MLP of one stack of gate and up, and down, compared with its own forward. Raises Unfused where there is none."""
+    """Return patches of every MLP with one stack of gate and up, and down, each compared with its own forward.
+
+    Raises Unfused if there is none.
+    """
     patches = [_patch(module, library) for module in model.modules() if hasattr(module, "down_proj") and hasattr(module, "gate_up_proj")]
     if not patches:
         raise Unfused("it has no MLP whose gate and up are one matrix")

@@ -1,8 +1,8 @@
-"""RMS norms in one kernel, and the sum before a norm in the same one.
+"""RMS norms in one kernel, including the sum before a norm.
 
-A layer's forward adds to the residual what attention and the MLP give, and a norm reads the sum. Where a layer is made as `LAYOUTS` says,
-its forward becomes `Residual`: the same modules, each sum and the norm behind it in one kernel. The norm behind a layer's last sum is the
-next layer's: it is computed at once, and handed out when that norm is called with this very sum.
+A layer's forward adds the outputs of attention and the MLP to the residual, and a norm reads the sum. If a layer matches `LAYOUTS`,
+its forward becomes `Residual`: the same modules, with each sum and the following norm in one kernel. The norm after a layer's last
+sum belongs to the next layer. It is computed early and returned when that norm is called with the same sum.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class RmsNorm:
     """[width]"""
     eps: float
     plus_one: bool
-    """Gemma's: the factor is weight + 1."""
+    """Gemma's norm: the factor is weight + 1."""
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[..., width]; [1, T, heads, width] and its transpose, as norms of queries and keys get them, are read where they lie."""
+        """Normalise [..., width]. [1, T, heads, width] and its transpose, as for norms of queries and keys, are read in place."""
         shape = hidden_states.shape
         if self.plus_one:
             return self.library.gemma_rmsnorm(hidden_states.reshape(-1, shape[-1]), self.weight, self.eps).view(shape)
@@ -42,15 +42,15 @@ class RmsNorm:
         return (answer.transpose(0, 1) if turned else answer)[None]
 
     def add(self, update: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The norm of residual + update, both [..., width]; `residual` becomes the sum, and `update` is used up."""
+        """Return the norm of residual + update, both [..., width]. `residual` becomes the sum, and `update` is overwritten."""
         width = update.shape[-1]
         add = self.library.gemma_fused_add_rmsnorm if self.plus_one else self.library.fused_add_rmsnorm
         add(update.view(-1, width), residual.view(-1, width), self.weight, self.eps)
         return update
 
 
-class Ahead:
-    """The forward of a norm whose answer may be there already: for the tensor that it was computed from, once."""
+class PrecomputedNorm:
+    """The forward of a norm whose result may be computed already. The result is returned once, for the tensor that it was computed from."""
 
     def __init__(self, norm: RmsNorm) -> None:
         self.norm = norm
@@ -68,7 +68,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residual:
-    """The forward of a decoder layer. The tensor that it is given becomes the sum that it returns."""
+    """The forward of a decoder layer. Its input tensor becomes the sum that it returns."""
 
     attention: nn.Module
     mlp: nn.Module
@@ -76,7 +76,7 @@ class Residual:
     after_attention: nn.Module | None
     before_mlp: RmsNorm
     after_mlp: nn.Module | None
-    following: Ahead
+    following: PrecomputedNorm
 
     def __call__(self, hidden_states: torch.Tensor, *unnamed: Any, **named: Any) -> torch.Tensor:
         update = self.attention(self.before_attention(hidden_states), *unnamed, **named)[0]
@@ -90,7 +90,7 @@ class Residual:
 
 
 def norm_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
-    """Every RMS norm of `model`, compared with its own forward. Raises Unfused where there is none."""
+    """Return patches of every RMS norm of `model`, each compared with its own forward. Raises Unfused if there is none."""
     found = [(module, rms_norm(module, library)) for module in model.modules() if _maybe(module)]
     patches = [Patch(module, norm) for module, norm in found if norm is not None]
     if not patches:
@@ -109,7 +109,7 @@ def _eps(module: nn.Module) -> Any:
 
 @torch.inference_mode()
 def rms_norm(module: nn.Module, library: Library) -> RmsNorm | None:
-    """What `module` computes; None where that is no RMS norm."""
+    """Return the RMS norm that `module` computes; None if it is not one."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
     if getattr(module, "bias", None) is not None:
@@ -124,12 +124,14 @@ def rms_norm(module: nn.Module, library: Library) -> RmsNorm | None:
 
 
 def residual_patches(model: PreTrainedModel) -> list[Patch]:
-    """All layers and the norms that begin them, the final one too; the norms are `RmsNorm` already. Raises Unfused."""
+    """Return patches of all layers and the norms that begin them, and of the final norm. The norms must be `RmsNorm` already. Raises
+    Unfused.
+    """
     layers, final = getattr(model.base_model, "layers", None), getattr(model.base_model, "norm", None)
     if not isinstance(layers, nn.ModuleList) or final is None:
         raise Unfused("it is no list of layers with a norm behind")
     parts = [_parts(layer) for layer in layers]
-    ahead = [Ahead(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
+    ahead = [PrecomputedNorm(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
     patches = []
     for number, (layer, norms) in enumerate(zip(layers, parts, strict=True)):
         patches.append(Patch(norms["before_attention"], ahead[number]))
@@ -147,7 +149,7 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
 
 
 def _parts(layer: nn.Module) -> dict[str, nn.Module]:
-    """Norms by their place in `LAYOUTS`."""
+    """Return the norms by their place in `LAYOUTS`. Raises Unfused."""
     names = frozenset(name for name, _ in layer.named_children()) - {"self_attn", "mlp"}
     if names not in LAYOUTS or not all(hasattr(layer, name) for name in ("self_attn", "mlp")):
         raise Unfused(f"{type(layer).__name__} has {', '.join(sorted(names))}")

@@ -1,4 +1,4 @@
-"""A module's forward replaced on that one module: paths, weights and the family's class stay as they are, and it can be taken back."""
+"""Patch of one module's forward. Paths, weights and the family's class are unchanged, and the patch can be undone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from torch import nn
 
 
 class Unfused(Exception):
-    """Why something stays as the family wrote it."""
+    """Why an operation keeps the family's own code."""
 
 
 @dataclass(slots=True)
 class Patch:
-    """`forward` in place of what `module` had."""
+    """`forward` in place of the module's own."""
 
     module: nn.Module
     forward: Callable[..., Any]

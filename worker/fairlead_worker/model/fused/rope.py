@@ -1,8 +1,8 @@
-"""Rotary embeddings in one kernel that turns queries and keys in place, from one table of all positions.
+"""Rotary embeddings in one kernel that rotates queries and keys in place, from one table of all positions.
 
-The model's rotary module gives (positions, table) where it gave (cosines, sines), and the attention's own forward runs with another
-`apply_rotary_pos_emb`: its code as it is, over globals in which that one name means ours. Nothing of another model is touched. Tables are
-float32, as the library wants them; transformers rounds its cosines to the model's dtype.
+The model's rotary module returns (positions, table) instead of (cosines, sines). The attention's own forward runs with another
+`apply_rotary_pos_emb`: the same code, over globals in which that one name is replaced. Other models are not affected. Tables are
+float32, as the library requires; transformers rounds its cosines to the model's dtype.
 """
 
 import inspect
@@ -25,26 +25,26 @@ APPLY = "apply_rotary_pos_emb"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Angles:
+class RopeCache:
     """The forward of a rotary module."""
 
     tables: dict[str | None, torch.Tensor]
-    """[positions, turned] of each layer type; None: of all layers."""
+    """[positions, rotated dimensions] of each layer type; None: of all layers."""
 
     def __call__(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         return position_ids[0].contiguous(), self.tables[layer_type]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """Stands for `apply_rotary_pos_emb`."""
+class ApplyRope:
+    """Replacement for `apply_rotary_pos_emb`."""
 
     library: Library
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, unsqueeze_dim: int = 1
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """query [1, heads, T, dim] and key [1, kv_heads, T, dim], or with heads behind T for unsqueeze_dim 2; the same turned."""
+        """Rotate query [1, heads, T, dim] and key [1, kv_heads, T, dim]; for unsqueeze_dim 2 heads come after T."""
         first = [part[0].transpose(0, 1) if unsqueeze_dim == 1 else part[0] for part in (query, key)]
         flat = [part.reshape(len(positions), -1) for part in first]
         self.library.apply_rope_with_cos_sin_cache_inplace(positions, flat[0], flat[1], query.shape[-1], table)
@@ -54,7 +54,10 @@ class Turn:
 
 
 def rope_patches(model: PreTrainedModel, library: Library, layers: tuple[LayerSpec, ...], limit: int) -> list[Patch]:
-    """The rotary module of `model` and all attention modules. limit: positions of the longest request. Raises Unfused."""
+    """Return patches of the rotary module of `model` and of all attention modules. Raises Unfused.
+
+    limit: positions of the longest request.
+    """
     rotary = getattr(model.base_model, "rotary_emb", None)
     attentions = [part.self_attn for part in getattr(model.base_model, "layers", ()) if hasattr(part, "self_attn")]
     if rotary is None or len(attentions) != len(layers):
@@ -62,21 +65,21 @@ def rope_patches(model: PreTrainedModel, library: Library, layers: tuple[LayerSp
     if other := {spec.key_dim for spec in layers} - set(HEAD_DIMS):
         raise Unfused(f"its heads are of {', '.join(map(str, sorted(other)))}, and the kernel is for {', '.join(map(str, HEAD_DIMS))}")
     kinds = sorted({attention.layer_type for attention in attentions}) if by_type(rotary) else [None]
-    turn = Turn(library)
+    turn = ApplyRope(library)
     try:
         tables = {kind: _table(rotary, kind, limit).to(model.device) for kind in kinds}
     except UnknownStructure as reason:
         raise Unfused(str(reason)) from reason
     forwards = {kind: rebound(kind.forward, APPLY, turn) for kind in {type(attention) for attention in attentions}}
     return [
-        Patch(rotary, Angles(tables)),
+        Patch(rotary, RopeCache(tables)),
         *(Patch(attention, types.MethodType(forwards[type(attention)], attention)) for attention in attentions),
     ]
 
 
 @torch.inference_mode()
 def _table(rotary: nn.Module, kind: str | None, limit: int) -> torch.Tensor:
-    """[limit, turned] float32: cosines, then sines. Raises Unfused where the angles of a position depend on how far a text reaches."""
+    """Return [limit, rotated dimensions] float32: cosines, then sines. Raises Unfused if a position's angles depend on the text length."""
     make = rope_tables(rotary, kind)
     short, table, again = (torch.cat(make(positions), 1) for positions in (8, limit, 8))
     if not torch.equal(short, table[:8]) or not torch.equal(short, again[:8]):
@@ -85,7 +88,7 @@ def _table(rotary: nn.Module, kind: str | None, limit: int) -> torch.Tensor:
 
 
 def rebound(forward: Callable[..., Any], name: str, meaning: Callable[..., Any]) -> types.FunctionType:
-    """The function with the global `name` meaning something else in it. Raises Unfused where it uses no such name."""
+    """Return a copy of the function in which the global `name` has another meaning. Raises Unfused if the function does not use it."""
     if not isinstance(forward, types.FunctionType) or inspect.unwrap(forward) is not forward:
         raise Unfused("the forward of its attention is decorated")
     if name not in forward.__code__.co_names or name not in forward.__globals__:

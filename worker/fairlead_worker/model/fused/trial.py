@@ -1,4 +1,4 @@
-"""A few tokens through a model: its logits, and what its attention is asked. To compare a model with itself before a change."""
+"""Trial pass: a few tokens through a model, for its logits, queries and keys. Compares a model with itself before a change."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from fairlead_worker.model.attention import ATTENTION
 
 TRIAL = "fairlead-trial"
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Length of the difference of a row over its own, after all layers: rounding adds up to 0.03 in bfloat16 in models of random weights."""
+"""Norm of the difference of a row over its own norm, after all layers. Rounding adds up to 0.03 in bfloat16 in models of random weights."""
 
 
 def _attend(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: None, *, step: Any, **named: Any
 ) -> tuple[torch.Tensor, None]:
-    """Each token attends to itself alone; queries and keys are kept."""
+    """Let each token attend to itself only; record queries and keys."""
     step += [query[0].transpose(0, 1).flatten(1).clone(), key[0].transpose(0, 1).flatten(1).clone()]
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2), None
 
@@ -25,7 +25,8 @@ AttentionInterface.register(TRIAL, _attend)
 
 @torch.inference_mode()
 def trial(model: PreTrainedModel, limit: int) -> list[torch.Tensor]:
-    """Logits [5, vocabulary], then queries and keys [5, heads * dim] of each layer, at the first positions and the last below `limit`.
+    """Return logits [5, vocabulary], then queries and keys [5, heads * dim] of each layer, at the first positions and the last below
+    `limit`.
 
     Leaves the model set to the paged attention function.
     """
@@ -41,7 +42,7 @@ def trial(model: PreTrainedModel, limit: int) -> list[torch.Tensor]:
 
 
 def difference(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    """Largest relative difference of a row; infinity where they are no numbers."""
+    """Return the largest relative difference of a row; infinity if the numbers are not finite."""
     worst = 0.0
     for actual, expected in zip(got, want, strict=True):
         relative = (actual.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1).clamp(min=1e-30)

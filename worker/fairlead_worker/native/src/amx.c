@@ -1,5 +1,5 @@
-/* A panel's layout, [steps][32 outputs][2 inputs], is that of two of AMX's tiles of weights side by side, and rows of x are tiles of inputs as
- * they lie: nothing is packed anew. Two tiles of rows by two of outputs use all eight tiles, and load each one twice as seldom as one by one. */
+/* A panel's layout, [steps][32 outputs][2 inputs], equals two AMX weight tiles side by side, and rows of x are input tiles as they are, so
+ * nothing is repacked. Two tiles of rows by two of outputs use all eight tiles, and load each one half as often as single tiles would. */
 #define _GNU_SOURCE
 #include "amx.h"
 
@@ -13,7 +13,7 @@
 #include "native.h"
 #include "tile.h"
 
-#ifdef FAIRLEAD_AMX_STAND_IN /* of the tests: the instructions in plain C, for CPUs that lack them */
+#ifdef FAIRLEAD_AMX_STAND_IN /* for tests: the instructions in plain C, for CPUs without them */
 #include FAIRLEAD_AMX_STAND_IN
 #else
 static int permitted(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tiles */) == 0; }
@@ -22,7 +22,7 @@ static int permitted(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_X
 enum {
     TILE_HIGH = 16,              /* rows of a tile */
     BLOCK_BYTES = 4 * PANEL * AMX_STEPS,
-    AHEAD = 6144                 /* bytes of weights that few rows ask for ahead, as in gemm.c */
+    AHEAD = 6144 /* prefetch distance in bytes of weights for few rows, as in gemm.c */
 };
 
 #define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
@@ -42,12 +42,12 @@ WITH_TILES static void configure(int64_t first, int64_t second) {
     for (int t = 0; t < 8; t++)
         if (rows[t])
             tiles.rows[t] = (uint8_t)rows[t], tiles.bytes[t] = 64;
-    __asm__ volatile("" ::"r"(&tiles) : "memory"); /* compilers' own headers name its first bytes alone */
+    __asm__ volatile("" ::"r"(&tiles) : "memory"); /* compilers' own headers name its first bytes only */
     _tile_loadconfig(&tiles);
 }
 
-/* Lines of weights for later. One group of rows is done with them as fast as they can be read, so its own, AHEAD bytes on; of several groups
- * each asks for its share of the next panel. */
+/* Prefetches lines of weights. A single group of rows consumes them as fast as memory delivers, so it prefetches its own, AHEAD bytes on.
+ * With several groups, each prefetches its share of the next panel. */
 static void ask_ahead(const char *weights, int64_t blocks, const char *next, int64_t block, int64_t group, int64_t groups) {
     if (groups == 1) {
         const int64_t at = block * BLOCK_BYTES + AHEAD, size = blocks * BLOCK_BYTES;
@@ -104,7 +104,7 @@ WITH_TILES void multiply_amx(const char *x, int64_t x_stride, int64_t rows, cons
     __asm__ volatile("" ::: "memory");
 }
 
-/* Whole numbers, whose sums are exact. */
+/* Integers, whose sums are exact. */
 static int works(void) {
     enum { ROWS = 2 * TILE_HIGH + 3, BLOCKS = 2, INPUTS = 2 * AMX_STEPS * BLOCKS };
     static const uint16_t number[4] = {0x0000, 0x3F80, 0x4000, 0xC040}; /* 0, 1, 2, -3 */
@@ -129,14 +129,14 @@ static int works(void) {
     return 1;
 }
 
-/* Has bfloat16 multiplied by AMX from now on, if the kernel permits it and it works; whether it is. Only for CPUs that have it. Tried in a
- * process of its own first: an instruction that is not there would end this one. */
+/* Makes bfloat16 products use AMX from now on, if the kernel permits it and it works; returns whether it does. Only for CPUs with AMX. It
+ * is tried in a child process first: a missing instruction would end this process. */
 EXPORT int32_t fairlead_use_amx(void) {
     if (!permitted())
         return 0;
     const pid_t child = fork();
     if (child == 0) {
-        signal(SIGILL, SIG_DFL); /* whoever reports such ends in this process has nothing to report of that one */
+        signal(SIGILL, SIG_DFL); /* crash reporters must not report the end of the trial process */
         signal(SIGSEGV, SIG_DFL);
         _exit(works() ? 0 : 1);
     }

@@ -1,11 +1,11 @@
-/* Attention over paged KV, in place. Online softmax (Milakov and Gimelshein 2018) by blocks of keys, as FlashAttention; few queries over
+/* Attention over paged KV, in place. Online softmax (Milakov and Gimelshein 2018) by blocks of keys, as FlashAttention. Few queries over
  * many keys are split along the keys and merged, as FlashDecoding.
  *
- * Blocks and segments of keys begin at fixed positions, and segments are merged in their order: a query's bits depend on its own KV and
- * position alone, not on the batch, the number of threads, the page size, or on how its prompt was cut into chunks.
+ * Blocks and segments of keys begin at fixed positions, and segments are merged in order. So a query's bits depend on its own KV and
+ * position alone, not on the batch, the number of threads, the page size, or the chunks of its prompt.
  *
- * A KV head's part of a page is [page_size / 16] tiles as in page_tiles.h, where that divides (and bfloat16 keys are of an even size). Other
- * pages are plain, [page_size][dim], and made into tiles block by block, within the cache. */
+ * A KV head's part of a page is [page_size / 16] tiles as in page_tiles.h, if that divides (and bfloat16 keys have an even size). Other
+ * pages are plain, [page_size][dim], and are converted to tiles block by block, within the cache. */
 #include "attention.h"
 
 /* ---- one block of queries over one segment ---- */
@@ -17,10 +17,10 @@ typedef struct {
     int64_t position, first;                          /* of the first token, and the first key that it sees */
     int64_t keys;                                     /* of the whole row */
     const Word *query;                                /* [tokens * heads][key_words] factors */
-    Word *key_tiles, *value_tiles;                    /* room for what is not in tiles as it stands */
+    Word *key_tiles, *value_tiles; /* scratch for keys and values that are not stored as tiles */
 } Queries;
 
-/* A tile from plain pages: keys from `from` to `to` of it, zeros for the others, which may be anybody's. */
+/* Builds a tile from plain pages: keys `from` to `to`, zeros for the others, which may belong to other requests. */
 static void gather(const Queries *q, void *storage, int64_t dim, int is_key, int64_t tile, int64_t from, int64_t to, Word *out) {
     int wide = q->job->step->kind == FLOAT32;
     int64_t words = wide ? dim : up(dim, 2);
@@ -41,7 +41,7 @@ static void gather(const Queries *q, void *storage, int64_t dim, int is_key, int
     }
 }
 
-/* The keys `from` to `to` of a tile of values, zeros for the others: zero times what another left there might be NaN. */
+/* Copies the keys `from` to `to` of a tile of values, with zeros for the others: zero times stale memory might be NaN. */
 static void copy_values(const Queries *q, const Word *tile, int64_t from, int64_t to, Word *out) {
     int64_t dim = q->job->layer->value_dim;
     int wide = q->job->step->kind == FLOAT32;
@@ -53,7 +53,7 @@ static void copy_values(const Queries *q, const Word *tile, int64_t from, int64_
     }
 }
 
-/* The tiles of one block of keys that some of the queries see, and where they lie: as token slots of the KV head, for pages of whole tiles. */
+/* The tiles of one block of keys that some of the queries see, as token slots of the KV head, for pages of whole tiles. */
 typedef struct {
     int64_t first;
     int count;
@@ -76,14 +76,15 @@ static Block block_of(const Queries *q, int64_t block) {
     return found;
 }
 
-/* The tiles of a block in `storage`, whose tokens are of `bytes`. */
+/* The tiles of a block in `storage`, whose tokens take `bytes` each. */
 static void stored(const void *storage, int64_t bytes, const Block *block, const Word **tiles) {
     for (int t = 0; t < block->count; t++)
         tiles[t] = (const Word *)((const char *)storage + block->slots[t] * bytes);
 }
 
-/* What is to be asked for while `tiles` are used (page_tiles.h): the tiles of `next`, each while its counterpart is. Those that have none are
- * asked for here; where `next` has fewer, the rest are tiles that are there already, up to the spare one of an odd count (`score_all`). */
+/* The tiles to prefetch while `tiles` are used (page_tiles.h): each tile of `next` together with its counterpart. Tiles without a
+ * counterpart are prefetched here. If `next` has fewer, the rest are tiles that are already loaded, up to the spare one of an odd count
+ * (`score_all`). */
 static const Word *const *ahead_of(const void *storage, int64_t bytes, const Block *next, const Word *const *tiles, int count, const Word **ahead) {
     if (next->count == 0)
         return NULL;
@@ -128,8 +129,8 @@ static void find_tiles(const Queries *q, const Block *block, const Word **keys, 
     keys[block->count] = keys[block->count - 1];
 }
 
-/* Scores [rows][BLOCK] of keys from `base` become weights, as factors of the values in the same place. Meanwhile the first half of each
- * tile of values at `ahead` (NULL: none) is asked for, a share for each row. */
+/* Turns scores [rows][BLOCK] of keys from `base` into weights, as factors of the values in the same place. Meanwhile it prefetches the
+ * first half of each tile of values at `ahead` (NULL: none), a share for each row. */
 INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *scores, float *max, float *sum, float *keep, const Word *const *ahead) {
     const Attention *layer = q->job->layer;
     int64_t rows = q->tokens * q->heads, lines = layer->value_dim * TILE * (kind == BFLOAT16 ? 2 : 4) / 2 / 64;
@@ -152,7 +153,7 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
         }
         const int64_t from = ahead ? lines * r / rows : 0, to = ahead ? lines * (r + 1) / rows : 0;
         float now = fmaxf(max[r], highest(top));
-        /* Nothing seen so far: any finite number will do, as all the weights are 0. */
+        /* No key seen so far: any finite number works, because all weights are 0. */
         Vec reference = splat(now == -INFINITY ? 0 : now), all_weights = splat(0);
         for (int v = 0; v < vecs; v++) {
             for (int64_t line = from; v % TILE_VECS == 0 && line < to; line++)
@@ -174,7 +175,7 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
         sum[r] = sum[r] * keep[r] + sums[r];
 }
 
-/* Tiles of `rows` times `width` words of bfloat16 as floats, [2 * rows][width] each, one behind the other from `to` on. */
+/* Converts tiles of `rows` times `width` words of bfloat16 to floats, [2 * rows][width] each, consecutively from `to` on. */
 static void widen_tiles(const Word **tiles, int count, int64_t rows, int64_t width, float *to) {
     for (int t = 0; t < count; t++) {
         const Word *from = tiles[t];
@@ -188,8 +189,9 @@ static void widen_tiles(const Word **tiles, int count, int64_t rows, int64_t wid
 
 static int64_t first_block(const Queries *q, int64_t segment) { return most(segment * SEGMENT, q->first / BLOCK * BLOCK); }
 
-/* max, sum [rows] and output [rows][stride] of the keys of one segment; rows that see none of them get -inf, 0 and zeros. The next block's
- * keys and values are fetched while a block is computed; behind the last one, those of `then` (NULL: none) in its block at `then_block`. */
+/* Computes max, sum [rows] and output [rows][stride] over the keys of one segment; rows that see none of them get -inf, 0 and zeros. The
+ * next block's keys and values are prefetched while a block is computed; after the last block, those of `then` (NULL: none) in its block at
+ * `then_block`. */
 INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Queries *then, int64_t then_block, float *max, float *sum,
                            float *output, int64_t stride) {
     _Alignas(64) float scores[BLOCK_ROWS * BLOCK], keep[BLOCK_ROWS] = {0};
@@ -226,7 +228,7 @@ INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Q
     }
 }
 
-/* The same for the step's kind, compiled once: it is called in three places. */
+/* The same for the step's kind. It is compiled once, because it is called in three places. */
 static __attribute__((noinline)) void attend_keys(const Queries *q, int64_t segment, const Queries *then, int64_t then_block, float *max, float *sum,
                                                   float *output, int64_t stride) {
     if (q->job->step->kind == BFLOAT16)
@@ -235,7 +237,7 @@ static __attribute__((noinline)) void attend_keys(const Queries *q, int64_t segm
         attend_segment(FLOAT32, q, segment, then, then_block, max, sum, output, stride);
 }
 
-/* Adds a later segment's result to what there is. */
+/* Merges a later segment's result into the current one. */
 static void merge(float *max, float *sum, float *output, float other_max, float other_sum, const float *other, int64_t stride) {
     float now = fmaxf(*max, other_max);
     if (now == -INFINITY)
@@ -262,7 +264,7 @@ static void copy_queries(const Queries *q, Word *out) {
     int64_t dim = job->layer->key_dim, token = job->step->offsets[q->row] + q->token, width = job->key_words * factor_size(job->step->kind);
     for (int64_t r = 0; r < q->tokens * q->heads; r++, out += width) {
         int64_t head = q->kv_head * job->group + q->head + r % q->heads, at = (token + r / q->heads) * job->query_stride + head * dim;
-        out[width - 1] = 0; /* bfloat16 may come in an odd size: the last word is half a word, or the last float none */
+        out[width - 1] = 0; /* bfloat16 may have an odd size: the last word is half a word, or the last float is absent */
         if (factor_size(job->step->kind) == 1)
             memcpy(out, (const char *)job->query + at * (int64_t)size_of(job->step), dim * size_of(job->step));
         else
@@ -271,7 +273,7 @@ static void copy_queries(const Queries *q, Word *out) {
     }
 }
 
-/* The queries of an item, and which of the row's segments it is, where those are split. */
+/* The queries of an item, and the index of its segment if the row's segments are split. */
 static Queries queries_of(const Job *job, int64_t item, int64_t *segment) {
     const Step *step = job->step;
     int64_t row = row_of(job->items, step->rows, item), local = item - job->items[row];
@@ -335,7 +337,7 @@ static void attend_item(const void *args, int64_t item) {
         write_row(job, token + r / q.heads, head + r % q.heads, output + r * stride, sum[r]);
 }
 
-/* The segments of one row's tokens for the heads of one KV head. */
+/* Merges the segments of one row's tokens for the heads of one KV head. */
 static void merge_item(const void *args, int64_t item) {
     const Job *job = args;
     const Attention *layer = job->layer;

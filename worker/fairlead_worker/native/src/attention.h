@@ -1,4 +1,4 @@
-/* What one call of `store` or `attend` works on, and where the KV of a row is kept. */
+/* The job of one call of `store` or `attend`, and the location of a row's KV. */
 #ifndef FAIRLEAD_ATTENTION_H
 #define FAIRLEAD_ATTENTION_H
 #include "page_tiles.h"
@@ -17,7 +17,7 @@ typedef struct {
     int64_t merges;
     int64_t *items; /* [rows + 1] where each row's items begin */
     int64_t *slots; /* [rows + 1] where each row's partial results begin, in tokens */
-    int64_t *split; /* [merges] rows that have such */
+    int64_t *split; /* [merges] rows with partial results */
 } Job;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -27,7 +27,7 @@ static inline size_t size_of(const Step *step) { return step->kind == BFLOAT16 ?
 
 static inline int64_t first_key(const Attention *layer, int64_t position) { return layer->window ? most(0, position - layer->window + 1) : 0; }
 
-/* Segments of keys that a row sees. */
+/* Number of key segments that a row sees. */
 static inline int64_t segments(const Attention *layer, const Step *step, int64_t row) {
     int64_t start = step->starts[row], end = start + step->offsets[row + 1] - step->offsets[row];
     return (end - 1) / SEGMENT - first_key(layer, start) / SEGMENT + 1;
@@ -61,7 +61,7 @@ static inline Job prepare(const Attention *layer, const Step *step) {
     return job;
 }
 
-/* Where the first of a tile's (or, in plain pages, one) key is kept. */
+/* Address of a key: the first one of its tile, or itself in plain pages. */
 static inline char *place(const Job *job, void *storage, int64_t dim, int64_t row, int64_t kv_head, int64_t position) {
     const Step *step = job->step;
     int64_t page = step->page_indices[step->page_indptr[row] + position / step->page_size];

@@ -4,7 +4,8 @@
 
 static const Norm NONE = {0};
 
-/* What a linear layer adds to the residual: added already, or, where a norm comes between, in `update`, which it then returns. */
+/* The addition of a linear layer to the residual. It is done directly, or, if a norm comes between, stored in `update`, which is then
+ * returned. */
 static float *project(Member *member, const Linear *layer, const void *x, int64_t rows, Norm after, float *residual, float *update) {
     if (after.weight == NULL) {
         add_linear(member, layer, x, layer->inputs, rows, residual, layer->outputs);
@@ -27,7 +28,7 @@ static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, co
     return update ? pass->update : NULL;
 }
 
-/* Outputs `begin` to `end` of a layer; `begin` is one that a panel begins with. */
+/* Outputs `begin` to `end` of a layer; `begin` is the start of a panel. */
 static Linear part_of(const Linear *layer, int64_t begin, int64_t end) {
     Linear part = *layer;
     part.outputs = end - begin;
@@ -53,7 +54,7 @@ static void attention_of_all(Member *member, const Decoder *decoder, const Layer
     attend(member, attention, pass->step, pass->qkv, stride, pass->attended, attended_width(attention));
 }
 
-/* Behind the last layer's KV only the sampling tokens matter: the KV of all, then theirs alone -> `chosen`. */
+/* After the last layer's KV only the sampling tokens matter: stores the KV of all tokens, then attends with those alone -> `chosen`. */
 static void attention_of_some(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass) {
     const Attention *attention = layer->attention;
     const Rope *rope = decoder->ropes + layer->rope;

@@ -1,18 +1,18 @@
-/* A whole step of a decoder-only model of the common shape, in one region: described by the caller, family by family nothing.
+/* A whole step of a decoder-only model of the common structure, in one region. The caller describes the model; no code depends on a family.
  *
- * A layer is: x += after(out(attend(rope(norm(qkv(before(x))))))), then x += after(down(act(gate) * up of before(x))). The residual
- * stream x is float whatever the activations' kind, which is more exact than transformers' own. */
+ * A layer is: x += after(out(attend(rope(norm(qkv(before(x))))))), then x += after(down(act(gate) * up of before(x))). The residual stream
+ * x is float for any kind of activations, which is more exact than transformers' own. */
 #ifndef FAIRLEAD_DECODER_H
 #define FAIRLEAD_DECODER_H
 #include "native.h"
 
-/* Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight. No weight: none. */
+/* Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight. Without a weight there is no norm. */
 typedef struct {
     const float *weight;
     float eps;
 } Norm;
 
-/* The tables of one rotary embedding: [positions][half] of each; it turns the first 2 * half of a head's dimensions. */
+/* The tables of one rotary embedding, [positions][half] each. It rotates the first 2 * half dimensions of a head. */
 typedef struct {
     const float *cosine, *sine;
     int64_t half;
@@ -22,7 +22,7 @@ typedef struct {
     Norm before_attention, query, key, after_attention, before_mlp, after_mlp;
     const Linear *qkv, *out, *gate_up, *down;
     const Attention *attention;
-    int32_t rope; /* which table */
+    int32_t rope; /* index of its tables */
     int32_t activation;
 } Layer;
 
@@ -35,39 +35,39 @@ typedef struct {
     int32_t kind; /* of activations, embeddings and KV */
 } Decoder;
 
-/* What a step works on. Q = (heads + kv_heads) * key_dim + kv_heads * value_dim, A = heads * value_dim, I = the MLP's width, at most.
- * B = MLP_ROWS or fewer. */
+/* The data of a step. Q = (heads + kv_heads) * key_dim + kv_heads * value_dim, A = heads * value_dim, I = the MLP's width: the largest of
+ * any layer. B = MLP_ROWS or fewer. */
 typedef struct {
     const Step *step;
     const int64_t *positions; /* [T] */
-    const int64_t *sampling;  /* [S] tokens whose logits are wanted, in any order */
+    const int64_t *sampling; /* [S] tokens whose logits are wanted, in any order */
     int64_t samples;
     const Step *last;              /* the sampling tokens, each a row by itself, for the last layer's attention; NULL: all tokens attend there */
-    const int64_t *last_positions; /* [S] theirs; NULL as well */
+    const int64_t *last_positions; /* [S] positions of these tokens; NULL as well */
     const void *embedded; /* [T][hidden] */
     float *logits;        /* [S][vocabulary]; NULL: no head, its inputs stay in `normed` */
-    float *residual;      /* [T][hidden], and so on: scratch */
-    float *update;        /* [T][hidden] what the last linear layer adds to it, where a norm comes between */
+    float *residual; /* [T][hidden]; this and the following fields are scratch memory */
+    float *update; /* [T][hidden] output of the last linear layer, if a norm follows before the sum */
     void *normed;         /* [T][hidden] */
     void *qkv;            /* [T][Q] */
     void *attended;       /* [T][A] */
     void *gated;          /* [B][I] */
     float *sampled;       /* [S][hidden]: the residual of the sampling tokens */
     void *chosen;         /* [S][A] */
-    void *asking;         /* [S][hidden]: what their queries are made of */
+    void *asking; /* [S][hidden]: the input of their queries */
 } Pass;
 
-enum { MLP_ROWS = 512 }; /* rows whose gated inner values are kept at once: bounds scratch memory, and keeps it in the cache */
+enum { MLP_ROWS = 512 }; /* rows whose gated inner values are held together: bounds scratch memory, and keeps it in the cache */
 
 void decode(Member *member, const Decoder *decoder, const Pass *pass);
 
 /* The small operations, each a phase of its own. */
 
-/* residual[row] += after(update[row]); normed[row] = before(residual[row]), of `kind`. No update, no normed: that part is left out. */
+/* residual[row] += after(update[row]); normed[row] = before(residual[row]), of `kind`. A NULL update or normed skips that part. */
 void normalise(
     Member *member, float *residual, const float *update, Norm after, Norm before, void *normed, int32_t kind, int64_t rows, int64_t width);
 
-/* Query and key heads, side by side at qkv + token * stride: norm, then turned by their token's position. In place. */
+/* Query and key heads, side by side at qkv + token * stride: norm, then rotation by the token's position. In place. */
 void rotate(Member *member, const Attention *attention, Norm query, Norm key, const Rope *rope, const int64_t *positions, int32_t kind,
             int64_t tokens, void *qkv, int64_t stride);
 

@@ -1,10 +1,10 @@
-/* The small operations of a decoder layer. Each row is worked on alone and in one order, so its bits depend on nothing else. */
+/* The small operations of a decoder layer. Each row is computed alone and in one order, so its bits depend on nothing else. */
 #include "decoder.h"
 #include "simd.h"
 
 /* 1 / sqrt(mean(x^2) + eps) */
 static float scale(int32_t kind, const void *x, int64_t width, float eps) {
-    Vec sums[4] = {splat(0), splat(0), splat(0), splat(0)}; /* one would wait for itself */
+    Vec sums[4] = {splat(0), splat(0), splat(0), splat(0)}; /* four chains: a single sum would wait for its own latency */
     int64_t i = 0;
     for (; i + 4 * LANES <= width; i += 4 * LANES)
 #pragma GCC unroll 4
@@ -67,7 +67,7 @@ typedef struct {
     int64_t stride;
 } Rotate;
 
-/* x[dim] = turned(norm(x)) */
+/* x[dim] = rotated(norm(x)) */
 static void rotate_head(int32_t kind, void *x, int64_t dim, Norm norm, int64_t half, const float *cosine, const float *sine) {
     const Vec factor = splat(norm.weight ? scale(kind, x, dim, norm.eps) : 1);
     for (int64_t i = 0; i < half; i += LANES) {
@@ -148,7 +148,7 @@ static void largest_of_row(const void *args, int64_t row) {
     for (int64_t i = 0; i < a->width; i += LANES)
         most = larger(most, between(0, a->width - i, load_some(x + i, a->width - i), most));
     const Vec top = splat(highest(most));
-    a->to[row] = a->width - 1; /* stays so only where some logit is no number */
+    a->to[row] = a->width - 1; /* unchanged only if some logit is NaN */
     for (int64_t i = 0; i < a->width; i += LANES) {
         const uint32_t found = equal(a->width - i, load_some(x + i, a->width - i), top);
         if (found) {
@@ -162,7 +162,7 @@ static void largest_of_all(Member *member, const void *args) {
     share(member, ((const Largest *)args)->rows, largest_of_row, args);
 }
 
-/* to[row] = the first of its largest logits [rows][width]; some place of it where one is no number. */
+/* to[row] = the first of its largest logits [rows][width]; an arbitrary index of the row if one is NaN. */
 EXPORT void fairlead_largest(int32_t threads, const float *logits, int64_t rows, int64_t width, int64_t *to) {
     Largest args = {logits, rows, width, to};
     region(threads, largest_of_all, &args);

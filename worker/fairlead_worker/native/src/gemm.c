@@ -1,5 +1,5 @@
-/* Linear layers. Weights are packed in panels of 32 outputs, [outputs / 32][steps][32] steps' weights, read once, front to back, while up to
- * TILE_ROWS rows are multiplied by them; with more rows a run of a panel stays in the second cache until every row has met it. */
+/* Linear layers. Weights are packed in panels of 32 outputs, [outputs / 32][steps][32] steps' weights, and read once, front to back, while
+ * up to TILE_ROWS rows are multiplied by them. With more rows, a run of a panel stays in the second cache until all rows have used it. */
 #include <stdlib.h>
 
 #include "amx.h"
@@ -8,16 +8,16 @@
 #include "tile.h"
 
 enum {
-    ROWS = 96,      /* of a block: their x stays in the second cache while panels pass by */
+    ROWS = 96, /* of a block: their x stays in the second cache while panels pass */
     STEPS = LANES == 16 ? 2048 : 128, /* of a run: 256 KiB of weights, half of a small second cache; tiles of 3 rows need them in the first */
-    FEW = 10,       /* rows for which weights are widened in registers, see `run` */
-    AHEAD = 6144,   /* bytes of weights that few rows ask for ahead */
-    STEPS_INT8 = 256 /* 512 inputs: 512 * 127 * 32767 is the largest sum that an int32 holds for certain */
+    FEW = 10, /* rows for which weights are converted to float in registers, see `run` */
+    AHEAD = 6144, /* prefetch distance in bytes of weights for few rows */
+    STEPS_INT8 = 256 /* 512 inputs: 512 * 127 * 32767 is the largest sum that always fits an int32 */
 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Of each row, that a step takes. */
+/* Bytes of each row that a step takes. */
 static int64_t x_bytes(int32_t kind) { return kind == INT4 ? (int64_t)sizeof(Group) : 4 * factor_size(kind); }
 
 typedef struct {
@@ -29,10 +29,10 @@ typedef struct {
     char *y;
     int64_t y_stride;
     int32_t y_kind, threads, activation, adds;
-    int64_t items; /* panels (of gates, where there are such) for each block of rows */
+    int64_t items; /* panels (of gates, if gated) for each block of rows */
 } Job;
 
-/* What a vector of sums becomes: scaled, with the bias. */
+/* The output of a vector of sums: scaled, with the bias. */
 typedef struct {
     Vec scale, bias;
 } Finish;
@@ -46,7 +46,7 @@ static Finish finish_of(const Linear *layer, int64_t output) {
 
 static Vec finished(Finish finish, const float *sums) { return fma_(load_floats(sums), finish.scale, finish.bias); }
 
-/* Sums of `rows` rows and one panel from `output` on, as the caller wants them. */
+/* Stores the sums of `rows` rows and one panel from `output` on, in the caller's format. */
 static void put_panel(const Job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
     for (int64_t at = output; at < output + PANEL; at += LANES) {
         const int64_t outputs = job->layer->outputs - at;
@@ -59,7 +59,7 @@ static void put_panel(const Job *job, const float *sums, int64_t row, int64_t ro
     }
 }
 
-/* The same of a panel of gates and the panel of what they let through. */
+/* The same for a panel of gates and the panel that they multiply. */
 static void put_gated(const Job *job, const float *gates, const float *ups, int64_t row, int64_t rows, int64_t output) {
     for (int64_t at = output; at < output + PANEL; at += LANES) {
         const Finish gate = finish_of(job->layer, at), up = finish_of(job->layer, job->layer->outputs / 2 + at);
@@ -72,8 +72,8 @@ static void put_gated(const Job *job, const float *gates, const float *ups, int6
     }
 }
 
-/* Few rows are done with a line of weights as fast as it can be read, so the lines asked for are the ones that come next: AHEAD bytes on, and
- * near the run's end those where the next one begins, at `ahead`. 4 to 8 KiB were best of 2 to 64 here, on one chiplet and on two. */
+/* A few rows consume a line of weights as fast as memory delivers it, so the next lines are prefetched: AHEAD bytes on, and near the run's
+ * end the start of the next run, at `ahead`. 4 to 8 KiB were the best of 2 to 64 here, on one chiplet and on two. */
 static void run_tile(int32_t kind, Tile tile, int64_t rows) {
     const char *next = tile.ahead;
     const int64_t size = step_bytes(kind), last = smaller(AHEAD / size, tile.steps);
@@ -88,7 +88,7 @@ static void run_tile(int32_t kind, Tile tile, int64_t rows) {
     multiply_tile(kind, &tile, rows);
 }
 
-/* [2 * steps][PANEL] floats of `steps` steps of bfloat16. */
+/* Converts `steps` steps of bfloat16 to [2 * steps][PANEL] floats. */
 static void widen_weights(const char *weights, int64_t steps, float *to) {
     for (int64_t step = 0; step < steps; step++, weights += 4 * PANEL)
         for (int half = 0; half < 2; half++, to += PANEL)
@@ -96,11 +96,11 @@ static void widen_weights(const char *weights, int64_t steps, float *to) {
                 store_floats(to + at, half_of(BFLOAT16, weights + 4 * at, half));
 }
 
-/* Tiles of one run: `rows` rows over `steps` steps of a panel. The run at `next` will be wanted afterwards: while several tiles compute, all of
- * it is fetched, a share for each; and of `y` (NULL: nothing) the lines that will be written.
+/* Tiles of one run: `rows` rows over `steps` steps of a panel. The run at `next` will be needed afterwards: while several tiles compute,
+ * all of it is prefetched, a share for each. The same holds for the lines of `y` (NULL: none) that will be written.
  *
- * Weights that are widened (AVX2): FEW rows and less do it in registers, again for each tile of 2 rows; a third row would leave no registers
- * for it. That takes 0.66 of the time of widening them once, in memory, for 4 rows and 0.83 for 8. */
+ * Weights that must be converted to float (AVX2): up to FEW rows convert them in registers, again for each tile of 2 rows; a third row
+ * would leave no registers for it. That takes 0.66 of the time of converting them once, in memory, for 4 rows, and 0.83 for 8. */
 static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t steps, const char *weights, const char *next, const char *y,
                 void *sums) {
     _Alignas(64) float wide[WIDENS ? STEPS * PANEL : 1];
@@ -136,14 +136,14 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
     }
 }
 
-/* float or bfloat16 weights times the same, or int4 times groups of int8: sums over all inputs. Without products x is widened, and has a zero
- * behind an odd last input. */
+/* Multiplies float or bfloat16 weights by the same, or int4 by groups of int8: sums over all inputs. Without products x is converted to
+ * float, with a zero after an odd last input. */
 static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     const Linear *layer = job->layer;
     const int paired = layer->weight_kind == BFLOAT16 && PRODUCTS;
     int64_t bytes = step_bytes(layer->weight_kind), begin = 0;
     int64_t whole = paired ? layer->inputs / 2 : step_count(layer->weight_kind, layer->inputs);
-    if (paired && amx_ready()) { /* however few the rows: their bits do not depend on their number */
+    if (paired && amx_ready()) { /* for any number of rows: their bits do not depend on it */
         begin = whole / AMX_STEPS * AMX_STEPS;
         if (begin)
             multiply_amx(job->x + row * job->x_stride, job->x_stride, rows, weights, begin / AMX_STEPS, next, sums);
@@ -156,14 +156,14 @@ static void multiply(const Job *job, int64_t row, int64_t rows, const char *weig
     }
     if (whole == step_count(layer->weight_kind, layer->inputs))
         return;
-    uint32_t last[ROWS]; /* an odd last input: its pair would end beyond the row */
+    uint32_t last[ROWS]; /* an odd last input: its pair would reach beyond the row */
     for (int64_t r = 0; r < rows; r++)
         last[r] = *(const uint16_t *)(job->x + (row + r) * job->x_stride + 4 * whole);
     Job tail = {.layer = layer, .x = (const char *)last, .x_stride = 4};
     run(&tail, 0, rows, 0, 1, weights + whole * bytes, next, NULL, sums);
 }
 
-/* int8 weights times int16 inputs: each run is exact, and brought to float by its row's scale. */
+/* Multiplies int8 weights by int16 inputs: each run is exact, and is converted to float by its row's scale. */
 static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     int64_t bytes = step_bytes(INT8), whole = step_count(INT8, job->layer->inputs), at = 0;
     int32_t exact[ROWS * PANEL];
@@ -179,7 +179,7 @@ static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char 
     }
 }
 
-/* [rows][PANEL] sums of one panel; the one at `next` will be wanted afterwards, and the outputs from `output` on (-1: none) written. */
+/* [rows][PANEL] sums of one panel. The panel at `next` will be needed afterwards, and the outputs from `output` on (-1: none) written. */
 static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, int64_t next, int64_t output, float *sums) {
     const Linear *layer = job->layer;
     const int64_t size = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
@@ -189,12 +189,12 @@ static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, 
     (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights + panel * size, weights + next * size, y, sums);
 }
 
-/* The panel that a thread will probably want behind item `i`, which is its `panel`. */
+/* The panel that a thread will probably need after item `i`, which is its `panel`. */
 static int64_t panel_after(const Job *job, int64_t i, int64_t panel, int64_t panels) {
     return run_ends(job->items, i, job->threads) >= 0 ? panel : (i + 1) % panels;
 }
 
-/* A share of the next block of rows for each panel of this one: other cores have written them. */
+/* Prefetches a share of the next block of rows for each panel of this one: other cores have written them. */
 static void fetch_rows(const Job *job, int64_t i, int64_t panel, int64_t panels) {
     const int64_t row = (i / panels + 1) * job->block, size = smaller(job->block, job->rows - row) * job->x_stride;
     if (size <= 0)
@@ -230,14 +230,14 @@ static void gated_item(const void *args, int64_t i) {
 static void share_panels(Member *member, Job *job) {
     const int gated = job->activation != PLAIN;
     int64_t panels = panel_count(job->layer->outputs) >> gated, blocks = (job->rows + ROWS - 1) / ROWS;
-    while (panels * blocks < 4 * job->threads && blocks * TILE_ROWS < job->rows) /* few outputs: rows are shared out too */
+    while (panels * blocks < 4 * job->threads && blocks * TILE_ROWS < job->rows) /* few outputs: rows are shared as well */
         blocks *= 2;
     job->block = blocks ? (job->rows + blocks - 1) / blocks : 1;
     job->items = panels * ((job->rows + job->block - 1) / job->block);
     share(member, job->items, gated ? gated_item : item, job);
 }
 
-/* One row as int16, each run by its own largest value: 15 bits, where bfloat16 has 8. NaN and infinity make the row NaN. */
+/* Quantizes one row to int16, each run by its own largest value: 15 bits, while bfloat16 has 8. NaN and infinity make the row NaN. */
 static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, float *scales) {
     for (int64_t start = 0; start < inputs; start += 2 * STEPS_INT8) {
         int64_t end = smaller(start + 2 * STEPS_INT8, inputs);
@@ -256,7 +256,7 @@ static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, f
     }
 }
 
-/* One row as int8 in groups, each by its own largest value, as ggml's Q8_0. NaN and infinity make the row NaN. */
+/* Quantizes one row to int8 in groups, each by its own largest value, as ggml's Q8_0. NaN and infinity make the row NaN. */
 static void group_row(int32_t kind, const char *x, int64_t inputs, Group *to) {
     for (int64_t start = 0; start < inputs; start += GROUP, to++) {
         float values[GROUP];
@@ -279,7 +279,7 @@ static void group_row(int32_t kind, const char *x, int64_t inputs, Group *to) {
     }
 }
 
-/* One row of bfloat16 as floats, `width` of them: zero behind an odd last input. */
+/* Converts one row of bfloat16 to `width` floats: zero after an odd last input. */
 static void widen_row(const char *x, int64_t inputs, int64_t width, float *to) {
     for (int64_t at = 0; at < width; at += LANES)
         store_some(to + at, width - at, load(BFLOAT16, x, at, inputs));
@@ -294,7 +294,7 @@ static void compute(Member *member, Job job) {
         share_panels(member, &job);
         return;
     }
-    /* Each thread quantizes or widens all rows for itself: little beside the products, and no meeting more. */
+    /* Each thread quantizes or converts all rows itself: that costs little beside the products, and saves a barrier. */
     const int64_t steps = step_count(layer->weight_kind, layer->inputs), stride = steps * (is_int8 ? 4 : is_int4 ? x_bytes(INT4) : 8);
     job.runs = is_int8 ? (steps + STEPS_INT8 - 1) / STEPS_INT8 : 0;
     char *made = malloc((size_t)(rows * (stride + job.runs * 4) + 1));

@@ -1,15 +1,15 @@
-/* What the parts of the library know of each other. Activations and KV are of one kind through a step; sums are always float.
+/* Shared declarations of the library. Activations and KV have one kind throughout a step; sums are always float.
  *
- * Each operation has two faces: `name(Member *, ...)`, called by every thread of a region and ending with a meeting, and an exported
- * `fairlead_name(int32_t threads, ...)` that opens a region for it alone. */
+ * Each operation has two forms: `name(Member *, ...)`, which every thread of a region calls and which ends with a barrier, and an exported
+ * `fairlead_name(int32_t threads, ...)`, which opens a region for the operation alone. */
 #ifndef FAIRLEAD_NATIVE_H
 #define FAIRLEAD_NATIVE_H
 #include <stdint.h>
 
 #include "team.h"
 
-/* Sources with vectors are compiled once for each level, with -DLEVEL=avx2 and so on. What they share or export is named after the level,
- * so that one library holds all of them. */
+/* Sources with vector code are compiled once for each level, with -DLEVEL=avx2 and so on. Shared and exported names carry the level, so
+ * that one library holds all of them. */
 #ifdef LEVEL
 #define JOIN_NAMES(name, level) name##_##level
 #define JOIN_VALUES(name, level) JOIN_NAMES(name, level)
@@ -37,8 +37,8 @@
 
 typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 } Kind;
 
-/* One linear layer, packed by `fairlead_pack` (pack.c). INT8 weights have one float scale for each output; INT4 weights one bfloat16 scale for
- * each group of 32 inputs of an output, which lies beside them. */
+/* One linear layer, packed by `fairlead_pack` (pack.c). INT8 weights have one float scale for each output. INT4 weights have one bfloat16
+ * scale for each group of 32 inputs of an output, stored beside the group. */
 typedef struct {
     int64_t inputs, outputs;
     const void *weights; /* panels, see gemm.c */
@@ -50,8 +50,8 @@ typedef struct {
 
 EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs);
 
-/* y[row * y_stride + o] = sum_i x[row * x_stride + i] * w[o][i] + bias[o]; strides in elements; y of `y_kind`.
- * A row's bits do not depend on how many rows come along. */
+/* y[row * y_stride + o] = sum_i x[row * x_stride + i] * w[o][i] + bias[o]; strides in elements; y of `y_kind`. A row's bits do not depend
+ * on the number of rows. */
 void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind);
 
 /* The same, added to y. */
@@ -59,8 +59,8 @@ void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_st
 
 typedef enum { PLAIN = -1, SILU = 0, GELU_TANH = 1 } Activation;
 
-/* A gated MLP's first half: y[row * y_stride + o] = act(sum of output o) * (sum of output outputs / 2 + o), of the layer's kind. Neither
- * sum is rounded on the way. outputs / 2 is a multiple of 32. */
+/* The first half of a gated MLP: y[row * y_stride + o] = act(sum of output o) * (sum of output outputs / 2 + o), of the layer's kind.
+ * Neither sum is rounded before the product. outputs / 2 is a multiple of 32. */
 void gated(Member *member, const Linear *layer, Activation activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride);
 
 /* One layer's attention and its pages: keys [pages][kv_heads][...] in the layout of attention.c. */
@@ -72,21 +72,21 @@ typedef struct {
     int64_t window; /* 0: none; else a query at p sees p - window + 1 .. p */
 } Attention;
 
-/* A packed step: R rows of consecutive tokens, as kernels/base.py's PackedStep. */
+/* A packed step: R rows of consecutive tokens, as `PackedStep` of kernels/base.py. */
 typedef struct {
     int64_t rows, tokens;
     const int32_t *starts;       /* [R] position of a row's first token */
-    const int32_t *offsets;      /* [R + 1] its first token among the step's tokens */
+    const int32_t *offsets; /* [R + 1] index of each row's first token among the step's tokens */
     const int32_t *page_indptr;  /* [R + 1] */
     const int32_t *page_indices; /* pages of row r: page_indices[page_indptr[r] .. page_indptr[r + 1]) */
     int32_t page_size;
     int32_t kind; /* of query, KV and output: FLOAT32 or BFLOAT16 */
-    float *partials; /* `fairlead_partials` floats, the most of any layer; NULL where that is 0 */
+    float *partials; /* `fairlead_partials` floats, the most of any layer; NULL if that is 0 */
 } Step;
 
-/* Puts the step's keys [T][kv_heads][key_dim] and values [T][kv_heads][value_dim] into their pages. Strides in elements between tokens. */
+/* Stores the step's keys [T][kv_heads][key_dim] and values [T][kv_heads][value_dim] in their pages. Strides in elements between tokens. */
 void store(Member *member, const Attention *layer, const Step *step, const void *key, int64_t key_stride, const void *value, int64_t value_stride);
 
-/* query [T][heads][key_dim] over all of its row's KV up to itself -> output [T][heads][value_dim]. After `store`. */
+/* Attends with query [T][heads][key_dim] over all KV of its row up to itself -> output [T][heads][value_dim]. Call it after `store`. */
 void attend(Member *member, const Attention *layer, const Step *step, const void *query, int64_t query_stride, void *output, int64_t output_stride);
 #endif

@@ -1,4 +1,4 @@
-/* From a plain weight to the panels of gemm.c. */
+/* Packing of a plain weight into the panels of gemm.c. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@ EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inpu
     return panel_count(outputs) * step_count(kind, inputs) * step_bytes(kind);
 }
 
-/* A weight of `kind`, element (output, input) at output * output_stride + input * input_stride: a transposed one packs as well. */
+/* A weight of `kind`, element (output, input) at output * output_stride + input * input_stride, so a transposed one packs as well. */
 typedef struct {
     const char *weight;
     int64_t outputs, inputs, output_stride, input_stride;
@@ -28,9 +28,9 @@ static float value(const Source *from, int64_t output, int64_t input) {
     return answer;
 }
 
-/* One output's group of INT4 weights from `input` on. Its largest weight becomes -8, as in ggml's Q4_0: of 16 numbers that uses the lowest, too.
- * Behind the group's scales [32] come words [4][32]: byte b of word w holds input 8 w + b in its lower nibble and 8 w + b + 4 in its higher
- * one. 8 stands for zero. */
+/* Packs one output's group of INT4 weights from `input` on. Its largest weight becomes -8, as in ggml's Q4_0, which uses the lowest of the
+ * 16 numbers too. After the group's scales [32] come words [4][32]: byte b of word w holds input 8 w + b in its lower nibble and 8 w + b +
+ * 4 in its higher one. 8 stands for zero. */
 static void pack_group(const Source *from, int64_t output, int64_t lane, int64_t input, char *to) {
     float largest = 0, finite = 0, values[GROUP] = {0}; /* x - x is 0, or NaN where x is not finite */
     for (int64_t i = 0; i < GROUP && input + i < from->inputs; i++) {
@@ -80,7 +80,7 @@ static void pack_panel(const void *args, int64_t panel) {
             float most = 0;
             for (int64_t input = 0; input < from->inputs; input++) {
                 const float size = fabsf(value(from, first + lane, input));
-                most = size > most ? size : most; /* fmaxf is the same, and GCC 12 for Arm fails on it */
+                most = size > most ? size : most; /* fmaxf is the same, but GCC 12 for Arm fails on it */
             }
             float factor = most > 0 ? 127 / most : 0;
             from->scales[first + lane] = most / 127;
@@ -95,8 +95,8 @@ static void pack(Member *member, const void *args) {
     share(member, (from->outputs + PANEL - 1) / PANEL, pack_panel, from);
 }
 
-/* Fills `packed`, of fairlead_packed_bytes(packed_kind, outputs, inputs) bytes; strides in elements. FLOAT32 and BFLOAT16 stay what they
- * are (kind == packed_kind); INT8 and INT4 are rounded from either, each output or each group of an output by its own largest weight. */
+/* Fills `packed`, of fairlead_packed_bytes(packed_kind, outputs, inputs) bytes; strides in elements. FLOAT32 and BFLOAT16 are not converted
+ * (kind == packed_kind). INT8 and INT4 are rounded from either, each output or each group of an output by its own largest weight. */
 EXPORT void fairlead_pack(int32_t threads, int32_t kind, int32_t packed_kind, const void *weight, int64_t outputs, int64_t inputs, int64_t output_stride, int64_t input_stride, void *packed, float *scales) {
     Source from = {
         .weight = weight, .outputs = outputs, .inputs = inputs, .output_stride = output_stride, .input_stride = input_stride,

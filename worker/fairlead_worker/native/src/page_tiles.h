@@ -1,10 +1,11 @@
 /* The two products of attention over tiles of 16 keys, in words of 32 bits: a float, or two neighbouring bfloat16.
  *
  * A tile of keys is [key_words][16] words (word w of key k at [w][k]), a tile of values [words][value_dim] (for bfloat16 a word holds one
- * dimension of two neighbouring keys). So both products multiply a broadcast factor of a row by a vector of words, and add up in registers; the order of additions within a row is the same whatever number of rows goes together.
+ * dimension of two neighbouring keys). So both products multiply a broadcast factor of a row by a vector of words, and add up in registers.
+ * The order of additions within a row is the same for any number of rows.
  *
- * Tiles lie anywhere, which no prefetcher in hardware foresees. `ahead` (NULL: nothing) are those wanted next: for each line that is used one
- * of theirs is asked for, mostly the same, so that memory is read all the time and not in bursts, which cores hold back. */
+ * Tiles have arbitrary addresses, which hardware prefetchers cannot predict. `ahead` (NULL: nothing) are the next tiles: for each line that
+ * is used one of theirs is prefetched, mostly the same one. So memory is read steadily and not in bursts, which cores throttle. */
 #ifndef FAIRLEAD_PAGE_TILES_H
 #define FAIRLEAD_PAGE_TILES_H
 #include "simd.h"
@@ -14,12 +15,12 @@ enum {
     ROWS = LANES == 16 ? 6 : 3,
     TILES = 8,
     TILE_VECS = TILE / LANES,
-    MOST_VECS = 4 /* of the other side, for ROWS rows: their sums fill the registers */
+    MOST_VECS = 4 /* vectors of the other operand, for ROWS rows: their sums fill the registers */
 };
 
 INLINE void ask(const void *line) { __builtin_prefetch(line, 0, 2); }
 
-/* scores[row][tile * 16 + key] of `rows` rows by `n` vectors of keys, both constant where it is called. */
+/* scores[row][tile * 16 + key] of `rows` rows by `n` vectors of keys; both are constants at each call. */
 INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, float *scores) {
     Vec sums[ROWS][MOST_VECS];
     const int size = factor_size(kind);
@@ -55,8 +56,8 @@ INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, 
             store_floats(scores + r * TILES * TILE + v * LANES, sums[r][v]);
 }
 
-/* output[row] = output[row] * keep[row] + weights[row] * values, `n` vectors of dimensions of it; `tail` where the only one is partial. Of the
- * tiles ahead the second half is asked for: the first has been while scores became weights. */
+/* output[row] = output[row] * keep[row] + weights[row] * values, for `n` vectors of its dimensions; `tail` if the only one is partial. The
+ * second half of the tiles ahead is prefetched here; the first half was while scores became weights. */
 INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *const *tiles, const Word *const *ahead, int count, int64_t dim,
                 const float *keep, float *output, int64_t stride, int64_t tail) {
     Vec sums[ROWS][MOST_VECS];
@@ -115,14 +116,14 @@ INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *co
             FEWER(5, call)                                                                                                                 \
         }
 
-/* All `rows` by all `count` tiles (1 to 8); `tiles` and `ahead` have an entry to spare where the count is odd. */
+/* All `rows` by all `count` tiles (1 to 8). `tiles` and `ahead` have a spare entry if the count is odd. */
 INLINE void score_all(Kind kind, int64_t rows, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, int count,
                       float *scores) {
     for (int t = 0; t < count;) {
         const int n = count - t > 2 / TILE_VECS ? MOST_VECS : 2;
         for (int64_t r = 0; r < rows; r += ROWS) {
             const Word *q = query + r * words * factor_size(kind);
-            const Word *const *asked = ahead && r == 0 ? ahead + t : NULL; /* once, whatever the number of rows */
+            const Word *const *asked = ahead && r == 0 ? ahead + t : NULL; /* once, for any number of rows */
             float *s = scores + r * TILES * TILE + t * TILE;
 #define MOST(m) score(kind, m, MOST_VECS, q, words, tiles + t, asked, s)
 #define TWO(m) score(kind, m, 2, q, words, tiles + t, asked, s)

@@ -1,4 +1,4 @@
-/* How fast the machine reads memory: the limit of a decoding step. For bench/cpu_limit.py. */
+/* Memory read bandwidth of the machine: the limit of a decoding step. For bench/cpu_limit.py. */
 #include "native.h"
 
 enum { PIECE = 1 << 18 };
@@ -38,7 +38,7 @@ static void read_all(Member *member, const void *args) {
     share(member, whole->pieces, read_piece, &whole->reading);
 }
 
-/* The sum of all whole int64 of `memory`, at a multiple of 64, `bytes` a multiple of 256 KiB: the sum so that nothing is left out. */
+/* The sum of all int64 of `memory`, aligned to 64, `bytes` a multiple of 256 KiB. The sum keeps the compiler from skipping reads. */
 EXPORT int64_t fairlead_read(int32_t threads, const void *memory, int64_t bytes) {
     int64_t sum = 0;
     Whole whole = {{memory, &sum}, bytes / PIECE};

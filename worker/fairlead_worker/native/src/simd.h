@@ -1,7 +1,7 @@
-/* Vectors of floats at the level that a source is compiled for, and the products of words by them. `LANES` floats make a `Vec`.
+/* Vectors of floats at the level that a source is compiled for, and their products with words. A `Vec` holds `LANES` floats.
  *
- * A level is chosen by the compiler's flags: AVX512 with bfloat16 products (PRODUCTS), AVX512 without, AVX2 with FMA, or Arm's NEON with and
- * without products. Without them bfloat16 is widened to float in registers, as ggml and oneDNN do there. Everything else is the same code at
+ * The compiler's flags choose a level: AVX512 with bfloat16 products (PRODUCTS), AVX512 without them, AVX2 with FMA, or Arm's NEON with and
+ * without products. Without products bfloat16 is converted to float in registers, as in ggml and oneDNN. All other code is the same at
  * every level. */
 #ifndef FAIRLEAD_SIMD_H
 #define FAIRLEAD_SIMD_H
@@ -38,15 +38,15 @@ INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 INLINE Vec divide(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 INLINE Vec fma_(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }    /* a * b + c */
 INLINE Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }   /* c - a * b */
-INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }              /* b where one is NaN */
+INLINE Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); } /* b if one is NaN */
 INLINE Vec lesser(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 INLINE Vec magnitude(Vec a) { return _mm512_abs_ps(a); }
 INLINE Vec nearest(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }   /* a * 2^n, of a whole n */
+INLINE Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); } /* a * 2^n, for an integer n */
 INLINE float total(Vec a) { return _mm512_reduce_add_ps(a); }
 INLINE float highest(Vec a) { return _mm512_reduce_max_ps(a); }
 INLINE float first(Vec a) { return _mm512_cvtss_f32(a); }
-/* Lanes of `a` where x < y, and of b elsewhere, where one is NaN too. */
+/* Lanes of `a` where x < y, and of b elsewhere, also if one is NaN. */
 INLINE Vec where_less(Vec x, Vec y, Vec a, Vec b) { return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), a); }
 /* Lanes `begin` to `end` of a, and b elsewhere. */
 INLINE Vec between(int64_t begin, int64_t end, Vec a, Vec b) { return _mm512_mask_mov_ps(b, below(end) & ~below(begin), a); }
@@ -55,7 +55,7 @@ INLINE uint32_t equal(int64_t n, Vec a, Vec b) { return _mm512_mask_cmp_ps_mask(
 
 INLINE Vec load_floats(const float *from) { return _mm512_loadu_ps(from); }
 INLINE void store_floats(float *to, Vec a) { _mm512_storeu_ps(to, a); }
-INLINE Vec load_some(const float *from, int64_t n) { return _mm512_maskz_loadu_ps(below(n), from); } /* the first n; zeros */
+INLINE Vec load_some(const float *from, int64_t n) { return _mm512_maskz_loadu_ps(below(n), from); } /* the first n; zeros elsewhere */
 INLINE void store_some(float *to, int64_t n, Vec a) { _mm512_mask_storeu_ps(to, below(n), a); }
 INLINE Words load_words(const void *from) { return _mm512_loadu_si512(from); }
 INLINE void store_words(void *to, Words a) { _mm512_storeu_si512(to, a); }
@@ -64,14 +64,14 @@ INLINE Words splat_word(uint32_t x) { return _mm512_set1_epi32((int32_t)x); }
 INLINE Vec as_floats(Words a) { return _mm512_castsi512_ps(a); }
 INLINE Words as_words(Vec a) { return _mm512_castps_si512(a); }
 INLINE Vec whole_to_float(Words a) { return _mm512_cvtepi32_ps(a); }
-/* The floats of two neighbouring bfloat16, first and second, of each word. */
+/* The first and the second of two neighbouring bfloat16 of each word, as floats. */
 INLINE Vec first_half(Words a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 INLINE Vec second_half(Words a) { return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int32_t)0xFFFF0000))); }
 
 INLINE Vec load_bfloat16(const uint16_t *from, int64_t n) {
     return first_half(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(below(n), from)));
 }
-/* Rounded to nearest even. NaN stays NaN. */
+/* Rounds to nearest even. NaN stays NaN. */
 INLINE void store_bfloat16(uint16_t *to, int64_t n, Vec a) {
 #ifdef __AVX512BF16__
     _mm256_mask_storeu_epi16(to, below(n), (__m256i)_mm512_cvtneps_pbh(a));
@@ -82,13 +82,13 @@ INLINE void store_bfloat16(uint16_t *to, int64_t n, Vec a) {
     _mm256_mask_storeu_epi16(to, below(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 #endif
 }
-/* Rounded to whole numbers of 16 bits. */
+/* Rounds to 16-bit integers. */
 INLINE void store_int16(int16_t *to, int64_t n, Vec a) { _mm256_mask_storeu_epi16(to, below(n), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a))); }
 
 INLINE Words load_int8(const char *from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from)); }
 /* The lower or the higher nibble of each byte. */
 INLINE Words nibbles(Words a, int higher) { return _mm512_and_si512(higher ? _mm512_srli_epi32(a, 4) : a, _mm512_set1_epi8(15)); }
-/* sum + the products of the four bytes of each word: a from 0 to 15, b signed; at most 8 times, then `byte_sum` gives the int32. */
+/* sum + the products of the four bytes of each word: a from 0 to 15, b signed. After at most 8 calls `byte_sum` gives the int32. */
 INLINE Words multiply_bytes(Words a, Words b, Words sum) {
 #ifdef __AVX512VNNI__
     return _mm512_dpbusd_epi32(sum, a, b);
@@ -132,7 +132,7 @@ INLINE Vec larger(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 INLINE Vec lesser(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 INLINE Vec magnitude(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE Vec nearest(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-/* In two halves, for 2^n alone may be too small or too large for a float. */
+/* In two halves, because 2^n alone may be too small or too large for a float. */
 INLINE Vec scale_by_power(Vec a, Vec n) {
     const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), bias = _mm256_set1_epi32(127);
     const __m256i one = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
@@ -213,7 +213,7 @@ INLINE Words multiply_int16(Words a, Words b, Words sum) { return _mm256_add_epi
 #endif
 #endif
 
-/* ---- the same at every level ---- */
+/* ---- shared by all levels ---- */
 
 INLINE int64_t bytes(int32_t kind) { return kind == FLOAT32 ? 4 : 2; }
 
@@ -222,7 +222,7 @@ INLINE Vec load(int32_t kind, const void *from, int64_t i, int64_t count) {
     return kind == FLOAT32 ? load_some((const float *)from + i, count - i) : load_bfloat16((const uint16_t *)from + i, count - i);
 }
 
-/* The other way; what is beyond `count` stays as it is. */
+/* The inverse of `load`: stores the elements below `count` and leaves the rest unchanged. */
 INLINE void put(int32_t kind, void *to, int64_t i, int64_t count, Vec value) {
     if (kind == FLOAT32)
         store_some((float *)to + i, count - i, value);
@@ -230,11 +230,12 @@ INLINE void put(int32_t kind, void *to, int64_t i, int64_t count, Vec value) {
         store_bfloat16((uint16_t *)to + i, count - i, value);
 }
 
-/* Floats that a word of `kind` is multiplied as: its two bfloat16 one after the other where there are no products. So many words of 4 bytes
- * are its factor: a word as it is, or the floats of its two bfloat16. */
+/* Number of floats that a word of `kind` is multiplied as: its two bfloat16 one after the other if there are no products. Its factor has as
+ * many words of 4 bytes: the word itself, or the floats of its two bfloat16. */
 INLINE int factor_size(int32_t kind) { return kind == BFLOAT16 && !PRODUCTS ? 2 : 1; }
 
-/* Words at `from` as multiply_add takes them; `half` is below factor_size. The second half is loaded anew: kept, it would be spilled. */
+/* Words at `from` in the form of multiply_add; `half` is below factor_size. The second half is loaded again: if kept, it would be spilled.
+ */
 INLINE Vec half_of(int32_t kind, const void *from, int half) {
     if (factor_size(kind) == 1)
         return as_floats(load_words(from));
@@ -242,16 +243,17 @@ INLINE Vec half_of(int32_t kind, const void *from, int half) {
     return half ? second_half(load_words(from)) : first_half(load_words(from));
 }
 
-/* Whether work on many rows widens bfloat16 once for all of them: with 16 registers a tile has none to spare for it. */
+/* Whether work on many rows converts bfloat16 once for all of them: with 16 registers a tile has none to spare for it. */
 enum { WIDENS = !PRODUCTS && LANES == 8 };
 
-/* The same of the first n words alone; zeros. */
+/* The same for the first n words only; zeros elsewhere. */
 INLINE Vec half_of_some(int32_t kind, const void *from, int64_t n, int half) {
     const Words words = load_some_words(from, n);
     return factor_size(kind) == 1 ? as_floats(words) : half ? second_half(words) : first_half(words);
 }
 
-/* A factor in every lane. Of the halves of bfloat16 one after the other: GCC would load all rows' factors first, and spill sums for them. */
+/* A factor in every lane. The two halves of bfloat16 are loaded one after the other: GCC would load all rows' factors first, and spill
+ * sums. */
 INLINE Vec factor_of(int32_t kind, const void *from) {
     (void)kind;
     Word word;
@@ -264,7 +266,7 @@ INLINE Vec factor_of(int32_t kind, const void *from) {
     return factor;
 }
 
-/* sum + factor * words: each lane's float, or its two bfloat16 with the factor's two. */
+/* sum + factor * words: each lane's float, or its two bfloat16 times the factor's two. */
 INLINE Vec multiply_add(int32_t kind, Vec factor, Vec words, Vec sum) {
 #ifdef __AVX512BF16__
     if (kind == BFLOAT16)
@@ -279,7 +281,8 @@ INLINE Vec multiply_add(int32_t kind, Vec factor, Vec words, Vec sum) {
 
 /* e^x within about 1e-7; exactly 1 at 0 and exactly 0 at -infinity. Cephes' expf: x = n ln 2 + r, a polynomial in r, times 2^n. */
 INLINE Vec exp_(Vec x) {
-    /* In this order the larger one keeps NaN. -120 is far below the smallest float, yet finite: -infinity less a multiple of ln 2 is NaN. */
+    /* In this order the maximum keeps NaN. -120 is far below the smallest float and still finite: -infinity minus a multiple of ln 2 is
+     * NaN. */
     x = lesser(splat(90.0f), larger(splat(-120.0f), x));
     Vec n = nearest(mul(x, splat(1.44269504088896341f)));
     Vec r = fnma(n, splat(0.693359375f), x);
@@ -310,7 +313,7 @@ INLINE Vec tanh_(Vec x) {
     return where_less(splat(0.625f), size, far, near);
 }
 
-/* A gate's x / (1 + e^-u): u = x for SiLU; GELU's x / 2 * (1 + tanh(u / 2)) is the same of another u. */
+/* A gate's x / (1 + e^-u): u = x for SiLU. GELU's x / 2 * (1 + tanh(u / 2)) is the same with another u. */
 INLINE Vec activated(Activation activation, Vec x) {
     Vec u = x;
     if (activation == GELU_TANH) {

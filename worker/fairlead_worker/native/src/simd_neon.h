@@ -1,6 +1,6 @@
-/* Vectors of Arm's NEON, two registers for each `Vec`: simd.h's operations for AArch64. Eight lanes keep tiles as they are with AVX2, and
- * 24 of the 32 registers hold sums. SVE is not used: the CPUs of clouds that have it (Graviton 3, Axion, Grace) have it at 128 or 256 bits,
- * and BFDOT and the products below in NEON's encoding too. */
+/* Vectors of Arm's NEON, two registers for each `Vec`: simd.h's operations for AArch64. Eight lanes keep tiles as with AVX2, and 24 of the
+ * 32 registers hold sums. SVE is not used: cloud CPUs that have it (Graviton 3, Axion, Grace) have it at 128 or 256 bits, and have BFDOT
+ * and the products below in NEON's encoding too. */
 #ifndef FAIRLEAD_SIMD_NEON_H
 #define FAIRLEAD_SIMD_NEON_H
 #include <arm_neon.h>
@@ -22,7 +22,7 @@ INLINE Words below(int64_t n) {
     const int32x4_t count = vdupq_n_s32(n > LANES ? LANES : n < 0 ? 0 : (int32_t)n);
     return (Words){vcltq_s32(vld1q_s32(lanes), count), vcltq_s32(vld1q_s32(lanes + 4), count)};
 }
-/* Bits of a where the mask has them, and of b elsewhere. */
+/* Bits of a where the mask is set, and of b elsewhere. */
 INLINE Vec choose(Words mask, Vec a, Vec b) { return (Vec){vbslq_f32(mask.low, a.low, b.low), vbslq_f32(mask.high, a.high, b.high)}; }
 INLINE Words is_less(Vec a, Vec b) { return (Words){vcltq_f32(a.low, b.low), vcltq_f32(a.high, b.high)}; }
 
@@ -33,7 +33,7 @@ INLINE Vec mul(Vec a, Vec b) { return (Vec){vmulq_f32(a.low, b.low), vmulq_f32(a
 INLINE Vec divide(Vec a, Vec b) { return (Vec){vdivq_f32(a.low, b.low), vdivq_f32(a.high, b.high)}; }
 INLINE Vec fma_(Vec a, Vec b, Vec c) { return (Vec){vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)}; }
 INLINE Vec fnma(Vec a, Vec b, Vec c) { return (Vec){vfmsq_f32(c.low, a.low, b.low), vfmsq_f32(c.high, a.high, b.high)}; }
-INLINE Vec larger(Vec a, Vec b) { return choose(is_less(b, a), a, b); } /* not vmaxq: b where one is NaN */
+INLINE Vec larger(Vec a, Vec b) { return choose(is_less(b, a), a, b); } /* not vmaxq: the result is b if one is NaN */
 INLINE Vec lesser(Vec a, Vec b) { return choose(is_less(a, b), a, b); }
 INLINE Vec magnitude(Vec a) { return (Vec){vabsq_f32(a.low), vabsq_f32(a.high)}; }
 INLINE Vec nearest(Vec a) { return (Vec){vrndnq_f32(a.low), vrndnq_f32(a.high)}; }
@@ -42,7 +42,7 @@ INLINE float32x4_t scaled_by_power(float32x4_t a, float32x4_t n) {
     const int32x4_t whole = vcvtnq_s32_f32(n), half = vshrq_n_s32(whole, 1);
     return vmulq_f32(vmulq_f32(a, power_of_two(half)), power_of_two(vsubq_s32(whole, half)));
 }
-/* In two halves, for 2^n alone may be too small or too large for a float. */
+/* In two halves, because 2^n alone may be too small or too large for a float. */
 INLINE Vec scale_by_power(Vec a, Vec n) { return (Vec){scaled_by_power(a.low, n.low), scaled_by_power(a.high, n.high)}; }
 INLINE float total(Vec a) { return vaddvq_f32(vaddq_f32(a.low, a.high)); }
 INLINE float highest(Vec a) { return vmaxvq_f32(vmaxq_f32(a.low, a.high)); }
@@ -73,7 +73,7 @@ INLINE void store_some(float *to, int64_t n, Vec a) {
         memcpy(to, all, (size_t)n * 4);
 }
 INLINE Words load_words(const void *from) {
-    const uint8_t *at = from; /* bytes: whatever the type of what is there */
+    const uint8_t *at = from; /* as bytes: the memory may have any type */
     return (Words){vreinterpretq_u32_u8(vld1q_u8(at)), vreinterpretq_u32_u8(vld1q_u8(at + 16))};
 }
 INLINE void store_words(void *to, Words a) {

@@ -1,4 +1,4 @@
-/* A step's keys and values into their pages, in the layout of attention.c. */
+/* Stores a step's keys and values in their pages, in the layout of attention.c. */
 #include "attention.h"
 
 static void store_key(const Job *job, char *tile, int64_t lane, const void *from) {
@@ -6,7 +6,7 @@ static void store_key(const Job *job, char *tile, int64_t lane, const void *from
         memcpy(tile, from, job->layer->key_dim * size_of(job->step));
     else
         for (int64_t w = 0; w < job->key_words; w++)
-            memcpy((Word *)tile + w * TILE + lane, (const char *)from + w * sizeof(Word), sizeof(Word)); /* perhaps at half a word */
+            memcpy((Word *)tile + w * TILE + lane, (const char *)from + w * sizeof(Word), sizeof(Word)); /* possibly unaligned to a word */
 }
 
 static void store_value(const Job *job, char *tile, int64_t lane, const void *from) {
@@ -22,7 +22,7 @@ static void store_value(const Job *job, char *tile, int64_t lane, const void *fr
     }
 }
 
-/* One row's tokens of 16 positions: whoever shares a word is written by one thread. */
+/* One row's tokens of 16 positions: a single thread writes all tokens that share a word. */
 static void store_item(const void *args, int64_t item) {
     const Job *job = args;
     const Step *step = job->step;
@@ -54,7 +54,7 @@ void store(Member *member, const Attention *layer, const Step *step, const void 
     share(member, items[step->rows], store_item, &job);
 }
 
-/* Floats that `step->partials` needs for this layer. */
+/* Number of floats that `step->partials` needs for this layer. */
 EXPORT int64_t fairlead_partials(const Attention *layer, const Step *step) {
     int64_t tokens = 0;
     for (int64_t r = 0; r < step->rows; r++)

@@ -9,11 +9,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Most waits are over within the spins. Longer ones sleep: a core that is idle is one that the kernel can move a waiting thread to, and uses
- * up no CPU quota. Yielding instead would hold a place in the queue of a busy core. */
+/* Most waits end within the spins; longer ones sleep. The kernel can move a waiting thread to an idle core, and sleeping uses no CPU quota.
+ * Yielding instead would hold a place in the queue of a busy core. */
 enum { SPINS = 2048 };
 
-/* A spin's pause. */
+/* The pause of a spin. */
 static void rest(void) {
 #ifdef __x86_64__
     __builtin_ia32_pause();
@@ -22,7 +22,7 @@ static void rest(void) {
 #endif
 }
 
-/* The core that this thread is on, told to the others: they read it and seldom see it change. */
+/* Publishes the core of this thread. The others read it and seldom see it change. */
 static int32_t tell_core(const Member *member) {
     int32_t *told = member->team->cores + member->me, core = sched_getcpu();
     if (__atomic_load_n(told, __ATOMIC_RELAXED) != core)
@@ -30,10 +30,10 @@ static int32_t tell_core(const Member *member) {
     return core;
 }
 
-/* Woken on the core of another thread of the team: away from there. Where a few busy cores share a cache the kernel wakes a thread on its
- * waker's core and looks for no idle one (SIS_UTIL), and two threads that wait for each other are never both seen waiting for a core:
- * they shared one for milliseconds, and the other one was idle. Where the mask has no core that the team is not on, nothing is done.
- * Afterwards the mask is as before: every core, where that comes to the same, for so it goes on to follow the container's set of them. */
+/* Moves a thread away that woke up on the core of another thread of its team. If a few busy cores share a cache, the kernel wakes a thread
+ * on its waker's core and does not search an idle one (SIS_UTIL). Two threads that wait for each other are never both seen waiting for a
+ * core: they shared one for milliseconds while another core was idle. If the mask has no core without a team thread, nothing is done.
+ * Afterwards the mask is restored: to every core, if that is equivalent, so that it keeps following the container's set of cores. */
 static void step_aside(const Member *member) {
     const Team *team = member->team;
     const int32_t core = tell_core(member);
@@ -59,7 +59,7 @@ static void meet(Member *member) {
     int32_t round = __atomic_load_n(&team->round, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->threads) {
         __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
-        /* In one order with the sleeper's count and the kernel's look at `round`: one of the two sees the other. */
+        /* Sequentially consistent with the sleeper's count and the kernel's read of `round`: one of the two sees the other. */
         __atomic_store_n(&team->round, round + 1, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&team->sleepers, __ATOMIC_SEQ_CST))
             syscall(SYS_futex, &team->round, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
@@ -71,7 +71,7 @@ static void meet(Member *member) {
             continue;
         }
         __atomic_add_fetch(&team->sleepers, 1, __ATOMIC_SEQ_CST);
-        syscall(SYS_futex, &team->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); /* returns at once if `round` is another by now */
+        syscall(SYS_futex, &team->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); /* returns immediately if `round` has changed */
         __atomic_sub_fetch(&team->sleepers, 1, __ATOMIC_RELAXED);
         step_aside(member);
     }
@@ -84,13 +84,13 @@ void share(Member *member, int64_t items, void (*item)(const void *args, int64_t
         const int32_t whose = (me + turn) % threads;
         const int64_t begin = run_begin(items, whose, threads), count = run_begin(items, whose + 1, threads) - begin;
         int64_t *next = &counters[whose].next;
-        while (__atomic_load_n(next, __ATOMIC_RELAXED) < count) { /* only looked at where nothing is left: the line stays its owner's */
+        while (__atomic_load_n(next, __ATOMIC_RELAXED) < count) { /* read only if nothing is left: the line stays in its owner's cache */
             const int64_t i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
             if (i < count)
                 item(args, begin + i);
         }
     }
-    /* Counters of the phase before: everybody has left it, and they are used again only two meetings from here. */
+    /* Counters of the previous phase: every thread has left it, and they are reused only two barriers later. */
     __atomic_store_n(&member->team->counters[(member->phase + 2) % 3 * threads + me].next, 0, __ATOMIC_RELAXED);
     member->phase++;
     meet(member);
@@ -104,7 +104,7 @@ void region(int32_t threads, void (*body)(Member *member, const void *args), con
     Team team = {.counters = counters, .cores = cores, .threads = threads};
 #pragma omp parallel num_threads(threads)
     {
-        /* Fewer threads than asked for (OMP_THREAD_LIMIT, a nested region) must not leave the others waiting for nobody. */
+        /* With fewer threads than requested (OMP_THREAD_LIMIT, a nested region) the others must not wait for missing threads. */
 #pragma omp single
         team.threads = omp_get_num_threads();
         Member member = {.team = &team, .me = omp_get_thread_num()};

@@ -23,14 +23,14 @@ INLINE void fetch(const char *ahead, int64_t size, int passing) {
 }
 
 /* `rows` is a constant at each call, so that the loops over it unroll and `sums` lives in registers. Each sum runs over the inputs in
- * their order, whatever `rows` is: this is why a row's bits do not depend on its company. */
+ * order, for any `rows`. That is why a row's bits do not depend on the batch. */
 INLINE void tile(int32_t kind, const Tile *job, const int rows) {
     Words sums[TILE_ROWS][VECS];
     char *kept = job->sums;
     const char *weights = job->weights, *ahead = job->ahead;
     const int64_t stride = job->x_stride, ahead_step = job->ahead_step, size = 4 * factor_size(kind);
     const int passing = job->passing;
-    /* Rows by fours: four rows need three registers of addresses, [x], [x + stride], [x + 2 * stride] and [x + stride3]. */
+    /* Rows in groups of four: four rows need three address registers, [x], [x + stride], [x + 2 * stride] and [x + stride3]. */
     const char *x0 = job->x, *x4 = x0 + 4 * stride, *x8 = x0 + 8 * stride;
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
@@ -66,7 +66,7 @@ INLINE void tile(int32_t kind, const Tile *job, const int rows) {
             store_words(kept + 4 * (PANEL * row + LANES * vec), sums[row][vec]);
 }
 
-/* Sums of a group are exact; then they are scaled, and added to floats that lie in the first cache. */
+/* Sums of a group are exact. They are then scaled, and added to floats in the first cache. */
 INLINE void tile_of_groups(const Tile *job, const int rows) {
     float *kept = job->sums;
     const char *weights = job->weights, *ahead = job->ahead, *x = job->x;

@@ -1,4 +1,4 @@
-"""Float8 checkpoints in 8 bits: their own numbers and scales, and what is computed with them."""
+"""Float8 checkpoints that stay in 8 bits: their own numbers and scales, and products with them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.lora.layers import adaptable
-from fairlead_worker.model import kept, quantized
+from fairlead_worker.lora.layers import adaptable_layers
+from fairlead_worker.model import fp8_layers, quantized
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import can_pack, pack_linears
@@ -35,17 +35,17 @@ def packages() -> None:
 
 @pytest.fixture
 def multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this device multiplied float8; torch does it on CPUs too, slowly."""
-    monkeypatch.setattr(kept, "multiplies", lambda _: True)
+    """Pretend that this device multiplies float8; torch does it on CPUs too, slowly."""
+    monkeypatch.setattr(fp8_layers, "multiplies", lambda _: True)
 
 
 def projections(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Those of the layers that are linear ones still: neither stacked nor packed."""
+    """Return the linear layers that are neither stacked nor packed."""
     return {name: module for name, module in model.named_modules() if name.endswith("_proj") and type(module) is nn.Linear}
 
 
 def numbers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torchao's tensor holds: float8 [outputs, inputs] and float32 [outputs, 1]."""
+    """Return the content of torchao's tensor: float8 [outputs, inputs] and float32 [outputs, 1]."""
     held: Any = weight
     return held.qdata, held.scale
 
@@ -65,7 +65,7 @@ def test_weights_are_the_files_own(form: Form, dtype: str, tmp_path: Path) -> No
         assert torch.equal(scale, stored[f"{name}.weight_scale"].view(-1, 1).expand_as(scale)), "as precise as in the file"
         wide: Any = layer.weight
         assert torch.equal(wide.dequantize(), plain.get_parameter(f"{name}.weight").to(getattr(torch, dtype)))
-        assert not quantized.plain(layer) and not hasattr(layer, "quantization_scheme")
+        assert not quantized.is_plain(layer) and not hasattr(layer, "quantization_scheme")
     packs = native() is not None or can_pack(getattr(torch, dtype))
     assert (type(model.get_submodule("lm_head")) is nn.Linear) is not packs, "what the checkpoint leaves wide is packed as ever"
 
@@ -78,14 +78,14 @@ def test_they_say_what_the_widened_numbers_say(form: Form, tmp_path: Path) -> No
 
 
 def test_inputs_are_rounded_by_the_largest_of_each_token(multiplies: None, tmp_path: Path) -> None:
-    """As an explicit computation does it, and as compressed-tensors does with the widened weights."""
+    """Compare with an explicit computation, and with compressed-tensors on dequantized weights."""
     save_quantized(ROUNDED, tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
     generator = torch.Generator().manual_seed(3)
     for layer in projections(model).values():
         small, scale = numbers(layer.weight)
         inputs = torch.randn(2, 5, layer.in_features, generator=generator).to(torch.bfloat16)
-        inputs[0, 1] *= 100  # a token of its own scale
+        inputs[0, 1] *= 100  # a token with another scale
         step = (inputs.abs().amax(-1, keepdim=True) / 448).float()
         rounded = (inputs.float() / step).clamp(-448, 448).to(torch.float8_e4m3fn).float() * step
         want, unrounded = (each @ (small.float() * scale).T for each in (rounded, inputs.float()))
@@ -101,7 +101,7 @@ def test_a_model_that_multiplies_float8_is_near_the_widened_one(multiplies: None
     save_quantized(ROUNDED, tmp_path)
     narrow = load_model(str(tmp_path), dtype="bfloat16").model
     assert not [name for name, _ in narrow.named_parameters() if name.endswith("_scale")]
-    monkeypatch.setattr(kept, "multiplies", lambda _: False)
+    monkeypatch.setattr(fp8_layers, "multiplies", lambda _: False)
     wide = load_model(str(tmp_path), dtype="bfloat16").model
     assert all(hasattr(layer, "quantization_scheme") for layer in projections(wide).values())
     got, want = trial_logits(narrow).float(), trial_logits(wide).float()
@@ -109,7 +109,7 @@ def test_a_model_that_multiplies_float8_is_near_the_widened_one(multiplies: None
 
 
 def test_nothing_is_widened_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else loading would take the room of the wide model, or of its largest layer."""
+    """Otherwise loading would need the memory of the dequantized model, or of its largest layer."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
     save_quantized(ROUNDED, tmp_path)
     widened: list[Any] = []
@@ -119,7 +119,7 @@ def test_nothing_is_widened_on_the_way(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_on_a_cpu_they_are_widened_unless_asked_for(tmp_path: Path) -> None:
-    """And packed for kernels that are faster by far."""
+    """And packed for much faster kernels."""
     save_quantized(KEPT["a scale for each output"], tmp_path)
     model = load_model(str(tmp_path), dtype="float32").model
     assert not projections(model)
@@ -127,7 +127,7 @@ def test_on_a_cpu_they_are_widened_unless_asked_for(tmp_path: Path) -> None:
 
 def test_without_torchao_they_are_widened(multiplies: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     save_quantized(ROUNDED, tmp_path)
-    monkeypatch.setattr(kept, "find_spec", lambda _: None)
+    monkeypatch.setattr(fp8_layers, "find_spec", lambda _: None)
     model = load_model(str(tmp_path), dtype="bfloat16").model
     assert all(hasattr(layer, "quantization_scheme") for layer in projections(model).values())
     assert "float8 weights are widened to bfloat16: to keep them in 8 bits takes the package torchao" in caplog.text
@@ -143,7 +143,7 @@ def test_asking_for_them_takes_torchao(tmp_path: Path, monkeypatch: pytest.Monke
 def test_sizes_that_gpus_do_not_multiply_are_widened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one layer or another: those of a rank's part may be odd."""
     save_quantized(replace(ROUNDED, changes={"intermediate_size": 72}), tmp_path)
-    monkeypatch.setattr(kept, "multiplies", lambda weight: all(size % kept.TILE == 0 for size in weight.shape))
+    monkeypatch.setattr(fp8_layers, "multiplies", lambda weight: all(size % fp8_layers.TILE == 0 for size in weight.shape))
     layers = projections(load_model(str(tmp_path), dtype="bfloat16").model)
     wide = {name.rpartition(".")[2] for name, layer in layers.items() if type(layer.weight) is nn.Parameter}
     assert wide == {"gate_proj", "up_proj", "down_proj"}
@@ -165,7 +165,7 @@ def test_layers_stay_apart_and_take_adapters(multiplies: None, tmp_path: Path) -
     save_quantized(ROUNDED, tmp_path)
     model = load_model(str(tmp_path), dtype="bfloat16").model
     assert fuse_projections(model) == 0 and pack_linears(model) == 0
-    assert len(adaptable(model)) == 14
+    assert len(adaptable_layers(model)) == 14
 
 
 def test_what_an_adapter_adds_is_added_to_them(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_scales_are_exact_in_any_family_and_nothing_of_it_stays(own: list[str] |
         if own:
             _keep_in_fp32_modules_strict = own
 
-    with pytest.raises(OSError), kept.exact_scales(Family, True):
+    with pytest.raises(OSError), fp8_layers.exact_scales(Family, True):
         assert Family._keep_in_fp32_modules_strict == [*(own or []), "weight_scale"]
         raise OSError
     assert Family.__dict__.get("_keep_in_fp32_modules_strict") == own

@@ -1,4 +1,4 @@
-"""`--deterministic`: a row has the same bits alone, in company, at once, in chunks and token by token. Tried before it is promised."""
+"""`--deterministic`: a row has the same bits alone, batched, in one chunk, in several chunks and token by token. Verified at startup."""
 
 import logging
 from dataclasses import replace
@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 class NotInvariant(Exception):
-    """--deterministic cannot be kept here; the message says where it fails and what to do."""
+    """`--deterministic` cannot be guaranteed here; the message says where it fails and what to do."""
 
 
 def settle(device: torch.device) -> None:
-    """torch's own switches, for this process: none on a CPU, where packed layers and attention need none."""
+    """Set torch's own switches for this process. A CPU needs none: packed layers and attention are batch invariant there."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it would write all scratch memory
@@ -27,19 +27,19 @@ def settle(device: torch.device) -> None:
 
 @torch.inference_mode()
 def check_invariance(runner: ModelRunner) -> None:
-    """Logits of three requests, bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
+    """Compare the logits of three requests bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
     spec, vocabulary = runner.backend.spec, runner.loaded.vocabulary_size
     if runner.backend.pages < trial_pages(spec.page_size):
         raise NotInvariant(
-            f"--deterministic is tried on {trial_pages(spec.page_size)} pages at the start: give --kv-pages at least so many"
+            f"--deterministic is verified on {trial_pages(spec.page_size)} pages at the start: set --kv-pages to at least that"
         )
     together: dict[tuple[int, int], torch.Tensor] = {}
     for rows, step in zip(STEPS, trial_steps(spec, vocabulary), strict=True):
         places = [(request, at) for request, start, count in rows for at in range(start, start + count)]
         together |= dict(zip(places, _logits(runner, step), strict=True))
-    lengths = {request: 1 + max(at for who, at in together if who == request) for request, _ in together}
+    lengths = {request: 1 + max(at for owner, at in together if owner == request) for request, _ in together}
     ways = {
-        "at once": [[(0, length)] for length in lengths.values()],
+        "in one chunk": [[(0, length)] for length in lengths.values()],
         "token by token": [[(at, 1) for at in range(length)] for length in lengths.values()],
     }
     for way, cuts in ways.items():
@@ -48,7 +48,7 @@ def check_invariance(runner: ModelRunner) -> None:
                 alone = _logits(runner, trial_step(((request, start, count),), spec, vocabulary))
                 for at, logits in enumerate(alone, start):
                     _compare(logits, together[request, at], f"alone and {way}, token {at} of {lengths[request]}")
-    logger.info("deterministic: %d tokens have the same logits alone, in company, at once and one by one, bit for bit", len(together))
+    logger.info("deterministic: %d tokens have the same logits alone, batched, in one chunk and token by token, bit for bit", len(together))
 
 
 def _logits(runner: ModelRunner, step: PackedStep) -> torch.Tensor:
@@ -61,6 +61,6 @@ def _compare(alone: torch.Tensor, together: torch.Tensor, where: str) -> None:
     if not torch.equal(alone, together):
         worst = (alone.float() - together.float()).abs().max().item()
         raise NotInvariant(
-            f"--deterministic cannot be kept here: {where}, has other logits than in company (by {worst:.1e}); "
-            "leave it out, or choose another --attention-backend or --dtype"
+            f"--deterministic does not hold here: {where}, has other logits than in a batch (by {worst:.1e}); "
+            "remove the flag, or choose another --attention-backend or --dtype"
         )

@@ -1,8 +1,9 @@
 """Linear layers of float8 checkpoints that stay in 8 bits: torchao's tensor around the checkpoint's own numbers and scales.
 
-Nothing is rounded anew. Two forms: inputs are made float8 too, a scale for each token, and GPUs multiply the two; or the weight is widened
-again for each product, which is no gain in time: on a CPU a token through such a layer of 2,048 by 2,048 takes 170 times as long as through
-the widened and packed one (48 ms, 0.3 ms). So the first is taken wherever it can be, the second only where it is asked for.
+Nothing is rounded again. There are two forms. Either inputs become float8 too, with a scale for each token, and the GPU multiplies
+the two. Or the weight is dequantized for each product, which saves no time: on a CPU a token takes 170 times as long through such a
+layer of 2,048 by 2,048 as through the dequantized and packed one (48 ms, 0.3 ms). So the first form is used wherever possible, the
+second only on request.
 """
 
 import logging
@@ -20,14 +21,16 @@ logger = logging.getLogger(__name__)
 ROWWISE_FP8 = (8, 9)
 """Compute capability from which GPUs multiply float8: Ada and Hopper."""
 LEAST = 1e-12
-"""Of a token's largest input: a token of zeros has to come out as zeros, not as 0 / 0."""
+"""Lower bound of a token's largest input: a token of zeros must give zeros, not 0 / 0."""
 TILE = 16
-"""Their kernels take numbers of inputs and of outputs that are multiples of this."""
+"""The kernels need numbers of inputs and of outputs that are multiples of this."""
 
 
-def keepable(scheme: Any) -> bool:
-    """Whether a layer of this scheme of compressed-tensors can be: its weight float8 with a scale for each output, or for all of them; its
-    inputs as they come, or rounded by the largest one of each token. A fixed scale for inputs is nothing that torchao's tensor would have.
+def can_retain(scheme: Any) -> bool:
+    """Return whether a layer with this compressed-tensors scheme can stay in 8 bits.
+
+    Its weight must be float8 with one scale, or one for each output. Its inputs must be unrounded, or rounded by each token's largest
+    one. torchao's tensor has no fixed scale for inputs.
     """
     weights, inputs = scheme.weights, scheme.input_activations
     if weights is None or scheme.output_activations is not None or not _float8(weights) or weights.strategy not in ("channel", "tensor"):
@@ -40,18 +43,18 @@ def _float8(numbers: Any) -> bool:
 
 
 def multiplies(weight: torch.Tensor) -> bool:
-    """Whether the device of `weight` [outputs, inputs] multiplies float8 of that size."""
+    """Return whether the device of `weight` [outputs, inputs] multiplies float8 of that size."""
     on_gpu = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) >= ROWWISE_FP8
     return on_gpu and not any(size % TILE for size in weight.shape)
 
 
 @contextmanager
 def exact_scales(family: type[PreTrainedModel], wanted: bool) -> Iterator[None]:
-    """While a checkpoint of `family` is read: its scales are read as float32, and not rounded to the computing dtype."""
+    """Read scales of a `family` checkpoint as float32 inside this context, instead of rounding them to the computing dtype."""
     if not wanted:
         yield
         return
-    # What transformers has for a family's own sensitive parameters; some families name theirs.
+    # transformers' attribute for sensitive parameters; some families set their own.
     own = "_keep_in_fp32_modules_strict" in family.__dict__
     previous = family._keep_in_fp32_modules_strict
     family._keep_in_fp32_modules_strict = [*(previous or ()), "weight_scale"]
@@ -64,9 +67,11 @@ def exact_scales(family: type[PreTrainedModel], wanted: bool) -> Iterator[None]:
             del family._keep_in_fp32_modules_strict
 
 
-def keep(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
-    """Has layers of `model`, as they were read from a checkpoint of compressed-tensors, compute in `dtype` with the weights that they have,
-    in place; returns how many. everywhere: also those whose weight is then widened for each product, and whose inputs are not rounded."""
+def retain_fp8(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
+    """Make layers of `model` compute in `dtype` with their compressed-tensors weights, in place; return how many.
+
+    everywhere: also layers whose weight is then dequantized for each product, and whose inputs are not rounded.
+    """
     sites = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and _site(model, path, module)}
     forms = {path: _rounds_tokens(module, dtype) for path, module in sites.items()}
     chosen = [path for path, rounds in forms.items() if rounds or everywhere]
@@ -81,25 +86,27 @@ def keep(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
         layer = sites[path]
         weight, scale = layer.weight.data, layer.get_parameter("weight_scale").data
         QuantizationMetadata.clear_quantization(layer)
-        layer.weight = nn.Parameter(narrow(weight, scale, dtype, forms[path]), requires_grad=False)
+        layer.weight = nn.Parameter(wrap_fp8(weight, scale, dtype, forms[path]), requires_grad=False)
     logger.info("%d linear layers stay in 8 bits, %d of them multiplied so", len(chosen), sum(forms[path] for path in chosen))
     return len(chosen)
 
 
-def narrow(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rounds: bool) -> torch.Tensor:
-    """weight [outputs, inputs] of float8 and its scale (one, or [outputs, 1]) as one tensor, which stands for numbers of `dtype`. The
-    weight is not copied. rounds: products with it round inputs to float8, each token by its largest one."""
+def wrap_fp8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rounds: bool) -> torch.Tensor:
+    """Wrap a float8 weight [outputs, inputs] and its scale (one, or [outputs, 1]) as one tensor of numbers in `dtype`.
+
+    The weight is not copied. rounds: products with it round inputs to float8, each token by its largest input.
+    """
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8Tensor, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
     outputs, inputs = weight.shape
-    weight = weight.contiguous()  # as it is, unless it was cut: what is multiplied has to be
+    weight = weight.contiguous()  # a copy only if it was cut: products need contiguous weights
     rows = scale.float().reshape(-1, 1).expand(outputs, 1).contiguous()
     made: torch.Tensor
     if not rounds:
         made = Float8Tensor(weight, rows, block_size=[1, inputs], dtype=dtype)
         return made
-    usual = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())  # of --quantization fp8
+    usual = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())  # the settings of --quantization fp8
     preference = usual.kernel_preference
     made = Float8Tensor(
         weight,
@@ -114,14 +121,16 @@ def narrow(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rounds
 
 
 def _site(model: PreTrainedModel, path: str, module: nn.Linear) -> bool:
-    """Whether it can be kept. The head stays wide (it may be the embedding too), and so do experts, which may see no token of a step."""
+    """Return whether the layer can stay in 8 bits. The head cannot (it may be the embedding too), nor can experts, which may see no
+    token of a step.
+    """
     scheme = getattr(module, "quantization_scheme", None)
     if scheme is None or type(module) is not nn.Linear or module is model.get_output_embeddings() or ".experts." in path:
         return False
-    return keepable(scheme) and module.weight.dtype == torch.float8_e4m3fn
+    return can_retain(scheme) and module.weight.dtype == torch.float8_e4m3fn
 
 
 def _rounds_tokens(layer: nn.Linear, dtype: torch.dtype) -> bool:
-    """Whether inputs of `layer` are to be rounded, and its products can be of float8: by scales for rows they are bfloat16's alone."""
+    """Return whether `layer` rounds its inputs and can multiply float8: products with row scales exist only for bfloat16."""
     scheme: Any = layer.quantization_scheme
     return scheme.input_activations is not None and dtype == torch.bfloat16 and multiplies(layer.weight)

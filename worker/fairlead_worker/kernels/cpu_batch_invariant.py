@@ -1,7 +1,9 @@
-"""Attention in torch in which a query's bits depend on its own KV and position alone: `--deterministic` without the native library.
+"""Batch-invariant attention in torch: a query's bits depend on its own KV and position alone. For `--deterministic` without the native
+library.
 
-A matrix library chooses its order of summation by the shapes of a product. So the shapes here follow from positions: queries go in blocks
-that begin at multiples of BLOCK, over every key up to the end of the block. Places of a block that the step does not compute hold zeros.
+A matrix library chooses its order of summation by the shapes of a product, so the shapes here follow from positions. Queries go in
+blocks that begin at multiples of BLOCK, over every key up to the end of the block. Places of a block that the step does not compute hold
+zeros.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import torch
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 
 BLOCK = 8
-"""Queries of a block. A decode computes as many: its attention costs more, and reads the same memory."""
+"""Queries of a block. A decode computes a whole block too: its attention costs more and reads the same memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +22,11 @@ class QueryBlock:
     """Queries of one row whose positions lie in one block. L keys."""
 
     tokens: slice
-    """Where they are in the packed step."""
+    """Their indices in the packed step."""
     places: slice
-    """Where they are in the block."""
+    """Their indices in the block."""
     pages: torch.Tensor
-    """[L / page_size] int32. Pages that the row does not have yet are its last one, whose keys the bias hides."""
+    """[L / page_size] int32. Pages that the row does not have yet repeat its last page, whose keys the bias hides."""
     bias: torch.Tensor
     """[BLOCK, L] in the KV's dtype: 0 where the query sees the key, else -inf."""
 

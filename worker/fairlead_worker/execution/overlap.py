@@ -1,8 +1,8 @@
-"""Steps that are launched before the tokens of the step before them are on the host. Implements `engine.overlap.AheadRunner`.
+"""Overlapped steps: a step is launched before the previous step's tokens reach the host. Implements `engine.overlap.AheadRunner`.
 
-The forward pass takes those tokens on the device: a plan's stand-ins are places in the tensor that the last choice was written to.
-Choosing is launched later, when the host knows the tokens before it, so that penalties, bans, grammars and noise are those of the plain
-loop. By then the forward pass is running, and on a GPU neither waits for the other.
+The forward pass reads those tokens on the device: a placeholder in the plan stands for an index into the tensor of the last sampled
+tokens. Sampling is launched later, once the host knows the previous tokens, so penalties, bans, grammars and noise equal those of the
+plain loop. The forward pass already runs by then, so on a GPU neither side waits for the other.
 """
 
 import time
@@ -11,54 +11,54 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.execution.lane import DeviceLane, Lane
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.stream import DeviceStream, Stream
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
-from fairlead_worker.sampling.sampler import ask, choose
+from fairlead_worker.sampling.sampler import choose, gather_logprobs
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Tokens chosen, on the device, and whose they are."""
+class SampledTokens:
+    """Sampled tokens on the device, and the index of each request among them."""
 
     tokens: torch.Tensor
     """[n] int64"""
-    places: dict[Request, int]
+    rows: dict[Request, int]
 
 
 class OverlappedRunner:
-    """A model runner's steps, each behind the other on one lane."""
+    """Steps of a model runner, queued one behind the other on one stream."""
 
-    def __init__(self, runner: ModelRunner, lane: Lane | None = None) -> None:
-        """`lane`: None: the device's."""
+    def __init__(self, runner: ModelRunner, stream: Stream | None = None) -> None:
+        """`stream`: None means the device's current stream."""
         self.runner = runner
-        self.lane = lane or DeviceLane()
-        self.unread: Choice | None = None
-        """Of the step launched last, until it is read."""
+        self.stream = stream or DeviceStream()
+        self.unread: SampledTokens | None = None
+        """Tokens of the last launched step, until they are read."""
         self.read_at = 0.0
-        """When a step was read the last time."""
+        """When a step was last read; `perf_counter` seconds."""
 
     def can_launch(self, plan: StepPlan) -> bool:
-        """Not what needs the host in the midst of a step: prompts to be scored, hidden states to be pooled, guesses."""
+        """Return whether `plan` needs no host work inside the step: no prompt scores, no pooling, no drafts."""
         return not (plan.scores or plan.pools or plan.drafted)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """A step with none out."""
-        result = self.lane.run(lambda: self.runner.execute(plan))()
+        """Execute a step while no other step is in flight."""
+        result = self.stream.run(lambda: self.runner.execute(plan))()
         self.read_at = time.perf_counter()
         return result
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
         began, runner = time.perf_counter(), self.runner
         step = pack(plan, runner.backend.spec.page_size, runner.loaded.device)
-        fill = self._fill(plan, step)
+        fill = self._fill_placeholders(plan, step)
 
         @torch.inference_mode()
         def forward() -> torch.Tensor:
@@ -67,16 +67,16 @@ class OverlappedRunner:
             fill()
             return runner.run(step)
 
-        return LaunchedStep(self, plan, self.lane.run(forward), began)
+        return LaunchedStep(self, plan, self.stream.run(forward), began)
 
-    def _fill(self, plan: StepPlan, step: PackedStep) -> Callable[[], object]:
-        """What puts the tokens of the step before in the place of the plan's stand-ins."""
+    def _fill_placeholders(self, plan: StepPlan, step: PackedStep) -> Callable[[], object]:
+        """Return a function that replaces the plan's placeholders by the tokens of the previous step."""
         choice, at, chosen, end = self.unread, list[int](), list[int](), 0
         if choice is None:
             return lambda: None
         for row in plan.rows:
             end += row.count
-            place = choice.places.get(row.request)
+            place = choice.rows.get(row.request)
             if place is not None and row.end == len(row.request.tokens):
                 at.append(end - 1)
                 chosen.append(place)
@@ -88,12 +88,12 @@ class OverlappedRunner:
 
 
 class LaunchedStep:
-    """Implements `engine.overlap.Launched`."""
+    """Step in flight. Implements `engine.overlap.Launched`."""
 
     def __init__(self, owner: OverlappedRunner, plan: StepPlan, logits: Callable[[], torch.Tensor], began: float) -> None:
         self._owner, self._plan, self._began = owner, plan, began
         self._logits: Callable[[], torch.Tensor] | None = logits
-        """None once tokens are chosen: the next step has their memory."""
+        """None once tokens are sampled: the next step reuses the memory of the logits."""
         self._rows: list[Row] = []
         self._grammars: Grammars | None = None
         self._masks: Masks | None = None
@@ -117,11 +117,11 @@ class LaunchedStep:
         requests = [row.request for row in rows]
         with torch.inference_mode():
             tokens = choose(logits, requests, owner.runner.histories, masks=self._masks)
-            asked = ask(logits, tokens, requests)
-            # With the tokens: what is copied when it is read would come behind the next forward pass.
-            self._logprobs = None if asked is None else asked.fetched(owner.lane.fetch)
-            self._tokens = owner.lane.fetch(tokens)
-        owner.unread = Choice(tokens, {request: place for place, request in enumerate(requests)})
+            asked = gather_logprobs(logits, tokens, requests)
+            # Copy with the tokens: a copy started at `read` would queue behind the next forward pass.
+            self._logprobs = None if asked is None else asked.fetch(owner.stream.fetch)
+            self._tokens = owner.stream.fetch(tokens)
+        owner.unread = SampledTokens(tokens, {request: place for place, request in enumerate(requests)})
 
     def read(self) -> StepResult:
         owner, rows = self._owner, self._rows

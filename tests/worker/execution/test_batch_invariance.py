@@ -1,4 +1,4 @@
-"""`--deterministic` on a CPU: the check itself, layers of fixed rows, and FlashInfer's plans in whole tiles on the interpreter."""
+"""`--deterministic` on a CPU: the check itself, layers with fixed rows, and FlashInfer's padded plans on the interpreter."""
 
 import random
 from pathlib import Path
@@ -9,8 +9,8 @@ from bench.gpu import interpreter
 from bench.gpu.batches import steps, worst_error
 from tests.models import build_model, save_model
 
-from fairlead_worker.execution import invariant
-from fairlead_worker.execution.invariant import NotInvariant, check_invariance
+from fairlead_worker.execution import batch_invariance
+from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
@@ -37,7 +37,7 @@ def test_torchs_attention_keeps_logits_within_rounding_and_exact_where_asked(
     def look(alone: torch.Tensor, together: torch.Tensor, where: str) -> None:
         worst.append(((alone - together).abs().max() / together.abs().max()).item())
 
-    monkeypatch.setattr(invariant, "_compare", look)
+    monkeypatch.setattr(batch_invariance, "_compare", look)
     save_model("gemma2", tmp_path)  # windows and soft caps
     loaded = load_model(str(tmp_path), dtype="float32")
     check_invariance(make_runner(loaded, page_size=16, kv_pages=16, backend="cpu", native_decoder=False, deterministic=deterministic))
@@ -50,9 +50,9 @@ def test_a_model_whose_rows_know_of_their_company_is_refused(tmp_path: Path) -> 
     head = runner.loaded.model.lm_head
     plain = head.forward
     head.forward = lambda inputs: plain(inputs) * (1 + 1e-6 * inputs.shape[-2])
-    with pytest.raises(NotInvariant, match=r"alone and at once, token 0 of .* has other logits than in company"):
+    with pytest.raises(NotInvariant, match=r"alone and in one chunk, token 0 of .* has other logits than in a batch"):
         check_invariance(runner)
-    with pytest.raises(NotInvariant, match="give --kv-pages at least"):
+    with pytest.raises(NotInvariant, match="set --kv-pages to at least"):
         check_invariance(make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=4))
 
 
@@ -78,7 +78,7 @@ def test_whole_tiles_attend_as_the_reference_does(page_size: int) -> None:
     spec = KVSpec(layers, page_size, torch.bfloat16, torch.device("cpu"))
     pages = 400 // page_size + 20
     tested = FlashInferBackend(spec, pages, interpreter)
-    tested.invariant = True
+    tested.batch_invariant = True
     tested.prepare()
     oracle = ReferenceBackend(KVSpec(layers, page_size, torch.float32, spec.device), pages)
     rounds = steps(spec, pages, random.Random(page_size), count=3, longest=40, requests=3)
@@ -99,7 +99,7 @@ def test_every_row_has_a_whole_tile_and_no_keys_are_split(monkeypatch: pytest.Mo
     monkeypatch.setattr(interpreter.BatchPrefillWithPagedKVCacheWrapper, "plan", recorded)
     spec = KVSpec((LayerSpec(8, 2, 64, 64, 0.125),), 4, torch.bfloat16, torch.device("cpu"))
     backend = FlashInferBackend(spec, 32, interpreter)
-    backend.invariant = True
+    backend.batch_invariant = True
     backend.plan(packed([(5, 1), (0, 20)], [[1, 2], [3, 4, 5, 6, 7]], 4, spec.device))
     backend.plan(packed([(5, 1), (4, 1)], [[1, 2], [3, 4]], 4, spec.device))
     assert plans == [([17, 20], True), ([17, 17], True)], "17 queries of 4 heads on a KV head are more than 64"

@@ -1,0 +1,49 @@
+"""Memory profile: run the largest step that can be planned before anything is served."""
+
+from array import array
+from collections.abc import Callable
+
+import torch
+
+from fairlead_worker.messages import Sampling
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.limits import StepLimits
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
+
+COSTLIEST_SAMPLING = Sampling(
+    max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1
+)
+"""A setting for everything whose memory grows with the vocabulary."""
+
+
+def largest_plan(limits: StepLimits, page_size: int, adapter: int = 0) -> StepPlan:
+    """Return the largest plan: decodes at the end of the longest sequence, and a chunk that ends there.
+
+    Every row samples, and all but the first have `adapter`. All pages of a row are page 0: the result is meaningless, but the step
+    takes the memory of a real one with a single page of KV.
+    """
+    context = limits.context
+    text = array("I", bytes(4 * context))
+    pages = array("i", bytes(4 * -(-context // page_size)))
+
+    def row(number: int, count: int) -> Row:
+        request = Request(str(number), text, context, COSTLIEST_SAMPLING, 0, number, adapter=adapter if number else 0)
+        return Row(request, context - count, count, pages, True)
+
+    chunks, left = [], limits.prefill
+    while left > 0:  # several prompts if one is shorter than a step
+        chunks.append(min(left, context))
+        left -= chunks[-1]
+    rows = [row(number, 1) for number in range(limits.decode)]
+    rows += [row(limits.decode + number, count) for number, count in enumerate(chunks)]
+    return StepPlan(rows, prefill_tokens=limits.prefill, decodes=limits.decode, samples=len(rows))
+
+
+def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor], adapter: int = 0) -> None:
+    """Run the forward pass of the largest plan and sample its tokens in the costliest way. Raises torch.OutOfMemoryError."""
+    plan = largest_plan(limits, page_size, adapter)
+    logits = logits_of(plan)
+    short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]
+    sample(logits, short, Histories())
