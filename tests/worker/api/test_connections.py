@@ -14,7 +14,7 @@ from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_C
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
-from fairlead_worker.api.server import Server
+from fairlead_worker.api.server import UvicornServer
 
 LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 
@@ -70,8 +70,8 @@ class Served:
 async def _served(**limits: Any) -> AsyncIterator[Served]:
     served = Served(**limits)
     config = uvicorn.Config(served, http=served.connections.protocol, lifespan="off", log_config=None, ws="none", port=0, host="127.0.0.1")  # type: ignore[arg-type]
-    server = Server(config)
-    tasks = asyncio.create_task(server.serve()), asyncio.create_task(served.connections.look_after())
+    server = UvicornServer(config)
+    tasks = asyncio.create_task(server.serve()), asyncio.create_task(served.connections.monitor())
     await until(lambda: server.started)
     served.port = server.servers[0].sockets[0].getsockname()[1]  # type: ignore[attr-defined]
     yield served

@@ -11,7 +11,7 @@ from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
-from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
+from fairlead_worker.grammar.constraint import Constraint, Kind, ReasoningMarkers
 from fairlead_worker.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER
@@ -355,18 +355,18 @@ def test_calls_and_reasoning_before_them(model: Model) -> None:
     tools = [{"name": "a", "schema": named}, {"name": "b", "schema": {"type": "object"}}]
     text = msgspec.json.encode({"tools": tools, "one": False}).decode()
 
-    def accepts(thought: Thought | None, answer: str) -> bool:
-        verdict = check(model.compiler, Constraint("calls", text, "tools", None, thought))
+    def accepts(reasoning: ReasoningMarkers | None, answer: str) -> bool:
+        verdict = check(model.compiler, Constraint("calls", text, "tools", None, reasoning))
         assert not verdict.error, verdict.error
         matcher, tokens = model.compiler.matcher(verdict.grammar), model.tokens(answer)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     both = '[{"name": "a", "parameters": {"n": 1}}, {"name": "b", "parameters": {}}]'
     assert accepts(None, both) and not accepts(None, both.replace("1", "2")) and not accepts(None, f"So: {both}")
-    opened, maybe = Thought("<t>", "</t>", True), Thought("<t>", "</t>", False)
+    opened, maybe = ReasoningMarkers("<t>", "</t>", True), ReasoningMarkers("<t>", "</t>", False)
     assert accepts(opened, f"any {{ text\n</t>\n\n{both}") and not accepts(opened, both)
     assert accepts(maybe, f"<t>text</t>{both}") and accepts(maybe, both) and not accepts(maybe, f"text</t>{both}")
-    special = Thought("<|im_start|>t", "<|im_start|>so", False, "<|im_start|>x")
+    special = ReasoningMarkers("<|im_start|>t", "<|im_start|>so", False, "<|im_start|>x")
     assert accepts(special, f"<|im_start|>t any<|im_start|>so{both}") and accepts(special, f"<|im_start|>x{both}")
     assert not accepts(special, f"<|im_start|>t any{both}") and not accepts(special, both)
 

@@ -16,7 +16,7 @@ from fairlead_common.http.connection_limiter import Guard, Limits
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_worker.api.errors import ApiError
 
-LOOK_SECONDS = 1.0
+CHECK_INTERVAL_SECONDS = 1.0
 STALL_SECONDS = 600.0
 """A client that takes nothing of an answer for so long is taken for gone."""
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
@@ -27,19 +27,19 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.guard: Guard[Connection] = Guard(limits)
-        self.protocol = partial(_Reader, self.guard)
+        self.protocol = partial(_BufferedReader, self.guard)
 
-    async def look_after(self) -> None:
+    async def monitor(self) -> None:
         """Until cancelled: end those that are late, or take nothing of their answer."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             now = monotonic()
             self.guard.look(now)
             for connection in self.guard:
                 connection.look(now)
 
 
-class _Reader(asyncio.BufferedProtocol):
+class _BufferedReader(asyncio.BufferedProtocol):
     """Gives uvicorn's protocol reads of a bounded size: a loop calls `get_buffer` only for protocols that are not `asyncio.Protocol`."""
 
     def __init__(self, guard: "Guard[Connection]", *args: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class _Reader(asyncio.BufferedProtocol):
         self._connection.resume_writing()
 
 
-class _Flow(FlowControl):
+class _FlowControl(FlowControl):
     """uvicorn's flow control, which an application that waits for its client's end cannot resume while a request is read ahead."""
 
     held = False
@@ -87,9 +87,9 @@ class Connection(HttpToolsProtocol):
         self._framing = Framing()
         self._unparsed = b""
         """The rest of the read that brought the request which waits. Nothing more is read until that one starts."""
-        self._waits = False
+        self._has_waiting_request = False
         """uvicorn has a request to start once the client has taken more of the answer before it."""
-        self._under_way: Any = None
+        self._current_cycle: Any = None
         """uvicorn's record of the request whose answer comes before that of the one in `pipeline`."""
         self._trailers = 0
         self._in_body = self._finished = self._last = False
@@ -99,7 +99,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport)
+        self.flow = self._flow = _FlowControl(transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         if not self._guard.opened(self):
             transport.abort()
@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
         self._flow.held = True
         self.flow.pause_reading()
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         """Read on, unless a request waits or the client has to take the answer before it first."""
         if self.transport.is_closing():
             return
@@ -154,7 +154,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stalled = None
         super().resume_writing()
-        if self._waits:
+        if self._has_waiting_request:
             self._guard.take_turn(self._resume)
 
     # httptools
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
         if upgrade:
             self._last, self.cycle.keep_alive = True, False  # no other protocol is spoken: answered, and closed
         if self.pipeline:
-            self._under_way = before
+            self._current_cycle = before
             self._guard.whole(self)  # the one before it is not answered yet, and nothing is read until it is
 
     def on_body(self, body: bytes) -> None:
@@ -223,14 +223,14 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or (self._stalled is None and not self.pipeline):
             self._answered()
             return
-        self._waits = True  # the next request starts in its turn, when the client has taken enough of this answer
+        self._has_waiting_request = True  # the next request starts in its turn, when the client has taken enough of this answer
         self._hold()
         if self._stalled is None:
             self._guard.take_turn(self._resume)
 
     def _resume(self) -> None:
-        if self._waits and self._stalled is None:
-            self._waits = False
+        if self._has_waiting_request and self._stalled is None:
+            self._has_waiting_request = False
             self._answered()
 
     def _answered(self) -> None:
@@ -241,7 +241,7 @@ class Connection(HttpToolsProtocol):
             self._guard.expects_head(self)
         elif self.cycle.response_complete:
             self._guard.answered(self)
-        self._go_on()
+        self._resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """For what is not HTTP: uvicorn would answer in plain text."""
@@ -281,7 +281,7 @@ class Connection(HttpToolsProtocol):
         self._finished = True
         if self.pipeline:
             self.pipeline.clear()
-            self._under_way.keep_alive = False  # its answer comes first, and then the end: ours would be taken for it
+            self._current_cycle.keep_alive = False  # its answer comes first, and then the end: ours would be taken for it
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and (cycle.response_started or not self._in_body):

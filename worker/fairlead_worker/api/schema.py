@@ -173,7 +173,7 @@ def parse(data: bytes, type: type[Body]) -> Body:
     try:
         raw = msgspec.json.decode(data)
     except msgspec.ValidationError:  # a number that no type can hold
-        raise _out_of_range(data, type) from None
+        raise _out_of_range_error(data, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not JSON: {brief(error)}", code="invalid_json") from None
     except RecursionError:
@@ -184,38 +184,38 @@ def parse(data: bytes, type: type[Body]) -> Body:
         # A client may put anything into a name: what is not one is not repeated.
         names = sorted(name for name in unknown if name.isascii() and name.isidentifier() and len(name) <= 64)
         logger.debug("ignored %d unknown fields: %s", len(unknown), ", ".join(names[:20]))
-    return converted(raw, type)
+    return convert(raw, type)
 
 
-def converted(raw: dict[str, Any], type: type[Body]) -> Body:
+def convert(raw: dict[str, Any], type: type[Body]) -> Body:
     """Fields as `type`; an ApiError 400 that names the one that is wrong otherwise."""
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:
-        raise _named(error, type) from None
+        raise _to_api_error(error, type) from None
 
 
-def _named(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> ApiError:
+def _to_api_error(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> ApiError:
     message, _, path = str(error).rpartition(" - at `$")
     if not message:
         message, path = str(error), ""
     message = brief(message)
-    param = path.rstrip("`").lstrip(".") or _missing(message)
-    if message.startswith("Invalid enum value") and (allowed := _allowed(param, type)):
+    param = path.rstrip("`").lstrip(".") or _find_missing_field(message)
+    if message.startswith("Invalid enum value") and (allowed := _list_allowed_values(param, type)):
         message += f"; give {allowed}"
     return invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param)
 
 
-def _out_of_range(data: bytes, type: type[Body]) -> ApiError:
+def _out_of_range_error(data: bytes, type: type[Body]) -> ApiError:
     """Where it is only a decoder says that knows the fields, if it is in one of them."""
     try:
         msgspec.json.decode(data, type=type)
     except msgspec.ValidationError as error:
-        return _named(error, type)
+        return _to_api_error(error, type)
     return invalid("the body has a number that is out of range")
 
 
-def _allowed(field: str | None, type: type[msgspec.Struct]) -> str:
+def _list_allowed_values(field: str | None, type: type[msgspec.Struct]) -> str:
     """The values of a field that takes a few only."""
     (body,) = inspect.multi_type_info([type])
     assert isinstance(body, inspect.StructType)
@@ -224,7 +224,7 @@ def _allowed(field: str | None, type: type[msgspec.Struct]) -> str:
     return " or ".join(repr(value) for value in values)
 
 
-def _missing(message: str) -> str | None:
+def _find_missing_field(message: str) -> str | None:
     """The field in "Object missing required field `tokens`"."""
     _, found, rest = message.partition("required field `")
     return rest.rstrip("`") if found else None

@@ -1,4 +1,4 @@
-"""A worker's life: bind, load, serve, drain, end. Whatever happens, it ends with the engine ended too."""
+"""A worker's server: bind, load, serve, drain, end. Whatever happens, it ends with the engine ended too."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ import uvicorn
 
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import settle_collector
-from fairlead_worker.api.admin.prefix_warmup import warm, warms
+from fairlead_worker.api.admin.prefix_warmup import should_warm_up, warm_up
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.engine.index_publisher import Publisher
+from fairlead_worker.api.engine.index_publisher import IndexPublisher
 from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
@@ -30,9 +30,9 @@ from fairlead_worker.transport import ZmqChannel
 
 logger = logging.getLogger(__name__)
 
-FAILED_SECONDS = 2.0
+FAILURE_LINGER_SECONDS = 2.0
 """How long a worker whose engine has ended goes on answering 503: streams get their error event, probes and routers see why."""
-QUICK_SECONDS = 1.0
+INTERRUPT_DRAIN_SECONDS = 1.0
 """What SIGINT leaves to running streams: a person waits at a terminal."""
 CLOSING_SECONDS = 2.0
 """For the last bytes of streams that were cut."""
@@ -42,7 +42,7 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than a client's pool keeps an idle connection (the router's 30 s): a server that closes first races with a request."""
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn without its own signal handling: a drain comes before its shutdown."""
 
     @contextlib.contextmanager
@@ -63,13 +63,13 @@ async def serve(config: WorkerConfig, listeners: Listeners) -> str:
     channel = ZmqChannel()
     try:
         async with asyncio.TaskGroup() as tasks:
-            life = Life(config, listeners, channel)
-            background = [tasks.create_task(work, name=name) for name, work in life.background()]
+            server = Server(config, listeners, channel)
+            background = [tasks.create_task(work, name=name) for name, work in server.background_tasks()]
             try:
-                return await life.run()
+                return await server.run()
             finally:
-                life.child.kill()
-                life.worker.close()
+                server.child.kill()
+                server.worker.close()
                 for task in background:
                     task.cancel()
     except* Exception as errors:
@@ -88,7 +88,7 @@ class Port:
         self.number: int = listener.getsockname()[1]
         self.connections = Connections(worker.config)
         self._listener = listener
-        self.server = Server(
+        self.server = UvicornServer(
             uvicorn.Config(
                 build(worker, part),
                 http=self.connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
@@ -108,7 +108,7 @@ class Port:
         await self.server.serve(sockets=[self._listener])
 
 
-class Life:
+class Server:
     """The parts of a running worker."""
 
     def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel) -> None:
@@ -118,25 +118,25 @@ class Life:
         metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
         self.worker = Worker(config, self.client, metrics, config.address(port))
         self.child = EngineChild(config, channel.address, self.client)
-        self.publisher: Publisher | None = None
+        self.publisher: IndexPublisher | None = None
         self._channel = channel
         self._port = port
-        self._asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._signal: signal.Signals | None = None
-        self._cut = False
+        self._streams_cut = False
         """Streams were ended by the drain's deadline: no failure of the engine."""
         self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all")]
         if listeners.admin is not None:
             self._ports.append(Port(self.worker, listeners.admin, "admin"))
 
-    def background(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+    def background_tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """What runs beside the HTTP server."""
         yield "engine messages", self.client.run()
         yield "engine process", self.child.run()
         yield "engine watch", self.child.watch()
         yield "start", self._start()
         for port in self._ports:
-            yield f"connections of port {port.number}", port.connections.look_after()
+            yield f"connections of port {port.number}", port.connections.monitor()
 
     async def run(self) -> str:
         """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""
@@ -147,18 +147,18 @@ class Life:
         logger.info("listening on http://%s:%d as %s, advertised as %s", self.config.host, self._port, self.config.pod, self.worker.address)
         if len(self._ports) > 1:
             logger.info("admin paths on http://%s:%d", self.config.host, self._ports[1].number)
-        gone = asyncio.create_task(self.client.gone.wait())
-        asked = asyncio.create_task(self._asked.wait())
+        engine_ended = asyncio.create_task(self.client.ended.wait())
+        stop_requested = asyncio.create_task(self._stop_requested.wait())
         try:
-            await asyncio.wait((gone, asked, *servers), return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
+            await asyncio.wait((engine_ended, stop_requested, *servers), return_when=asyncio.FIRST_COMPLETED)
+            if stop_requested.done():
                 await self._drain()
             else:
                 leaving = asyncio.create_task(self._leave_index())  # at once: no router should choose us while we explain ourselves
-                await asyncio.wait((asked,), timeout=FAILED_SECONDS)
+                await asyncio.wait((stop_requested,), timeout=FAILURE_LINGER_SECONDS)
                 await leaving
-            failure = self.client.state.reason if self.client.gone.is_set() and not self._cut else ""
-            if any(server.done() for server in servers) and not asked.done():
+            failure = self.client.state.reason if self.client.ended.is_set() and not self._streams_cut else ""
+            if any(server.done() for server in servers) and not stop_requested.done():
                 failure = failure or "the HTTP server ended"
             await self._leave_index()
             await self.child.stop(ENGINE_STOP_SECONDS)
@@ -168,7 +168,7 @@ class Life:
             logger.info("ended: %s", failure or "in order")
             return failure
         finally:
-            for task in (gone, asked, *servers):
+            for task in (engine_ended, stop_requested, *servers):
                 task.cancel()
 
     async def _start(self) -> None:
@@ -178,23 +178,23 @@ class Life:
         assert ready is not None
         try:
             if redis := self.config.redis:
-                self.publisher = Publisher(self.config, redis, self.worker.address, ready.page_size)
+                self.publisher = IndexPublisher(self.config, redis, self.worker.address, ready.page_size)
                 writer = self.publisher.writer
                 self.worker.incarnation = lambda: writer.incarnation
                 self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))
                 self.worker.metrics.index_full.set_function(lambda: float(writer.stats.full))
                 self.client.on_events = self.publisher.on_events
                 self.client.on_load = self.publisher.on_load
-            self.worker.warming = warms(self.config)
-            await asyncio.to_thread(self.worker.loaded, ready)
+            self.worker.warming = should_warm_up(self.config)
+            await asyncio.to_thread(self.worker.set_ready, ready)
             settle_collector()
         except Exception as error:
-            self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
+            self.client.mark_failed(f"the engine is ready, but the worker cannot serve: {error}")
             return
         start_up = self.client.state.start_up
         if self.worker.warming:
             start_up.enter("warm", time.monotonic())
-            await warm(self.worker)
+            await warm_up(self.worker)
             self.worker.warming = False
         if self.publisher is not None and not self.worker.draining:
             self.publisher.start(lambda: start_up.join(time.monotonic()))
@@ -208,21 +208,23 @@ class Life:
             ready.backend,
         )
         if ready.sampling_defaults:
-            told = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
-            logger.info("requests that leave them out get what generation_config.json says: %s (--generation-config none: OpenAI's)", told)
+            defaults = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
+            logger.info(
+                "requests that leave them out get what generation_config.json says: %s (--generation-config none: OpenAI's)", defaults
+            )
 
     async def _drain(self) -> None:
         """Leave the index, let running requests finish within the deadline, end the rest with an error event."""
         self.worker.draining = True
-        seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(QUICK_SECONDS, self.config.drain_timeout)
+        seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(INTERRUPT_DRAIN_SECONDS, self.config.drain_timeout)
         logger.info("%s: draining %d requests, at most %g s", self._signal and self._signal.name, self.worker.in_flight, seconds)
         leaving = asyncio.create_task(self._leave_index())
         try:
             async with asyncio.timeout(seconds):
                 await self.worker.idle.wait()
         except TimeoutError:
-            self._cut = not self.client.gone.is_set()
-            self.client.died(f"this worker is shutting down, and the request did not end within {seconds:g} s")
+            self._streams_cut = not self.client.ended.is_set()
+            self.client.mark_failed(f"this worker is shutting down, and the request did not end within {seconds:g} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSING_SECONDS):
                     await self.worker.idle.wait()
@@ -239,4 +241,4 @@ class Life:
             shutil.rmtree(self._channel.address, ignore_errors=True)
             os._exit(128 + number)
         self._signal = number
-        self._asked.set()
+        self._stop_requested.set()

@@ -11,9 +11,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 Matcher = LLMatcher
 
-MOST_LEXER_STATES = 50_000
+MAX_LEXER_STATES = 50_000
 """Of one grammar: each takes 1 to 2 KB. The library's other bounds are as it sets them."""
-NOWHERE, ENDLESS = "NoExtensionBias", "it leads to no text: something in it refers to itself without an end"
+NO_EXTENSION_ERROR, ENDLESS_MESSAGE = "NoExtensionBias", "it leads to no text: something in it refers to itself without an end"
 """What the library says of a grammar from whose beginning no token leads on, and what it means."""
 
 
@@ -30,7 +30,7 @@ class Compiler:
         GrammarError for a tokenizer that llguidance cannot read. Takes a second for 32,000 tokens, with Python's lock held.
         """
         try:
-            self._tokenizer = _read(tokenizer_json, vocabulary, list(eos))
+            self._tokenizer = _read_tokenizer(tokenizer_json, vocabulary, list(eos))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the library is no Exception
@@ -42,17 +42,17 @@ class Compiler:
     def matcher(self, grammar: str) -> Matcher:
         """A matcher at the beginning of `grammar` (llguidance's own text form). Raises GrammarError."""
         matcher = LLMatcher(
-            self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False, max_lexer_states=MOST_LEXER_STATES)
+            self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
         )
         if matcher.is_error():
-            raise GrammarError(error_of(matcher))
+            raise GrammarError(describe_error(matcher))
         return matcher
 
     def fill(self, matcher: Matcher, mask: np.ndarray) -> None:
         """mask [words] uint32: a bit for each token that may come next. Raises GrammarError where a bound was met."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
-            raise GrammarError(error_of(matcher))
+            raise GrammarError(describe_error(matcher))
 
     def special(self, text: str) -> int | None:
         """The id of the special token that `text` is, which no text matches; None where it is ordinary text."""
@@ -60,7 +60,7 @@ class Compiler:
         return tokens[0] if len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0]) else None
 
 
-def _read(tokenizer_json: str, vocabulary: int, eos: list[int]) -> LLTokenizer:
+def _read_tokenizer(tokenizer_json: str, vocabulary: int, eos: list[int]) -> LLTokenizer:
     """With as many tokens as the model has logits; with all of its own where it has more."""
     try:
         return LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=eos or None)
@@ -68,7 +68,7 @@ def _read(tokenizer_json: str, vocabulary: int, eos: list[int]) -> LLTokenizer:
         return LLTokenizer(tokenizer_json, eos_token=eos or None)
 
 
-def error_of(matcher: Matcher) -> str:
+def describe_error(matcher: Matcher) -> str:
     """Its error on one line, cut to a length that an answer can carry."""
     lines = [line.strip() for line in str(matcher.get_error()).replace("<non-verbose/>", "").splitlines() if line.strip()]
-    return ENDLESS if lines == [NOWHERE] else " ".join(lines)[:400]
+    return ENDLESS_MESSAGE if lines == [NO_EXTENSION_ERROR] else " ".join(lines)[:400]

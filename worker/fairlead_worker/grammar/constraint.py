@@ -7,12 +7,12 @@ import msgspec
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag", "calls"]
 
 
-class Thought(msgspec.Struct, frozen=True):
+class ReasoningMarkers(msgspec.Struct, frozen=True):
     """Reasoning that may come before what has a form."""
 
     start: str
     end: str
-    opened: bool
+    is_open: bool
     """The prompt has ended with `start`: reasoning there is. Else an answer may do without."""
     answer: str = ""
     """What an answer without reasoning begins with."""
@@ -29,7 +29,7 @@ class Constraint(msgspec.Struct, frozen=True):
     """Of the request, for errors."""
     whitespace: str | None = None
     """Regular expression between the parts of JSON; None: WHITESPACE, "" : nothing."""
-    thought: Thought | None = None
+    reasoning: ReasoningMarkers | None = None
 
 
 class Setup(msgspec.Struct, frozen=True):

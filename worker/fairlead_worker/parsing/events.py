@@ -24,7 +24,7 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
+class CallStart:
     """The answer calls a tool; its arguments follow. `index`: 0 for an answer's first call."""
 
     index: int
@@ -40,7 +40,7 @@ class CallArguments:
     text: str
 
 
-Event = Text | Reasoning | CallBegun | CallArguments
+Event = Text | Reasoning | CallStart | CallArguments
 
 
 class AnswerParser(Protocol):
@@ -90,7 +90,7 @@ def gather(events: Iterable[Event]) -> Message:
                 texts.append(text)
             case Reasoning(text):
                 thoughts.append(text)
-            case CallBegun(_, id, name):
+            case CallStart(_, id, name):
                 calls.append(Call(id, name))
                 arguments.append([])
             case CallArguments(index, text):

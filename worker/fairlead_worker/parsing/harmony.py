@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import regex
 
 from fairlead_worker.parsing.pattern import match
-from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
-from fairlead_worker.parsing.thinking import ThinkingFormat
+from fairlead_worker.parsing.reasoning import ReasoningFormat
+from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, first, overlap
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _FINAL = "<|channel|>final<|message|>"
-THINKING = ThinkingFormat("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_FINAL}", answer=_FINAL)
+REASONING_FORMAT = ReasoningFormat("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_FINAL}", answer=_FINAL)
 """Where a grammar makes the answer: reasoning, or none, and then the final channel."""
 _HEADER = (
     r"\s*(?:<\|start\|>)?(?:assistant)?(?:\s*to=(?P<to>[^\s<]{1,256}))?"
@@ -29,23 +29,23 @@ _BETWEEN = ("<|start|>", "<|channel|>")
 class Messages:
     """Before a message. An answer that does not begin as one is text: a grammar may have asked for it."""
 
-    thinks = False
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(_HEADER, text, partial=not final)
         if found is not None and found.partial:
             return text, self
         if found is None:
-            return text, Plain()
+            return text, PlainText()
         named = regex.search(_RECIPIENT, f"to={found['to']}" if found["to"] else found["more"])
         name = named["name"] if named is not None else ""
         if found["channel"] == "analysis" and not name:
             return text[found.end() :], _Body("reasoning", self)
-        if name and name in out.tools.schemas:
-            out.begin(name)
+        if name and name in sink.tools.schemas:
+            sink.begin_call(name)
             return text[found.end() :], _Body("call", self)
         if name:  # of no tool: what it says is not lost
-            out.text(text[: found.end()])
+            sink.add_text(text[: found.end()])
         return text[found.end() :], _Body("text", self)
 
 
@@ -54,36 +54,36 @@ class _Body:
     """The content of a message."""
 
     kind: str
-    back: Stage
+    next_stage: Stage
 
     @property
-    def thinks(self) -> bool:
+    def is_reasoning(self) -> bool:
         return self.kind == "reasoning"
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         at, marker = first(text, _ENDS)
         if marker:
-            self._say(text[:at], out)
-            self._over(out)
-            return text[at if marker in _BETWEEN else at + len(marker) :], self.back
+            self._emit(text[:at], sink)
+            self._end_message(sink)
+            return text[at if marker in _BETWEEN else at + len(marker) :], self.next_stage
         keep = 0 if final else overlap(text, _ENDS)
-        self._say(text[: len(text) - keep], out)
+        self._emit(text[: len(text) - keep], sink)
         if final:
-            self._over(out)
-            return "", self.back
+            self._end_message(sink)
+            return "", self.next_stage
         return text[len(text) - keep :], self
 
-    def _say(self, text: str, out: Out) -> None:
+    def _emit(self, text: str, sink: EventSink) -> None:
         match self.kind:
             case "reasoning":
-                out.reasoning(text)
+                sink.add_reasoning(text)
             case "call":
-                out.arguments(text)
+                sink.add_arguments(text)
             case _:
-                out.text(text)
+                sink.add_text(text)
 
-    def _over(self, out: Out) -> None:
+    def _end_message(self, sink: EventSink) -> None:
         if self.kind == "reasoning":
-            out.answer()
+            sink.end_reasoning()
         elif self.kind == "call":
-            out.end()
+            sink.end_call()

@@ -4,7 +4,7 @@ from functools import cache
 
 import regex
 
-MOST_BLANKS = 256
+MAX_BLANKS = 256
 """Taken for what may stand between the parts of a call. Behind more of them no part is looked for: they could go on for ever."""
 
 
@@ -19,4 +19,4 @@ def match(pattern: str, text: str, partial: bool) -> "regex.Match[str] | None":
 
 @cache
 def _compiled(pattern: str) -> "regex.Pattern[str]":
-    return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MOST_BLANKS}}}+"))
+    return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_BLANKS}}}+"))

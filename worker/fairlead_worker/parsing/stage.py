@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fairlead_worker.parsing.events import TOOL_CALLS, CallArguments, CallBegun, Event, Reasoning, Text
+from fairlead_worker.parsing.events import TOOL_CALLS, CallArguments, CallStart, Event, Reasoning, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Tools:
     """What an answer may call: schemas of parameters by name."""
 
     schemas: Mapping[str, Any] = field(default_factory=dict)
-    one: bool = False
+    at_most_one: bool = False
     """At most one call (`parallel_tool_calls: false`)."""
 
 
@@ -33,72 +33,72 @@ def short_call_id() -> str:
     return secrets.token_hex(5)[:9]
 
 
-class Out:
+class EventSink:
     """Where a stage's findings go. Blanks between text, reasoning and calls belong to none of them."""
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = call_id) -> None:
         self.tools = tools
-        self.calls = 0
-        self.whole = 0
+        self.num_calls = 0
+        self.num_complete_calls = 0
         """Calls whose arguments are all there, and JSON."""
         self._new_id = new_id
         self._events: list[Event] = []
         self._blank = ""
         """Blanks after text, that a call may follow."""
-        self._thought_blank = ""
-        self._leading = False
+        self._reasoning_blank = ""
+        self._strip_leading = False
         """Blanks are to be left out: reasoning has just ended."""
-        self._thinking = False
+        self._in_reasoning = False
         self._arguments: list[str] = []
 
     def drain(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
-    def text(self, text: str) -> None:
-        if self._leading:
+    def add_text(self, text: str) -> None:
+        if self._strip_leading:
             text = text.lstrip()
         text = self._blank + text
         kept = text.rstrip() if self.tools.schemas else text
         self._blank = text[len(kept) :]
         if kept:
-            self._leading = False
+            self._strip_leading = False
             self._events.append(Text(kept))
 
-    def reasoning(self, text: str) -> None:
-        text = self._thought_blank + text if self._thinking else text.lstrip()
+    def add_reasoning(self, text: str) -> None:
+        text = self._reasoning_blank + text if self._in_reasoning else text.lstrip()
         kept = text.rstrip()
-        self._thought_blank = text[len(kept) :]
+        self._reasoning_blank = text[len(kept) :]
         if kept:
-            self._thinking = True
+            self._in_reasoning = True
             self._events.append(Reasoning(kept))
 
-    def answer(self) -> None:
+    def end_reasoning(self) -> None:
         """Reasoning has ended."""
-        self._leading = True
+        self._strip_leading = True
 
-    def begin(self, name: str) -> None:
+    def begin_call(self, name: str) -> None:
         """A call of a tool that `tools` has."""
-        self._blank, self._leading, self._arguments = "", True, []
-        self._events.append(CallBegun(self.calls, self._new_id(), name))
-        self.calls += 1
+        self._blank, self._strip_leading, self._arguments = "", True, []
+        self._events.append(CallStart(self.num_calls, self._new_id(), name))
+        self.num_calls += 1
 
-    def arguments(self, text: str) -> None:
+    def add_arguments(self, text: str) -> None:
         if text:
             self._arguments.append(text)
-            self._events.append(CallArguments(self.calls - 1, text))
+            self._events.append(CallArguments(self.num_calls - 1, text))
 
-    def end(self) -> None:
+    def end_call(self) -> None:
         """The call's arguments are all there."""
         try:
             msgspec.json.decode("".join(self._arguments), type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return
-        self.whole += 1
+        self.num_complete_calls += 1
 
     def close(self) -> None:
         """The answer has ended: blanks that no call has followed are its text."""
-        if self._blank and not self._leading:
+        if self._blank and not self._strip_leading:
             self._events.append(Text(self._blank))
         self._blank = ""
 
@@ -107,20 +107,20 @@ class Stage(Protocol):
     """Something that an answer may be in the middle of."""
 
     @property
-    def thinks(self) -> bool:
+    def is_reasoning(self) -> bool:
         """Whether its tokens are reasoning."""
 
-    def take(self, text: str, final: bool, out: Out) -> "tuple[str, Stage]":
+    def consume(self, text: str, final: bool, sink: EventSink) -> "tuple[str, Stage]":
         """(text to be seen again, by whom). `final`: no more text comes; what is left is left out."""
 
 
-class Plain:
+class PlainText:
     """Nothing but text."""
 
-    thinks = False
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        out.text(text)
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
+        sink.add_text(text)
         return "", self
 
 
@@ -130,31 +130,31 @@ class Parser:
     def __init__(self, stage: Stage, tools: Tools, new_id: Callable[[], str] = call_id) -> None:
         self.reasoning_tokens = 0
         self._stage = stage
-        self._out = Out(tools, new_id)
+        self._sink = EventSink(tools, new_id)
         self._held = ""
 
     @property
     def complete(self) -> bool:
-        return self._out.tools.one and self._out.whole > 0
+        return self._sink.tools.at_most_one and self._sink.num_complete_calls > 0
 
     def feed(self, text: str, token: bool = True) -> list[Event]:
-        thought = self._stage.thinks
+        thought = self._stage.is_reasoning
         if text:
             self._held += text
             self._run(final=False)
-        self.reasoning_tokens += token and (thought or self._stage.thinks)
-        return self._out.drain()
+        self.reasoning_tokens += token and (thought or self._stage.is_reasoning)
+        return self._sink.drain()
 
     def finish(self, reason: str) -> tuple[list[Event], str]:
         self._run(final=True)
-        self._out.close()
-        ended = reason == "stop" and self._out.calls > 0 and self._out.whole == self._out.calls
-        return self._out.drain(), TOOL_CALLS if ended else reason
+        self._sink.close()
+        ended = reason == "stop" and self._sink.num_calls > 0 and self._sink.num_complete_calls == self._sink.num_calls
+        return self._sink.drain(), TOOL_CALLS if ended else reason
 
     def _run(self, final: bool) -> None:
         while not self.complete:
             stage, before = self._stage, len(self._held)
-            self._held, self._stage = stage.take(self._held, final, self._out)
+            self._held, self._stage = stage.consume(self._held, final, self._sink)
             if self._stage is stage and len(self._held) == before:
                 return
         self._held = ""

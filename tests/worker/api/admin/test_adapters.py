@@ -286,7 +286,7 @@ async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Pat
     engine.change_adapter = AsyncMock(
         side_effect=lambda message: AdapterChanged(message.number, info=AdapterInfo(message.number, message.name, "", "", 8))
     )
-    monkeypatch.setattr("fairlead_worker.api.engine.adapters.LOAD_SECONDS", 0.2)
+    monkeypatch.setattr("fairlead_worker.api.engine.adapters.LOAD_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(
         "fairlead_worker.lora.source.adapter_folder", lambda name, uri, cache: (name != "slow" or answers.wait(30)) and tmp_path
     )

@@ -11,7 +11,7 @@ from tests.worker.api.process import WorkerProcess
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
-from fairlead_worker.api.admin.prefix_warmup import bearer
+from fairlead_worker.api.admin.prefix_warmup import build_bearer
 from fairlead_worker.api.engine.client import EngineClient, EngineGone
 from fairlead_worker.messages import AskHot, Hot, Ready, Step
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
@@ -80,7 +80,7 @@ def test_token_ids_of_prompts_are_told_to_holders_of_the_services_credential_alo
     path = "/internal/hot-prefixes/64"
     assert worker.client.get(path).status_code == 401
     assert worker.client.get(path, headers={"authorization": "Bearer " + "0" * 64}).status_code == 401
-    assert worker.client.get(path, headers={"authorization": bearer(access)}).status_code == 200
+    assert worker.client.get(path, headers={"authorization": build_bearer(access)}).status_code == 200
 
 
 async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() -> None:
@@ -91,9 +91,9 @@ async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() 
     try:
         end.send(Ready(max_model_len=16, page_size=16, pages=1, model_digest="m", vocabulary_size=9))
         await client.ready.wait()
-        asking = asyncio.create_task(client.hottest(64))
+        asking = asyncio.create_task(client.hot_prefixes(64))
         assert await asyncio.to_thread(end.receive, None) == [AskHot(64)]
-        client.died("the drain is over")
+        client.mark_failed("the drain is over")
         with pytest.raises(EngineGone):
             await asking
         end.send(Hot(()))

@@ -64,11 +64,11 @@ def test_a_hung_engine_counts_as_dead(start: Start) -> None:
         next(events)
         os.kill(worker.engine_pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as beside:
-            unbegun = beside.submit(httpx.post, f"{worker.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+            num_waiting = beside.submit(httpx.post, f"{worker.url}/v1/completions", json={"prompt": "x"}, timeout=60)
             *_, last = events
         assert isinstance(last, dict)
         assert "no sign of life" in last["error"]["message"]
-        refused = unbegun.result()
+        refused = num_waiting.result()
         assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "lost")  # a router counts it
     assert worker.wait(15) == 1
     assert "no sign of life" in worker.termination_log.read_text()

@@ -11,7 +11,7 @@ from tests.worker.api.process import WorkerProcess, until
 from tests.worker.weights.throttle import Throttle
 
 from fairlead_worker.api.engine.client import EngineState
-from fairlead_worker.api.engine.load_progress import SILENT_WORK, LoadWatch, Work
+from fairlead_worker.api.engine.load_progress import SILENT_WORK_SECONDS, LoadWatch, Work
 
 
 @pytest.fixture
@@ -59,24 +59,24 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
 
 def test_work_counts_where_reports_are_silent_but_not_for_ever_and_not_in_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
-    monkeypatch.setattr(Work, "of", lambda session: work)
+    monkeypatch.setattr(Work, "measure", lambda session: work)
     state = EngineState(phase="loading", stage="Preparing", advanced=100.0)
     watch = LoadWatch(state, 1)
     work = Work(0, 5.0)
-    watch.look(200.0)
-    assert state.advanced == 200.0
-    watch.look(300.0)
-    assert state.advanced == 200.0, "nothing more was done"
+    watch.check(200.0)
+    assert state.last_progress_at == 200.0
+    watch.check(300.0)
+    assert state.last_progress_at == 200.0, "nothing more was done"
     work = Work(2 << 20, 5.0)
-    watch.look(400.0)
-    assert state.advanced == 400.0
+    watch.check(400.0)
+    assert state.last_progress_at == 400.0
     work = Work(9 << 20, 50.0)
-    watch.look(101.0 + SILENT_WORK)
-    assert state.advanced == 400.0, "busy, and without a report for too long"
-    state.advanced, state.stage = 5000.0, "Downloading"
+    watch.check(101.0 + SILENT_WORK_SECONDS)
+    assert state.last_progress_at == 400.0, "busy, and without a report for too long"
+    state.last_progress_at, state.stage = 5000.0, "Downloading"
     work = Work(2 << 20, 500.0)
-    watch.look(5100.0)
-    assert state.advanced == 5000.0
+    watch.check(5100.0)
+    assert state.last_progress_at == 5000.0
 
 
 def test_the_work_of_a_process_is_seen() -> None:

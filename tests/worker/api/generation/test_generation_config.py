@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.generation.sampling import wanted
+from fairlead_worker.api.generation.sampling import build_sampling_request
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
 from fairlead_worker.model.generation_config import sampling_defaults
 
@@ -26,11 +26,11 @@ def test_what_is_valid_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_request_has_the_last_word() -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
-    base = wanted(ChatRequest(), defaults).base
+    base = build_sampling_request(ChatRequest(), defaults).sampling
     assert {name: getattr(base, name) for name in defaults} == defaults
-    own = wanted(CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults).base
+    own = build_sampling_request(CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults).sampling
     assert (own.temperature, own.top_k, own.top_p, own.min_p, own.repetition_penalty) == (0, 0, 1, 0, 1)
-    plain = wanted(ChatRequest(), {}).base
+    plain = build_sampling_request(ChatRequest(), {}).sampling
     assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p, plain.repetition_penalty) == (1, 0, 1, 0, 1)
 
 

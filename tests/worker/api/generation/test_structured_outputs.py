@@ -17,7 +17,7 @@ from openai import OpenAI
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.grammar_check import GrammarCheck
+from fairlead_worker.api.grammar_checker import GrammarChecker
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
@@ -196,12 +196,12 @@ async def test_a_request_whose_grammar_is_being_tried_counts_as_waiting() -> Non
     tried = asyncio.Event()
 
     class Checks:
-        async def grammar(self, _: Constraint) -> str:
+        async def compile(self, _: Constraint) -> str:
             await tried.wait()
             return "start: /a/"
 
-    worker._grammars = cast(GrammarCheck, Checks())
-    asking = asyncio.create_task(worker.grammar(Constraint("regex", "a", "test")))
+    worker._grammars = cast(GrammarChecker, Checks())
+    asking = asyncio.create_task(worker.compile_grammar(Constraint("regex", "a", "test")))
     await asyncio.sleep(0)
     client._step(Step(load=Load(waiting=1)))
     assert client.state.load.waiting == 2

@@ -101,7 +101,7 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
     load = Load(prompt_tokens=100, cached_tokens=64, host=HostLoad(total=40, used=30, saved=50, loaded=3, dropped=20, cached_tokens=48))
     for seen, expected in ((load, (16, 48, 40, 30, 50, 3, 20)), (Load(cached_tokens=64), (64, 0, 0, 0, 0, 0, 0))):
         engine: Any = SimpleNamespace(state=SimpleNamespace(load=seen, start_up=StartUp(0.0), ready=None), serving=True)
-        text = Metrics(engine, "m").text().decode()
+        text = Metrics(engine, "m").render().decode()
         assert 'fairlead_prefix_cache_hits_total{model_name="m"} 64.0' in text, "both tiers"
         names = ("pages", "used_pages", "saved_pages_total", "loaded_pages_total", "dropped_pages_total")
         shown = [f'fairlead_prefix_cache_tier_hits_total{{model_name="m",tier="{tier}"}}' for tier in ("device", "host")]

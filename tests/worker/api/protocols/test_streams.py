@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fairlead_common.protocols.messages import MessagesBody
 from fairlead_common.protocols.responses import ResponsesBody
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.choice import Piece
+from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.protocols.anthropic_messages import MessagesWriter
 from fairlead_worker.api.protocols.openai_responses import ResponsesWriter
 from fairlead_worker.messages import Sampling, TokenLogprobs
-from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
+from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
@@ -28,7 +28,7 @@ class Chosen:
     reasoning_tokens = 2
 
     def __init__(self, reason: str) -> None:
-        self.shown_reason = reason
+        self.client_finish_reason = reason
 
 
 class Submitted:
@@ -38,7 +38,7 @@ class Submitted:
 class Answered:
     """A prepared request that was answered."""
 
-    scored = False
+    needs_prompt_logprobs = False
     submissions = (Submitted(),)
 
     def __init__(self, reason: str) -> None:
@@ -62,7 +62,7 @@ def answers(draw: st.DrawFn) -> tuple[list[list[Event]], str]:
     calls = 0
     for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=5)):
         if kind == "call":
-            events.append(CallBegun(calls, f"call_{calls}", draw(st.sampled_from(("f", "g")))))
+            events.append(CallStart(calls, f"call_{calls}", draw(st.sampled_from(("f", "g")))))
             events += [
                 CallArguments(calls, text) for text in draw(st.sampled_from(([], ["{}"], ['{"a": ', '[1, "é"]', "}"], ['{"a"', ": 1}"])))
             ]
@@ -81,12 +81,12 @@ def writers(reason: str) -> tuple[ResponsesWriter, MessagesWriter]:
 
 
 def run(writer: Any, pieces: list[list[Event]], *, stream: bool) -> Any:
-    batches = [[(0, Piece("", [at], [TokenLogprobs(-0.5)], parsed=events))] for at, events in enumerate(pieces)]
+    batches = [[(0, OutputDelta("", [at], [TokenLogprobs(-0.5)], parsed_events=events))] for at, events in enumerate(pieces)]
     if stream:
         return writer.begin() + b"".join(map(writer.add, batches)) + writer.end(b": usage 7 5\n\n")
     for batch in batches:
-        writer.keep(batch)
-    return writer.whole()
+        writer.collect(batch)
+    return writer.document()
 
 
 def parsed_response(data: bytes) -> list[Any]:

@@ -13,10 +13,10 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from starlette.routing import Route
 
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.sampling import Wanted, wanted
+from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
-from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, rendered
-from fairlead_worker.api.reference.openapi import BODIES, document
+from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, render
+from fairlead_worker.api.reference.openapi import BODIES, build_document
 from fairlead_worker.api.schema import StreamOptions, parse
 
 ROOT = Path(__file__).parents[4]
@@ -24,12 +24,12 @@ VALUES: dict[str, Any] = {"stream_options": {"include_obfuscation": True}}
 """Refused ones."""
 
 
-def understood(path: str, **fields: Any) -> Wanted:
-    return wanted(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {})
+def understood(path: str, **fields: Any) -> SamplingRequest:
+    return build_sampling_request(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {})
 
 
 def test_the_page_is_what_the_schema_says() -> None:
-    assert (ROOT / PAGE).read_text() == rendered(), f"{PAGE} is stale: run `make api-docs`"
+    assert (ROOT / PAGE).read_text() == render(), f"{PAGE} is stale: run `make api-docs`"
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -45,7 +45,7 @@ def test_the_page_is_true(path: str) -> None:
                 understood(path, **{field: value})
             assert (refused.value.status, refused.value.param) == (400, field)
             assert field in refused.value.message
-        for value in (None, *REFUSALS[field].taken):
+        for value in (None, *REFUSALS[field].accepted):
             assert understood(path, **{field: value}) == understood(path)
     assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in HINTS.keys() & known)
     assert not known & set(OPENAI[path]), "a field that is known now is no longer ignored"
@@ -78,7 +78,7 @@ def test_stream_options_are_the_sdks() -> None:
 
 def test_the_document_has_every_path_and_field() -> None:
     routes = [Route(path, lambda: None, methods=["POST"]) for path in BODIES]  # type: ignore[arg-type, return-value]  # never called
-    said = document(routes)
+    said = build_document(routes)
     for path, body in BODIES.items():
         (_, _, name) = said["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")
         schema = {**said["components"]["schemas"][name], "components": said["components"]}

@@ -9,19 +9,19 @@ import time
 import msgspec
 
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.engine.load_progress import LoadWatch, stuck
+from fairlead_worker.api.engine.load_progress import LoadWatch, describe_stuck_load
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.ending import ending
 from fairlead_worker.engine_process import Start
 
 logger = logging.getLogger(__name__)
 
-QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for work sleep. By default they spin for milliseconds: on a core that the API process, a client or another pod wants
 too, a step then takes ten times as long (4 to 18 tokens a second instead of 70 to 160, 2 threads on 2 busy cores). The environment wins."""
-LOOK_AFTER = 1.0
+PROGRESS_CHECK_SECONDS = 1.0
 """Seconds without a report after which a load's work is looked at, which costs a millisecond."""
-LAST_WORDS_SECONDS = 0.5
+FAILURE_REASON_SECONDS = 0.5
 """How long the engine's own reason may take to arrive after its process has ended."""
 
 
@@ -44,7 +44,7 @@ class EngineChild:
             "-m",
             "fairlead_worker.engine_process",
             stdin=asyncio.subprocess.PIPE,
-            env=QUIET_THREADS | dict(os.environ),
+            env=PASSIVE_THREADS | dict(os.environ),
             # Its own session: signals for the API process's group (Ctrl-C, `kill -- -group`) must not cut streams that drain.
             start_new_session=True,
         )
@@ -55,37 +55,37 @@ class EngineChild:
             return
         try:
             # `Failed` may still be in the socket, and names the cause better than an exit status does.
-            async with asyncio.timeout(LAST_WORDS_SECONDS):
-                await self._client.gone.wait()
+            async with asyncio.timeout(FAILURE_REASON_SECONDS):
+                await self._client.ended.wait()
         except TimeoutError:
-            self._client.died(ending("the engine process", status))
+            self._client.mark_failed(ending("the engine process", status))
 
     async def watch(self) -> None:
         """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""
-        looks = 0
+        failed_checks = 0
         while True:
             await asyncio.sleep(1.0)
-            problem = self._problem()
+            problem = self._find_problem()
             # Twice in a row: when this process itself was frozen (a paused container, a debugger), the first look comes before the
             # messages that have gathered are read.
-            looks = looks + 1 if problem else 0
-            if looks == 2:
-                self._client.died(problem)
+            failed_checks = failed_checks + 1 if problem else 0
+            if failed_checks == 2:
+                self._client.mark_failed(problem)
                 self.kill()
                 return
 
-    def _problem(self) -> str:
+    def _find_problem(self) -> str:
         """Why the engine has to go; empty while it loads and gets on, or is heard."""
         if self._client.serving:
-            silence, longest = self._client.silent_for(), self._config.engine_timeout
+            silence, longest = self._client.seconds_since_message(), self._config.engine_timeout
             return f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
         if self._process is None:
             return ""
         self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)
-        if self._client.stuck_for() > LOOK_AFTER:
-            self._loading.look(time.monotonic())
-        seconds = self._client.stuck_for()
-        return stuck(self._client.state, seconds) if seconds > self._config.load_timeout else ""
+        if self._client.seconds_without_progress() > PROGRESS_CHECK_SECONDS:
+            self._loading.check(time.monotonic())
+        seconds = self._client.seconds_without_progress()
+        return describe_stuck_load(self._client.state, seconds) if seconds > self._config.load_timeout else ""
 
     async def stop(self, grace: float) -> None:
         """End the process: politely, and after `grace` seconds for certain."""

@@ -39,10 +39,10 @@ from fairlead_worker.transport import Channel
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_RATE = 2000.0
+DEFAULT_PREFILL_RATE = 2000.0
 """Prompt tokens a second, before any were measured."""
 
-MOST_BEHIND = 64 << 20
+MAX_UNREAD_BYTES = 64 << 20
 """Bytes, roughly, of outputs that wait for one client to take what came before them."""
 
 Phase = Literal["starting", "loading", "ready", "failed"]
@@ -73,7 +73,7 @@ class ClientTooSlow(Exception):
     """Too much has come for a client that takes nothing."""
 
 
-class EngineRefuses(EngineGone):
+class EngineNotReady(EngineGone):
     """The engine had ended, or was not ready yet, when the request came: it never saw it."""
 
 
@@ -108,12 +108,12 @@ class EngineState:
     """Of what gets on elsewhere: `messages.Loading`."""
     start_up: StartUp = field(default_factory=lambda: StartUp(time.monotonic()))
     """How long each phase took."""
-    advanced: float = field(default_factory=time.monotonic)
+    last_progress_at: float = field(default_factory=time.monotonic)
     """Monotonic time at which the load last got on."""
     reason: str = ""
     ready: Ready | None = None
     load: Load = field(default_factory=Load)
-    heard: float = 0.0
+    last_message_at: float = 0.0
     """Monotonic time of the engine's last message."""
     stall_seconds: float = 0.0
     """How long a decode that ran all the time would have waited for others' prefill, since the start."""
@@ -125,7 +125,7 @@ class Generation:
     def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
         self._client = client
         self._arrived: list[tuple[int, Output] | EngineGone] = []
-        self._behind = 0
+        self._unread_bytes = 0
         """Bytes of them, roughly."""
         self._waiter: asyncio.Future[None] | None = None
         """Who waits for the first of them: a list and a future, for a queue's locks and waiters cost more at every token."""
@@ -135,7 +135,7 @@ class Generation:
 
     async def __aenter__(self) -> "Generation":
         for index, submission in enumerate(self._submissions):
-            self._client.register(self._ids[index], submission, self._deliverer(index))
+            self._client.register(self._ids[index], submission, self._make_deliver(index))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -153,17 +153,17 @@ class Generation:
 
         Raises `EngineGone`; `ClientTooSlow` where more than `MOST_BEHIND` came since the last batch was asked for.
         """
-        while self._open or self._behind > MOST_BEHIND:
+        while self._open or self._unread_bytes > MAX_UNREAD_BYTES:
             if not self._arrived:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            if self._behind > MOST_BEHIND:
-                raise ClientTooSlow(f"more than {MOST_BEHIND} bytes waited for a client that did not read")
-            arrived, self._arrived, self._behind = self._arrived, [], 0
-            batch = [self._checked(item) for item in arrived]
-            yield [(index, output) for index, output in batch if self._takes(index, output)]
+            if self._unread_bytes > MAX_UNREAD_BYTES:
+                raise ClientTooSlow(f"more than {MAX_UNREAD_BYTES} bytes waited for a client that did not read")
+            arrived, self._arrived, self._unread_bytes = self._arrived, [], 0
+            batch = [self._raise_if_ended(item) for item in arrived]
+            yield [(index, output) for index, output in batch if self._is_wanted(index, output)]
 
-    def _takes(self, index: int, output: Output) -> bool:
+    def _is_wanted(self, index: int, output: Output) -> bool:
         if index not in self._open:
             return False
         if output.finish is not None:
@@ -171,25 +171,25 @@ class Generation:
         return True
 
     @staticmethod
-    def _checked(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
+    def _raise_if_ended(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
         if isinstance(item, EngineGone):
             raise item
         return item
 
-    def _take_in(self, index: int, output: Output) -> None:
-        self._behind += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
-        if self._behind <= MOST_BEHIND:
+    def _store(self, index: int, output: Output) -> None:
+        self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
+        if self._unread_bytes <= MAX_UNREAD_BYTES:
             self._arrived.append((index, output))
         else:  # nothing more of it is kept, and the engine need not go on
             for each in tuple(self._open):
                 self.abort(each)
 
-    def _deliverer(self, index: int) -> "Deliver":
+    def _make_deliver(self, index: int) -> "Deliver":
         def deliver(item: Output | EngineGone) -> None:
             if isinstance(item, EngineGone):
                 self._arrived.append(item)
             else:
-                self._take_in(index, item)
+                self._store(index, item)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 
@@ -205,33 +205,33 @@ class EngineClient:
     def __init__(self, channel: Channel) -> None:
         self.state = EngineState()
         self.ready = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.ended = asyncio.Event()
         self.on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None
         self.on_load: Callable[[Load], None] = lambda load: None
         self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
-        self._unbegun: set[str] = set()
-        self.checked = 0
+        self._awaiting_first_token: set[str] = set()
+        self.grammars_pending = 0
         """Requests whose grammar is being tried, or waits for that, before the engine knows of them."""
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
         """LoRA adapters that the engine was asked to load or unload."""
-        self._asked: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
+        self._hot_prefix_requests: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
 
     @property
     def serving(self) -> bool:
         return self.state.phase == "ready"
 
     @property
-    def unbegun(self) -> int:
+    def num_waiting(self) -> int:
         """Sequences that wait for their first token."""
-        return len(self._unbegun)
+        return len(self._awaiting_first_token)
 
-    def expected_wait(self) -> float:
+    def estimate_wait(self) -> float:
         """Seconds until what waits now has been begun: by the prefill rate, or a guess of one where none was measured."""
         load = self.state.load
-        return load.backlog_tokens / (load.prefill_rate or UNKNOWN_RATE) + load.step_seconds
+        return load.backlog_tokens / (load.prefill_rate or DEFAULT_PREFILL_RATE) + load.step_seconds
 
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
@@ -242,7 +242,7 @@ class EngineClient:
     def register(self, id: str, submission: Submission, deliver: Deliver) -> None:
         """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
         if not self.serving:
-            raise EngineRefuses(self.state.reason or "the engine is not ready")
+            raise EngineNotReady(self.state.reason or "the engine is not ready")
         self._channel.send(
             Submit(
                 id=id,
@@ -258,28 +258,28 @@ class EngineClient:
             )
         )
         self._receivers[id] = deliver
-        self._unbegun.add(id)
+        self._awaiting_first_token.add(id)
 
     def abort(self, id: str) -> None:
-        self._unbegun.discard(id)
+        self._awaiting_first_token.discard(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
 
     async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """What came of it, after the engine's current step, or of a `FetchAdapter` once other nodes have said. Raises EngineGone."""
         if not self.serving:
-            raise EngineRefuses(self.state.reason or "the engine is not ready")
+            raise EngineNotReady(self.state.reason or "the engine is not ready")
         change: asyncio.Future[AdapterChanged] = asyncio.get_running_loop().create_future()
         self._changes[message.number] = change
         self._channel.send(message)
         return await change
 
-    async def hottest(self, tokens: int) -> tuple[HotPrefix, ...]:
+    async def hot_prefixes(self, tokens: int) -> tuple[HotPrefix, ...]:
         """The prefixes that most requests shared, of at most `tokens` tokens together; after the step under way."""
         if not self.serving:
             return ()
         answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        self._hot_prefix_requests.append(answer)
         self._channel.send(AskHot(tokens))
         return await answer
 
@@ -287,41 +287,41 @@ class EngineClient:
         """Ask the engine to end after its current step."""
         self._channel.send(Stop())
 
-    def silent_for(self) -> float:
-        """Seconds since the engine was heard; 0 until it is ready, since loading may be long."""
-        return time.monotonic() - self.state.heard if self.serving else 0.0
+    def seconds_since_message(self) -> float:
+        """Seconds since the engine was last_message_at; 0 until it is ready, since loading may be long."""
+        return time.monotonic() - self.state.last_message_at if self.serving else 0.0
 
-    def stuck_for(self) -> float:
+    def seconds_without_progress(self) -> float:
         """Seconds since a load last got on; 0 when nothing loads."""
-        return time.monotonic() - self.state.advanced if self.state.phase in ("starting", "loading") else 0.0
+        return time.monotonic() - self.state.last_progress_at if self.state.phase in ("starting", "loading") else 0.0
 
     async def run(self) -> None:
         """Receive until cancelled."""
         while True:
-            self._take(await self._channel.receive())
+            self._handle(await self._channel.receive())
 
-    def died(self, reason: str) -> None:
+    def mark_failed(self, reason: str) -> None:
         """The engine has ended. The first reason stands: it is nearest to the cause."""
         if self.state.phase != "failed":
             self.state.phase = "failed"
             self.state.reason = reason
             logger.error("engine: %s", reason)
         receivers, self._receivers = self._receivers, {}
-        self._unbegun.clear()
+        self._awaiting_first_token.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
         changes, self._changes = self._changes, {}
         for change in changes.values():
             if not change.done():
                 change.set_exception(EngineGone(self.state.reason))
-        asked, self._asked = self._asked, deque()
-        for answer in asked:
+        requests, self._hot_prefix_requests = self._hot_prefix_requests, deque()
+        for answer in requests:
             if not answer.done():
                 answer.set_exception(EngineGone(self.state.reason))
-        self.gone.set()
+        self.ended.set()
 
-    def _take(self, message: FromEngine) -> None:
-        self.state.heard = time.monotonic()
+    def _handle(self, message: FromEngine) -> None:
+        self.state.last_message_at = time.monotonic()
         match message:
             case Step():
                 self._step(message)
@@ -331,7 +331,7 @@ class EngineClient:
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
-                    self.state.start_up.enter("prompts", self.state.heard)
+                    self.state.start_up.enter("prompts", self.state.last_message_at)
                     self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
             case AdapterChanged(number=number):
@@ -339,25 +339,29 @@ class EngineClient:
                 if change is not None and not change.done():
                     change.set_result(message)
             case Hot(prefixes=prefixes):
-                answer = self._asked.popleft() if self._asked else None  # none: `died` has told all who asked
+                answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None  # none: `died` has told all who asked
                 if answer is not None and not answer.done():  # whoever asked may have gone
                     answer.set_result(prefixes)
             case Failed(reason=reason):
-                self.died(reason)
+                self.mark_failed(reason)
 
     def _loading(self, message: Loading) -> None:
         state, step = self.state, f"{message.phase} {message.detail}".strip()
         if step != state.step:
             logger.info("loading: %s", step)
-        state.start_up.enter(message.phase, state.heard)
+        state.start_up.enter(message.phase, state.last_message_at)
         if (step, message.percent, message.done, message.beat) != (state.step, state.percent, state.done, state.beat):
-            state.advanced = state.heard
+            state.last_progress_at = state.last_message_at
         state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent
         state.done, state.total, state.beat = message.done, message.total, message.beat
 
     def _step(self, step: Step) -> None:
         if step.load is not None:
-            load = msgspec.structs.replace(step.load, waiting=step.load.waiting + self.checked) if self.checked else step.load
+            load = (
+                msgspec.structs.replace(step.load, waiting=step.load.waiting + self.grammars_pending)
+                if self.grammars_pending
+                else step.load
+            )
             self.state.load = load
             self.on_load(load)
         if step.seconds:
@@ -366,7 +370,7 @@ class EngineClient:
         if step.events:
             self.on_events(step.events)
         for output in step.each():
-            self._unbegun.discard(output.id)
+            self._awaiting_first_token.discard(output.id)
             deliver = self._receivers.get(output.id)
             if deliver is None:
                 continue

@@ -11,7 +11,7 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.messages import CacheEvent, Load
 
 
-class Publisher:
+class IndexPublisher:
     """Feeds one IndexWriter. Made when the engine is ready, and not before: what joins is chosen."""
 
     def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from fairlead_worker.api.engine.client import EngineState
 
-ENOUGH_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """Read or written since the last look that counted: above what logging and messages make."""
-ENOUGH_CPU = 1.0
+MIN_CPU = 1.0
 """Seconds of CPU since then."""
-SILENT_WORK = 1800.0
+SILENT_WORK_SECONDS = 1800.0
 """Seconds that work counts for after the last report: two threads that wait for each other in a loop would look busy for ever."""
-COMPUTING = ("Starting", "Loading", "Preparing")
+COMPUTING_STAGES = ("Starting", "Loading", "Preparing")
 """Stages in which computing is getting on; a download that tries again and again computes too."""
-TICKS = 100.0
+TICKS_PER_SECOND = 100.0
 """Of a second, in /proc: USER_HZ, the same on every Linux that Python runs on."""
 
 
@@ -29,7 +29,7 @@ class Work:
     cpu_seconds: float = 0.0
 
     @classmethod
-    def of(cls, session: int) -> "Work":
+    def measure(cls, session: int) -> "Work":
         """Of all processes of a session; one that ends meanwhile is not counted."""
         moved, ticks = 0, 0
         for path in Path("/proc").glob("[0-9]*"):
@@ -42,33 +42,33 @@ class Work:
                 moved += int(counts["rchar"]) + int(counts["wchar"]) + int(counts["read_bytes"])
             except (OSError, ValueError, KeyError, IndexError):
                 continue
-        return cls(moved, ticks / TICKS)
+        return cls(moved, ticks / TICKS_PER_SECOND)
 
 
 class LoadWatch:
-    """Looks at the work of one engine while it loads, and moves `state.advanced` on where there was some."""
+    """Looks at the work of one engine while it loads, and moves `state.last_progress_at` on where there was some."""
 
     def __init__(self, state: EngineState, session: int) -> None:
         self._state, self._session = state, session
         self._counted = Work()
-        self._reported = state.advanced
-        self._moved = state.advanced
-        """What we set `advanced` to; anything else there is a report's."""
+        self._reported = state.last_progress_at
+        self._moved = state.last_progress_at
+        """What we set `last_progress_at` to; anything else there is a report's."""
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         state = self._state
-        if state.advanced != self._moved:
-            self._reported = self._moved = state.advanced
-        if now - self._reported > SILENT_WORK:
+        if state.last_progress_at != self._moved:
+            self._reported = self._moved = state.last_progress_at
+        if now - self._reported > SILENT_WORK_SECONDS:
             return
-        work = Work.of(self._session)
-        computed = state.stage in COMPUTING and work.cpu_seconds - self._counted.cpu_seconds >= ENOUGH_CPU
-        if computed or abs(work.bytes - self._counted.bytes) >= ENOUGH_BYTES:
+        work = Work.measure(self._session)
+        computed = state.stage in COMPUTING_STAGES and work.cpu_seconds - self._counted.cpu_seconds >= MIN_CPU
+        if computed or abs(work.bytes - self._counted.bytes) >= MIN_BYTES:
             self._counted = work
-            state.advanced = self._moved = now
+            state.last_progress_at = self._moved = now
 
 
-def stuck(state: EngineState, seconds: float) -> str:
+def describe_stuck_load(state: EngineState, seconds: float) -> str:
     """What a person reads of a load that was ended: in which step, how far it was, and where to look."""
     amount = f" ({state.done / 2**30:.1f} of {state.total / 2**30:.1f} GiB)" if state.total else ""
     where = {

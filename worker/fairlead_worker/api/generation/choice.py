@@ -19,7 +19,7 @@ class SequenceFailed(Exception):
 
 
 @dataclass(slots=True)
-class Piece:
+class OutputDelta:
     """What an output added for the client to see."""
 
     text: str = ""
@@ -27,34 +27,34 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Parallel to `tokens`; empty where none were asked for."""
-    last: bool = False
+    is_last: bool = False
     """The sequence ends with this piece."""
-    parsed: list[Event] | None = None
+    parsed_events: list[Event] | None = None
     """What a parser made of the text; None where there is none, and all is text."""
 
     @property
     def events(self) -> list[Event]:
-        if self.parsed is not None:
-            return self.parsed
+        if self.parsed_events is not None:
+            return self.parsed_events
         return [Text(self.text)] if self.text else []
 
     @property
-    def plain(self) -> str | None:
+    def plain_text(self) -> str | None:
         """The text of a piece that is text alone; None for any other."""
-        if self.parsed is None:
+        if self.parsed_events is None:
             return self.text
-        texts = [event.text for event in self.parsed if isinstance(event, Text)]
-        return "".join(texts) if len(texts) == len(self.parsed) else None
+        texts = [event.text for event in self.parsed_events if isinstance(event, Text)]
+        return "".join(texts) if len(texts) == len(self.parsed_events) else None
 
-    def add(self, later: "Piece") -> None:
+    def add(self, following: "OutputDelta") -> None:
         """Append the piece that comes next."""
-        self.text += later.text
-        if later.parsed is not None:
-            self.parsed = self.parsed or []
-            self.parsed += later.parsed
-        self.tokens += later.tokens
-        self.logprobs += later.logprobs
-        self.last = later.last
+        self.text += following.text
+        if following.parsed_events is not None:
+            self.parsed_events = self.parsed_events or []
+            self.parsed_events += following.parsed_events
+        self.tokens += following.tokens
+        self.logprobs += following.logprobs
+        self.is_last = following.is_last
 
 
 class Choice:
@@ -65,15 +65,15 @@ class Choice:
         encoder: PromptEncoder,
         prompt: Sequence[int],
         *,
-        stops: Sequence[str],
+        stop_strings: Sequence[str],
         min_tokens: int,
         eos: Sequence[int],
         logprobs: bool,
-        silent: bool = False,
+        prompt_only: bool = False,
         parser: AnswerParser | None = None,
-        shown: Collection[int] = (),
-        special_tokens: bool = False,
-        show_stop: bool = False,
+        visible_special_tokens: Collection[int] = (),
+        include_special_tokens: bool = False,
+        include_stop_str: bool = False,
     ) -> None:
         """`shown`: special tokens that `parser` has to see."""
         self.tokens = 0
@@ -89,25 +89,25 @@ class Choice:
         """Why the sequence ended; what its client is told is `shown_reason`."""
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
-        self._decoder = encoder.stream(prompt, not special_tokens, shown if parser is not None else ())
-        self._scanner = StopScanner(stops)
+        self._decoder = encoder.stream(prompt, not include_special_tokens, visible_special_tokens if parser is not None else ())
+        self._scanner = StopScanner(stop_strings)
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
-        self._silent = silent
+        self._prompt_only = prompt_only
         """The prompt is all that is wanted: the token that ends its computation is nobody's."""
         self._parser = parser
         self._parsed_reason: str | None = None
-        self._show_stop = show_stop
+        self._include_stop_str = include_stop_str
         """What ended it, a stop string or a stop token, is part of the text."""
 
     @property
-    def generated(self) -> int:
+    def output_tokens(self) -> int:
         """Tokens that count as output."""
-        return 0 if self._silent else self.tokens
+        return 0 if self._prompt_only else self.tokens
 
     @property
-    def shown_reason(self) -> str | None:
+    def client_finish_reason(self) -> str | None:
         """The finish reason for the client: `tool_calls` where the answer ended with calls that are whole."""
         return self._parsed_reason or self.finish_reason
 
@@ -121,7 +121,7 @@ class Choice:
         """How likely the model found its tokens, whatever their number: what `best_of` ranks by."""
         return self.logprob / max(self.tokens, 1)
 
-    def take(self, output: Output) -> Piece:
+    def process(self, output: Output) -> OutputDelta:
         """Add an output. Once `finish_reason` is set, nothing more may come. Raises SequenceFailed."""
         if output.finish in ("error", "abort"):
             raise SequenceFailed(output.error or "the engine dropped the request")
@@ -131,53 +131,53 @@ class Choice:
             self.timing = output.timing
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        if self._silent:
+        if self._prompt_only:
             self.tokens, self.finish_reason = 1, "length"
-            return Piece(last=True)
-        piece = Piece(parsed=None if self._parser is None else [])
+            return OutputDelta(is_last=True)
+        delta = OutputDelta(parsed_events=None if self._parser is None else [])
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):
             self.tokens += 1
-            piece.tokens.append(token)
+            delta.tokens.append(token)
             logprobs = output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS
             self.logprob += logprobs.chosen
             if self._logprobs:
-                piece.logprobs.append(logprobs)
-            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._show_stop:
+                delta.logprobs.append(logprobs)
+            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._include_stop_str:
                 break
             # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
-            if self._show(piece, self._decoder.push((token,))):
-                return piece
-        if output.finish is not None and not self._show(piece, self._decoder.finish(), token=False):
-            self._add(piece, self._scanner.flush(), token=False)
-            self._finish(piece, output)
-            self._end(piece, output.finish)
-        return piece
+            if self._append_text(delta, self._decoder.push((token,))):
+                return delta
+        if output.finish is not None and not self._append_text(delta, self._decoder.finish(), token=False):
+            self._append(delta, self._scanner.flush(), token=False)
+            self._set_finish_reason(delta, output)
+            self._finish_parser(delta, output.finish)
+        return delta
 
-    def _show(self, piece: Piece, text: str, token: bool = True) -> bool:
+    def _append_text(self, delta: OutputDelta, text: str, token: bool = True) -> bool:
         """Add new text to the piece, of a token unless told otherwise; True when the answer ends with it."""
         if self.tokens < self._min_tokens:
-            self._add(piece, text, token)
+            self._append(delta, text, token)
             return False
         shown, stop = self._scanner.feed(text)
-        self._add(piece, shown + (stop if stop is not None and self._show_stop else ""), token)
+        self._append(delta, shown + (stop if stop is not None and self._include_stop_str else ""), token)
         if stop is None and (self._parser is None or not self._parser.complete):
             return False
-        self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
-        self._end(piece, "stop")
+        self.finish_reason, self.stop_reason, delta.is_last = "stop", stop, True
+        self._finish_parser(delta, "stop")
         return True
 
-    def _add(self, piece: Piece, text: str, token: bool) -> None:
-        piece.text += text
-        if self._parser is not None and piece.parsed is not None and (text or token):
-            piece.parsed += self._parser.feed(text, token)
+    def _append(self, delta: OutputDelta, text: str, token: bool) -> None:
+        delta.text += text
+        if self._parser is not None and delta.parsed_events is not None and (text or token):
+            delta.parsed_events += self._parser.feed(text, token)
 
-    def _end(self, piece: Piece, reason: str) -> None:
-        if self._parser is not None and piece.parsed is not None:
+    def _finish_parser(self, delta: OutputDelta, reason: str) -> None:
+        if self._parser is not None and delta.parsed_events is not None:
             events, self._parsed_reason = self._parser.finish(reason)
-            piece.parsed += events
+            delta.parsed_events += events
 
-    def _finish(self, piece: Piece, output: Output) -> None:
-        self.finish_reason, piece.last = output.finish, True
+    def _set_finish_reason(self, delta: OutputDelta, output: Output) -> None:
+        self.finish_reason, delta.is_last = output.finish, True
         if output.stop_token not in self._eos:
             self.stop_reason = output.stop_token

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairlead_common.prompts.encoder import PromptEncoder
-from fairlead_worker.api.generation.choice import Piece
+from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.messages import TokenLogprobs
 
 FLOOR = -9999.0
@@ -16,12 +16,12 @@ _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte fo
 """The byte alphabet of GPT-2: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
 
 
-def chat_logprobs(encoder: PromptEncoder, piece: Piece, by_id: bool = False) -> dict[str, Any] | None:
+def chat_logprobs(encoder: PromptEncoder, delta: OutputDelta, by_id: bool = False) -> dict[str, Any] | None:
     """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece.
 
     `by_id`: tokens are named `token_id:7`.
     """
-    if not piece.logprobs:
+    if not delta.logprobs:
         return None
     content = [
         _entry(encoder, token, logprobs.chosen, by_id)
@@ -30,7 +30,7 @@ def chat_logprobs(encoder: PromptEncoder, piece: Piece, by_id: bool = False) -> 
                 _entry(encoder, other, value, by_id) for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
             ]
         }
-        for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
+        for token, logprobs in zip(delta.tokens, delta.logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
@@ -43,12 +43,12 @@ class CompletionLogprobs:
         self._by_id = by_id
         self._offset = 0
 
-    def take(self, piece: Piece) -> dict[str, Any] | None:
-        return self._shape(piece.tokens, piece.logprobs) if piece.logprobs else None
+    def take(self, delta: OutputDelta) -> dict[str, Any] | None:
+        return self._shape(delta.tokens, delta.logprobs) if delta.logprobs else None
 
-    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], piece: Piece | None = None) -> dict[str, Any]:
+    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], delta: OutputDelta | None = None) -> dict[str, Any]:
         """Of the prompt's tokens, whose first has none, and of those of `piece` after them."""
-        tokens, logprobs = (piece.tokens, piece.logprobs) if piece is not None else ([], [])
+        tokens, logprobs = (delta.tokens, delta.logprobs) if delta is not None else ([], [])
         return self._shape([*prompt, *tokens], [None, *scores, *logprobs])
 
     def _shape(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
     text = token_text(encoder, token)
     if "\ufffd" not in text:
         return list(text.encode())
-    piece = encoder.token_text(token) or ""
-    if len(piece) == 6 and piece.startswith("<0x"):
-        return [int(piece[3:5], 16)]
-    if piece and all(char in _BYTE_OF for char in piece):
-        return [_BYTE_OF[char] for char in piece]
+    written = encoder.token_text(token) or ""
+    if len(written) == 6 and written.startswith("<0x"):
+        return [int(written[3:5], 16)]
+    if written and all(char in _BYTE_OF for char in written):
+        return [_BYTE_OF[char] for char in written]
     return list(text.encode())
 
 

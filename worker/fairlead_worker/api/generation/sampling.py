@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fairlead_common.truncate import brief
 from fairlead_worker.api.errors import invalid, too_long
 from fairlead_worker.api.generation.structured_outputs import constraint
-from fairlead_worker.api.generation.unsupported_fields import refuse
+from fairlead_worker.api.generation.unsupported_fields import check_unsupported
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Sampling
@@ -29,35 +29,35 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
+class OutputOptions:
     """What of the answer's tokens is shown, and how."""
 
-    special_tokens: bool = False
-    spaces: bool = True
+    include_special_tokens: bool = False
+    spaces_between_special_tokens: bool = True
     """Special tokens that follow each other are as the tokenizer joins them; False: with nothing between them."""
-    stop: bool = False
+    include_stop_str: bool = False
     """The stop string or stop token that ended it is part of the text."""
-    token_ids: bool = False
+    return_token_ids: bool = False
     """The ids of the prompt and of the answer."""
-    tokens_by_id: bool = False
+    tokens_as_token_ids: bool = False
     """Log-probabilities name tokens `token_id:7`: texts of tokens are not unique."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SamplingRequest:
     """How a request wants its tokens chosen, before the prompt's length is known."""
 
     max_tokens: int | None
-    base: Sampling
+    sampling: Sampling
     """`max_tokens` and `seed` are still to be set: for each prompt and choice."""
     seed: int
-    stops: tuple[str, ...]
+    stop_strings: tuple[str, ...]
     n: int
     best_of: int
     """Sequences to generate for each prompt: the `n` most likely ones are shown."""
     logprobs: bool
     """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
-    silent: bool
+    prompt_only: bool
     """Nothing is generated (`max_tokens` 0): the engine's one token is not shown."""
     priority: int = 0
     """Lower goes first, policy `priority`."""
@@ -69,14 +69,14 @@ class Wanted:
     """The form that the answer must have."""
     bad_words: tuple[str, ...] = ()
     """What may not come; `base.bad_words` in tokens, once there is a tokenizer."""
-    truncate: int | None = None
+    truncate_prompt_tokens: int | None = None
     """`truncate_prompt_tokens`."""
-    show: Show = dataclasses.field(default_factory=Show)
+    output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
 
 
-def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
+def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> SamplingRequest:
     """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
-    refuse(request)
+    check_unsupported(request)
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
         if request.top_logprobs and not request.logprobs:
@@ -101,43 +101,43 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
     seed = secrets.randbits(63) if request.seed is None else request.seed
     base = Sampling(
         max_tokens=0,
-        temperature=_given(request.temperature, defaults, "temperature", 1.0),
-        top_p=_given(request.top_p, defaults, "top_p", 1.0),
-        top_k=max(0, int(_given(request.top_k, defaults, "top_k", 0))),
-        min_p=_given(request.min_p, defaults, "min_p", 0.0),
+        temperature=_value_or_default(request.temperature, defaults, "temperature", 1.0),
+        top_p=_value_or_default(request.top_p, defaults, "top_p", 1.0),
+        top_k=max(0, int(_value_or_default(request.top_k, defaults, "top_k", 0))),
+        min_p=_value_or_default(request.min_p, defaults, "min_p", 0.0),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=0 if logprobs is None and best_of > n else logprobs,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_given(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
-        logit_bias=_biases(request.logit_bias or {}),
-        allowed_token_ids=_allowed(request.allowed_token_ids),
+        repetition_penalty=_value_or_default(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
+        logit_bias=_parse_logit_bias(request.logit_bias or {}),
+        allowed_token_ids=_parse_allowed_token_ids(request.allowed_token_ids),
         prompt_logprobs=prompt_logprobs,
     )
     most = max_tokens if max_tokens is None else max(max_tokens, 1)
-    silent = max_tokens == 0
-    return Wanted(
+    prompt_only = max_tokens == 0
+    return SamplingRequest(
         most,
         base,
         seed,
-        _stops(request.stop),
+        _parse_stop(request.stop),
         n,
         best_of,
         logprobs is not None,
-        silent,
+        prompt_only,
         request.priority or 0,
         request.user or "",
-        constraint=None if silent else constraint(request),
+        constraint=None if prompt_only else constraint(request),
         bad_words=tuple(request.bad_words or ()),
-        truncate=request.truncate_prompt_tokens,
-        show=Show(
-            special_tokens=request.skip_special_tokens is False,
-            spaces=request.spaces_between_special_tokens is not False,
-            stop=bool(request.include_stop_str_in_output),
-            token_ids=bool(request.return_token_ids),
-            tokens_by_id=bool(request.return_tokens_as_token_ids),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        output_options=OutputOptions(
+            include_special_tokens=request.skip_special_tokens is False,
+            spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+            include_stop_str=bool(request.include_stop_str_in_output),
+            return_token_ids=bool(request.return_token_ids),
+            tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
         ),
     )
 
@@ -151,7 +151,7 @@ def _prompt_logprobs(request: CommonRequest) -> int | None:
     return request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
 
 
-def _given(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
+def _value_or_default(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
     return defaults.get(field, neutral) if value is None else value
 
 
@@ -160,7 +160,7 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
 
 
-def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
+def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
     """vLLM's `truncate_prompt_tokens`: a prompt's last `most` tokens; -1: as many as leave room for the answer. Raises ApiError 400."""
     if most is None:
         return prompt
@@ -169,7 +169,7 @@ def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, li
     return prompt[-max(1, limit - (max_tokens or 1) if most < 0 else most) :]
 
 
-def fit(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
+def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
     """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them. `field`: the prompt's."""
     if prompt_tokens + 1 > limit:
         raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit, field)
@@ -184,7 +184,7 @@ def fit(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> i
     return max_tokens
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def _parse_stop(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise invalid(f"stop: at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
@@ -204,7 +204,7 @@ def _best_of(request: CommonRequest, n: int) -> int:
     return best_of
 
 
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def _parse_logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """OpenAI's form: token ids as JSON keys, so as strings."""
     if len(given) > MAX_BIASES:
         raise invalid(f"logit_bias: at most {MAX_BIASES} tokens, not {len(given)}", param="logit_bias")
@@ -220,7 +220,7 @@ def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(biases.items())
 
 
-def _allowed(given: list[int] | None) -> tuple[int, ...]:
+def _parse_allowed_token_ids(given: list[int] | None) -> tuple[int, ...]:
     if given is not None and not given:
         raise invalid("allowed_token_ids: an empty list allows nothing; leave it out to allow every token", param="allowed_token_ids")
     return tuple(dict.fromkeys(given or ()))

@@ -13,8 +13,8 @@ from fairlead_worker.api.errors import invalid
 class Refusal:
     """`taken`: values that ask for nothing more than what is done anyway; `null` and leaving the field out always are. All others: 400."""
 
-    taken: tuple[Any, ...]
-    why: str
+    accepted: tuple[Any, ...]
+    reason: str
 
 
 _NOTHING: tuple[Any, ...] = ([], {})
@@ -53,16 +53,18 @@ HINTS: Mapping[str, str] = {
 """Fields that change no answer wherever they are taken: accepted, and nothing follows from them."""
 
 
-def refuse(request: msgspec.Struct) -> None:
+def check_unsupported(request: msgspec.Struct) -> None:
     """Raises ApiError 400 for the first value that asks for what is not done."""
     for field, refusal in REFUSALS.items():
         value = getattr(request, field, None)
-        if value is None or any(value == taken and isinstance(value, bool) == isinstance(taken, bool) for taken in refusal.taken):
+        if value is None or any(
+            value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in refusal.accepted
+        ):
             continue
-        others = [f"give {shown(taken)}" for taken in refusal.taken[:1] if taken not in _NOTHING]
-        raise invalid(f"{field}: not supported, as {refusal.why}; {' or '.join(['leave it out', *others])}", param=field)
+        others = [f"give {to_json(accepted)}" for accepted in refusal.accepted[:1] if accepted not in _NOTHING]
+        raise invalid(f"{field}: not supported, as {refusal.reason}; {' or '.join(['leave it out', *others])}", param=field)
 
 
-def shown(value: Any) -> str:
+def to_json(value: Any) -> str:
     """A value as JSON."""
     return msgspec.json.encode(value).decode()

@@ -53,10 +53,10 @@ class Metrics:
         self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
         for size in sizes.values():
             self.registry.register(size)
-        self.first_token = histogram["time_to_first_token_seconds"]
+        self.time_to_first_token = histogram["time_to_first_token_seconds"]
         gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Between outputs of one sequence.", GAPS)
-        self.token_gap = gaps.labels(model_name=model_name)
-        self.whole_request = histogram["e2e_request_latency_seconds"]
+        self.inter_token_latency = gaps.labels(model_name=model_name)
+        self.e2e_latency = histogram["e2e_request_latency_seconds"]
         self.queue_time = histogram["request_queue_time_seconds"]
         self.prefill_time = histogram["request_prefill_time_seconds"]
         self.decode_time = histogram["request_decode_time_seconds"]
@@ -84,7 +84,7 @@ class Metrics:
         full = Gauge("fairlead_index_full", "1 while Redis has no room for new blocks of this worker.", labels, registry=self.registry)
         self.index_full = full.labels(model_name)
 
-    def finished(self, reason: str) -> None:
+    def count_finished(self, reason: str) -> None:
         self._finished[reason].inc()
 
     def _step(self, step: Step) -> None:
@@ -92,7 +92,7 @@ class Metrics:
         if step.stall_seconds:
             self._stall.inc(step.stall_seconds * step.stalled)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         return with_aliases(generate_latest(self.registry), self._aliases)
 
 

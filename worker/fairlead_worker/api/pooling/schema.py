@@ -8,7 +8,7 @@ from msgspec import Meta
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import TokenId
 
-MOST_TEXTS = 2048
+MAX_TEXTS = 2048
 """Of one request; OpenAI's bound."""
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text
+from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text
 
 Json = dict[str, Any]
-_SAID = {"text": "text", "thinking": "thinking", "tool_use": "input"}
+_CONTENT_KEYS = {"text": "text", "thinking": "thinking", "tool_use": "input"}
 """Where a block has what it says."""
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking"), "tool_use": ("input_json_delta", "partial_json")}
 
@@ -28,14 +28,14 @@ class MessageBlocks:
         for event in events:
             match event:
                 case Text(text):
-                    yield from self._ensure("text", {"text": ""})
+                    yield from self._open_block("text", {"text": ""})
                     yield self._delta(text)
                 case Reasoning(text):
                     # Nobody but the service that signed it could check a signature: there is none, and none is asked for.
-                    yield from self._ensure("thinking", {"thinking": "", "signature": ""})
+                    yield from self._open_block("thinking", {"thinking": "", "signature": ""})
                     if not self._hide_thinking:
                         yield self._delta(text)
-                case CallBegun(_, id, name):
+                case CallStart(_, id, name):
                     yield from self._close()
                     yield self._begin({"type": "tool_use", "id": id, "name": name, "input": {}})
                 case CallArguments(_, text):
@@ -44,10 +44,10 @@ class MessageBlocks:
     def finish(self) -> Iterator[Json]:
         """An answer without a word is an empty text."""
         if not self.blocks:
-            yield from self._ensure("text", {"text": ""})
+            yield from self._open_block("text", {"text": ""})
         yield from self._close()
 
-    def _ensure(self, kind: str, empty: Json) -> Iterator[Json]:
+    def _open_block(self, kind: str, empty: Json) -> Iterator[Json]:
         """The open block is of that kind."""
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
@@ -68,7 +68,7 @@ class MessageBlocks:
         if (block := self._open) is None:
             return
         text = "".join(self._text)
-        block[_SAID[block["type"]]] = _arguments(text) if block["type"] == "tool_use" else text
+        block[_CONTENT_KEYS[block["type"]]] = _arguments(text) if block["type"] == "tool_use" else text
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
         self._open = None
 

@@ -60,7 +60,7 @@ ALSO = {
 }
 
 
-def rendered(values: Callable[[dict[str, Any]], str]) -> str:
+def render(values: Callable[[dict[str, Any]], str]) -> str:
     """The sections; `values` names the type and bounds of a field's schema."""
     return "".join(f"\n## POST {path}\n{_table(path, body, module, values)}{ALSO.get(path, '')}" for path, (body, module) in BODIES.items())
 
@@ -69,20 +69,21 @@ def _table(path: str, body: type[msgspec.Struct], module: Any, values: Callable[
     properties: dict[str, Any] = msgspec.json.schema(body)["$defs"][body.__name__]["properties"]
     rows = ["| field | | values |", "| --- | --- | --- |"]
     for name in sorted(properties):
-        kind, said = _fate(name, module.REFUSED, module.ALLOWED)
+        kind, description = _classify(name, module.REFUSED, module.ALLOWED)
         note = NOTES[path].get(name)
-        if not said:
-            said = "as in chats" if name in PASSED_ON else "; ".join(filter(None, (_values(properties[name], values), note)))
-        rows.append(f"| `{name}` | {kind} | {said} |")
+        if not description:
+            own = _describe_values(properties[name], values)
+            description = "as in chats" if name in PASSED_ON else "; ".join(filter(None, (own, note)))
+        rows.append(f"| `{name}` | {kind} | {description} |")
     return "\n".join(rows) + "\n"
 
 
-def _values(node: dict[str, Any], values: Callable[[dict[str, Any]], str]) -> str:
+def _describe_values(node: dict[str, Any], values: Callable[[dict[str, Any]], str]) -> str:
     """Nothing of what the chat's rules check."""
     return values(node) if node.keys() & {"type", "anyOf"} else ""
 
 
-def _fate(name: str, refused: Mapping[str, str], allowed: Mapping[str, tuple[Any, ...]]) -> tuple[str, str]:
+def _classify(name: str, refused: Mapping[str, str], allowed: Mapping[str, tuple[Any, ...]]) -> tuple[str, str]:
     if name in refused:
         return "refused", refused[name]
     if name in allowed:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from fairlead_common.protocols.paths import EMBEDDINGS, RERANKS, SCORES
-from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, shown
+from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, to_json
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
-from fairlead_worker.api.protocols import field_table as dialects
+from fairlead_worker.api.protocols import field_table as protocols
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 PAGE = Path("docs/api.md")
@@ -155,18 +155,26 @@ Of a worker with `--allow-runtime-lora-updating`, not of the router ([LoRA](lora
 """
 
 
-def rendered() -> str:
+def render() -> str:
     """The page."""
     ours = "".join(f"\n## POST {path}\n{_table(path, body)}" for path, body in ENDPOINTS.items())
-    return _INTRO + ours + dialects.rendered(_values) + _POOLED + _noted(POOLED, POOLED_NOTES) + _noted(TOKENS, TOKEN_NOTES) + _LORA
+    return (
+        _INTRO
+        + ours
+        + protocols.render(_describe_values)
+        + _POOLED
+        + _render_sections(POOLED, POOLED_NOTES)
+        + _render_sections(TOKENS, TOKEN_NOTES)
+        + _LORA
+    )
 
 
-def _noted(bodies: Mapping[tuple[str, ...], type[msgspec.Struct]], notes: Mapping[str, str]) -> str:
+def _render_sections(bodies: Mapping[tuple[str, ...], type[msgspec.Struct]], notes: Mapping[str, str]) -> str:
     """Sections whose notes say all there is to say of a field."""
-    return "".join(f"\n## POST {', '.join(paths)}\n{_noted_table(body, notes)}" for paths, body in bodies.items())
+    return "".join(f"\n## POST {', '.join(paths)}\n{_render_notes_table(body, notes)}" for paths, body in bodies.items())
 
 
-def _noted_table(body: type[msgspec.Struct], notes: Mapping[str, str]) -> str:
+def _render_notes_table(body: type[msgspec.Struct], notes: Mapping[str, str]) -> str:
     rows = ["| field | | values |", "| --- | --- | --- |"]
     for name in sorted(body.__struct_fields__):
         kind = "refused" if name == "truncate_prompt_tokens" else "supported"
@@ -187,28 +195,28 @@ def _table(path: str, body: type[CommonRequest]) -> str:
             continue
         if name in REFUSALS:
             refusal = REFUSALS[name]
-            taken = f"taken: {', '.join(f'`{shown(value)}`' for value in refusal.taken)}; " if refusal.taken else ""
-            rows.append(f"| `{name}` | {'refused in part' if taken else 'refused'} | {taken}{refusal.why} |")
+            taken = f"taken: {', '.join(f'`{to_json(value)}`' for value in refusal.accepted)}; " if refusal.accepted else ""
+            rows.append(f"| `{name}` | {'refused in part' if taken else 'refused'} | {taken}{refusal.reason} |")
             continue
-        said = [VALUES.get(name) or _values(properties[name])]
-        said += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]
+        parts = [VALUES.get(name) or _describe_values(properties[name])]
+        parts += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]
         if name in REFUSED:
-            said.append(f"refused: {REFUSED[name]}")
+            parts.append(f"refused: {REFUSED[name]}")
         kind = "refused in part" if name in REFUSED else "supported"
-        rows.append(f"| `{name}` | {kind} | {'; '.join(filter(None, said))} |")
+        rows.append(f"| `{name}` | {kind} | {'; '.join(filter(None, parts))} |")
     return "\n".join(rows) + "\n"
 
 
-def _values(node: dict[str, Any]) -> str:
+def _describe_values(node: dict[str, Any]) -> str:
     """`integer, 1 to 128` for a field's schema; without the null that every field may have."""
     kinds = [kind for kind in node.get("anyOf", [node]) if kind.get("type") != "null"]
-    return " or ".join(_kind(kind) for kind in kinds)
+    return " or ".join(_describe_type(kind) for kind in kinds)
 
 
-def _kind(node: dict[str, Any]) -> str:
+def _describe_type(node: dict[str, Any]) -> str:
     if "items" in node:
         most = f", at most {node['maxItems']}" if "maxItems" in node else ""
-        return f"array of {_values(node['items'])}{most}"
+        return f"array of {_describe_values(node['items'])}{most}"
     if "exclusiveMinimum" in node:
         bounds = f", above {node['exclusiveMinimum']}, at most {node['maximum']}"
     elif "maximum" in node:
@@ -222,8 +230,8 @@ def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
     if not (root / "pyproject.toml").exists():
         raise SystemExit(f"{root} is not the root of the repository (no pyproject.toml there): run this from it, or give its path")
-    (root / PAGE).write_text(rendered())
-    print(f"{PAGE}: {len(rendered())} bytes")
+    (root / PAGE).write_text(render())
+    print(f"{PAGE}: {len(render())} bytes")
 
 
 if __name__ == "__main__":

@@ -4,26 +4,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fairlead_worker.parsing.pattern import match
-from fairlead_worker.parsing.stage import Out, Stage
+from fairlead_worker.parsing.stage import EventSink, Stage
 
 
 @dataclass(slots=True)
-class Gap:
+class BetweenCalls:
     """Closing markup is consumed; what cannot be some goes back to be text."""
 
     tail: str
     """Pattern with the groups `more`, where another call begins, or `close`, behind the last. Empty: calls need no closing."""
-    again: Callable[[], Stage]
+    next_call: Callable[[], Stage]
     """What reads another call, from the beginning of `more` on."""
-    back: Stage
-    thinks = False
+    next_stage: Stage
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(self.tail, text, partial=True) if self.tail else None
         if found is None:
-            return text, self.back
+            return text, self.next_stage
         if found.partial:
             return ("" if final else text), self
         if found.groupdict().get("more"):
-            return text[found.start("more") :], self.again()
-        return text[found.end() :], self.back
+            return text[found.start("more") :], self.next_call()
+        return text[found.end() :], self.next_stage

@@ -18,32 +18,32 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 """For the process to read the tokenizer."""
-MEMORY = 3 << 30
+MEMORY_LIMIT_BYTES = 3 << 30
 """Bytes of address space of the process: libraries and tokenizer map most of one GiB of it."""
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-OFF = "this worker does no structured output (--max-grammar-bytes 0)"
-MOST_WAITING = 256
+SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+DISABLED_MESSAGE = "this worker does no structured output (--max-grammar-bytes 0)"
+MAX_WAITING = 256
 """Grammars that nobody has tried yet and that wait for their turn; further requests get 429."""
 
 
-class GrammarCheck:
+class GrammarChecker:
     """What is known of grammars, and the process that finds it out, started when the first one comes. One at a time is tried."""
 
     def __init__(self, config: WorkerConfig, tokenizer_json: str, vocabulary: int, eos: tuple[int, ...]) -> None:
         self._config = config
-        self._setup = Setup(tokenizer_json, vocabulary, eos, config.grammar_timeout, MEMORY)
+        self._setup = Setup(tokenizer_json, vocabulary, eos, config.grammar_timeout, MEMORY_LIMIT_BYTES)
         self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
-        self._turn = asyncio.Lock()
+        self._check_lock = asyncio.Lock()
         self._waiting = 0
         self._process: asyncio.subprocess.Process | None = None
 
-    async def grammar(self, constraint: Constraint) -> str:
+    async def compile(self, constraint: Constraint) -> str:
         """For the engine. ApiError 400 that names the field for a grammar that does not work, 429 when too many wait."""
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
         if size > most:
-            message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else OFF
+            message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
             raise invalid(f"{constraint.field}: {brief(message)}", param=constraint.field)
-        verdict = self._known(constraint) or await self._tried(constraint)
+        verdict = self._lookup(constraint) or await self._check_queued(constraint)
         if verdict.error:
             raise invalid(f"{constraint.field}: {brief(verdict.error)}", param=constraint.field, code="invalid_grammar")
         return verdict.grammar
@@ -54,24 +54,24 @@ class GrammarCheck:
         if process is not None and process.returncode is None:
             process.kill()
 
-    def _known(self, constraint: Constraint) -> Verdict | None:
+    def _lookup(self, constraint: Constraint) -> Verdict | None:
         verdict = self._verdicts.get(constraint)
         if verdict is not None:
             self._verdicts.move_to_end(constraint)
         return verdict
 
-    async def _tried(self, constraint: Constraint) -> Verdict:
-        if self._waiting >= MOST_WAITING:
-            raise busy(f"{MOST_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
+    async def _check_queued(self, constraint: Constraint) -> Verdict:
+        if self._waiting >= MAX_WAITING:
+            raise busy(f"{MAX_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
         # Shielded: a client that goes must not leave an answer in the pipe for the next one.
-        return await asyncio.shield(asyncio.ensure_future(self._in_turn(constraint)))
+        return await asyncio.shield(asyncio.ensure_future(self._check_serialized(constraint)))
 
-    async def _in_turn(self, constraint: Constraint) -> Verdict:
+    async def _check_serialized(self, constraint: Constraint) -> Verdict:
         self._waiting += 1
         try:
-            async with self._turn:
+            async with self._check_lock:
                 # An equal one may have been in the queue.
-                return self._known(constraint) or self._remember(constraint, await self._try(constraint))
+                return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint))
         finally:
             self._waiting -= 1
 
@@ -83,10 +83,10 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
         return verdict
 
-    async def _try(self, constraint: Constraint) -> Verdict:
+    async def _run_check(self, constraint: Constraint) -> Verdict:
         """A process that ends may have been ended by somebody else: what ends two is refused."""
         for _ in range(2):
-            process = await self._started()
+            process = await self._ensure_process()
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
             seconds = self._config.grammar_timeout
             reason = "it takes too much memory or too deep a nesting to compile"
@@ -104,11 +104,11 @@ class GrammarCheck:
             except ValueError:
                 reason = "what it compiles to is too long"
                 break
-            await self._ended(process)
-        await self._ended(process)
+            await self._kill_process(process)
+        await self._kill_process(process)
         return Verdict(error=reason)
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _ensure_process(self) -> asyncio.subprocess.Process:
         """The process, ready for a line. ApiError 400 where this model's tokenizer works with no grammar."""
         if self._process is not None and self._process.returncode is None:
             return self._process
@@ -119,7 +119,7 @@ class GrammarCheck:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=limit,
-            env=ONE_THREAD | dict(os.environ),
+            env=SINGLE_THREAD | dict(os.environ),
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
@@ -131,11 +131,11 @@ class GrammarCheck:
         except TimeoutError:
             error = f"its process did not start within {START_SECONDS:g} s"
         if error:
-            await self._ended(process)
+            await self._kill_process(process)
             raise ApiError(400, f"structured output is not possible here: {error}", code="unsupported")
         return process
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> None:
+    async def _kill_process(self, process: asyncio.subprocess.Process) -> None:
         self._process = None
         with contextlib.suppress(ProcessLookupError):
             process.kill()

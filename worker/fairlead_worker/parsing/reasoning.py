@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from fairlead_worker.parsing.stage import Out, Stage, overlap
+from fairlead_worker.parsing.stage import EventSink, Stage, overlap
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingFormat:
+class ReasoningFormat:
     """The markers of one family."""
 
     start: str
@@ -17,49 +17,49 @@ class ThinkingFormat:
     """What an answer without reasoning begins with."""
 
 
-THINKING: dict[str, ThinkingFormat] = {
-    "think": ThinkingFormat("<think>", "</think>"),
-    "qwen3": ThinkingFormat("<think>", "</think>"),
-    "deepseek_v3": ThinkingFormat("<think>", "</think>"),
-    "deepseek_r1": ThinkingFormat("<think>", "</think>", always=True),
-    "mistral": ThinkingFormat("[THINK]", "[/THINK]"),
-    "granite": ThinkingFormat("Here is my thought process:", "Here is my response:"),
-    "seed_oss": ThinkingFormat("<seed:think>", "</seed:think>"),
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "think": ReasoningFormat("<think>", "</think>"),
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "deepseek_v3": ReasoningFormat("<think>", "</think>"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
 }
 
 
-class Thinking:
+class ReasoningStage:
     """Text up to the end marker is reasoning, if the answer begins with the start marker or the prompt ended with it."""
 
-    def __init__(self, format: ThinkingFormat, opened: bool, then: Stage) -> None:
-        self.thinks = opened
+    def __init__(self, format: ReasoningFormat, opened: bool, then: Stage) -> None:
+        self.is_reasoning = opened
         self._format, self._then = format, then
-        self._begun = False
+        self._started = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        if not self._begun:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
+        if not self._started:
             text, stage = self._begin(text, final)
-            if not self._begun:
+            if not self._started:
                 return text, stage
         at = text.find(self._format.end)
         if at >= 0:
-            out.reasoning(text[:at])
-            out.answer()
+            sink.add_reasoning(text[:at])
+            sink.end_reasoning()
             return text[at + len(self._format.end) :], self._then
         keep = 0 if final else overlap(text, (self._format.end,))
-        out.reasoning(text[: len(text) - keep])
+        sink.add_reasoning(text[: len(text) - keep])
         return text[len(text) - keep :], self
 
     def _begin(self, text: str, final: bool) -> tuple[str, Stage]:
         start, direct, stripped = self._format.start, self._format.answer, text.lstrip()
         if stripped.startswith(start):
-            self.thinks = self._begun = True
+            self.is_reasoning = self._started = True
             return stripped[len(start) :], self
         if direct and stripped.startswith(direct):
             return stripped[len(direct) :], self._then
         if not final and (start.startswith(stripped) or direct.startswith(stripped)):
             return text, self
-        if not self.thinks:
+        if not self.is_reasoning:
             return text, self._then
-        self._begun = True
+        self._started = True
         return text, self
