@@ -1,4 +1,4 @@
-"""The worker's paths."""
+"""The routes of the worker's HTTP API."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -20,12 +20,12 @@ from fairlead_worker.api.worker import Worker
 from fairlead_worker.version import release
 
 Part = Literal["all", "inference", "admin"]
-"""Which paths a port serves. `health`, `ready` and `version` are on every port."""
+"""The set of paths that a port serves. Every port serves `health`, `ready` and `version`."""
 Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 
 
 class Endpoint:
-    """A handler as the ASGI application of its path."""
+    """Adapts a handler to the ASGI application of its route."""
 
     def __init__(self, worker: Worker, handler: Handler) -> None:
         self._worker = worker
@@ -36,7 +36,7 @@ class Endpoint:
 
 
 def build(worker: Worker, part: Part = "all") -> ASGIApp:
-    """Return the application of one port. Other paths than those of `part` are answered with 404."""
+    """Return the ASGI application of one port. It answers 404 for paths outside `part`."""
 
     def route(method: str, path: str, handler: Handler) -> BaseRoute:
         return Route(path, Endpoint(worker, handler), methods=[method])

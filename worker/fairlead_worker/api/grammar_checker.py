@@ -1,4 +1,4 @@
-"""Grammars are tried in a process of their own: killed when one takes too long, replaced when one ends it."""
+"""Checks grammars in a separate process. A grammar that takes too long gets it killed; a process that died is replaced."""
 
 import asyncio
 import contextlib
@@ -17,17 +17,17 @@ from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-"""For the process to read the tokenizer."""
+"""Seconds for the process to read the tokenizer."""
 MEMORY_LIMIT_BYTES = 3 << 30
-"""Bytes of address space of the process: libraries and tokenizer map most of one GiB of it."""
+"""Address space of the process in bytes. Libraries and the tokenizer map most of 1 GiB of it."""
 SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 DISABLED_MESSAGE = "this worker does no structured output (--max-grammar-bytes 0)"
 MAX_WAITING = 256
-"""Grammars that nobody has tried yet and that wait for their turn; further requests get 429."""
+"""Unchecked grammars that may wait in the queue. Further requests get 429."""
 
 
 class GrammarChecker:
-    """What is known of grammars, and the process that finds it out, started when the first one comes. One at a time is tried."""
+    """A cache of checked grammars, and the process that checks one grammar at a time. The first grammar starts the process."""
 
     def __init__(self, config: WorkerConfig, tokenizer_json: str, vocabulary: int, eos: tuple[int, ...]) -> None:
         self._config = config
@@ -38,7 +38,7 @@ class GrammarChecker:
         self._process: asyncio.subprocess.Process | None = None
 
     async def compile(self, constraint: Constraint) -> str:
-        """For the engine. ApiError 400 that names the field for a grammar that does not work, 429 when too many wait."""
+        """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many grammars wait."""
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
         if size > most:
             message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
@@ -49,7 +49,7 @@ class GrammarChecker:
         return verdict.grammar
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
@@ -63,14 +63,14 @@ class GrammarChecker:
     async def _check_queued(self, constraint: Constraint) -> Verdict:
         if self._waiting >= MAX_WAITING:
             raise busy(f"{MAX_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
-        # Shielded: a client that goes must not leave an answer in the pipe for the next one.
+        # Shielded: after a disconnect, the reply must not stay in the pipe for the next grammar.
         return await asyncio.shield(asyncio.ensure_future(self._check_serialized(constraint)))
 
     async def _check_serialized(self, constraint: Constraint) -> Verdict:
         self._waiting += 1
         try:
             async with self._check_lock:
-                # An equal one may have been in the queue.
+                # An equal grammar may have been checked while this one waited.
                 return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint))
         finally:
             self._waiting -= 1
@@ -84,7 +84,8 @@ class GrammarChecker:
         return verdict
 
     async def _run_check(self, constraint: Constraint) -> Verdict:
-        """A process that ends may have been ended by somebody else: what ends two is refused."""
+        """Check one grammar in the process. If the process dies, try once more, because the cause may be external; refuse after the second
+        time."""
         for _ in range(2):
             process = await self._ensure_process()
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
@@ -109,11 +110,11 @@ class GrammarChecker:
         return Verdict(error=reason)
 
     async def _ensure_process(self) -> asyncio.subprocess.Process:
-        """The process, ready for a line. ApiError 400 where this model's tokenizer works with no grammar."""
+        """Return the process, ready for a line. Raise ApiError 400 if this model's tokenizer does not work with grammars."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         command = (sys.executable, "-m", "fairlead_worker.grammar.checker")
-        limit = 16 * self._config.max_grammar_bytes + (1 << 20)  # of an answer's line: a grammar, escaped
+        limit = 16 * self._config.max_grammar_bytes + (1 << 20)  # of a reply line: a grammar with JSON escapes
         self._process = process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,

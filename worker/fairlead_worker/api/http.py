@@ -1,4 +1,4 @@
-"""The ASGI side: one exchange (a request and its answer), bodies read within a limit, and the gate in front of every path."""
+"""The ASGI side of a request: its context, its bounded body, and the middleware in front of every route."""
 
 import asyncio
 import logging
@@ -19,10 +19,13 @@ from fairlead_worker.api.worker import Worker
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
-"""How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a
-reset overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and tries again."""
+"""Time (seconds) and size (bytes) limits for reading and discarding a refused body; the router has the same limits.
+
+A close on unread data sends a TCP reset, and the reset overtakes the answer. Clients send the whole body before they read: the openai
+client reports a reset as a connection error and retries.
+"""
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
-"""For the engine."""
+"""Paths whose requests go to the engine."""
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
 
@@ -31,7 +34,7 @@ class ClientGone(Exception):
 
 
 class RequestContext:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str) -> None:
         self.path: str = scope["path"]
@@ -39,12 +42,12 @@ class RequestContext:
         self.request_id = _request_id(self.headers.get(b"x-request-id", b""))
         self.response_started = False
         self.body_received = False
-        """The whole request body was received."""
+        """True once the whole request body was received."""
         self.close_connection = False
-        """Tell the client to open a new connection for its next request."""
+        """True to tell the client to open a new connection for its next request."""
         self._common_headers = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
         if self.path in (MESSAGES, COUNT_TOKENS):
-            self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name for it
+            self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
         self._receive = receive
         self._send = send
 
@@ -63,7 +66,7 @@ class RequestContext:
         await self._send(message)
 
     async def read_body(self, limit: int) -> bytes:
-        """The request's body; ApiError 413 as soon as it is larger than `limit` bytes."""
+        """Return the request's body. Raise ApiError 413 as soon as it is larger than `limit` bytes."""
         parts, size = [], 0
         while True:
             message = await self.receive()
@@ -96,13 +99,13 @@ class RequestContext:
         await self.write(data, more=False)
 
     async def respond_error(self, error: ApiError) -> None:
-        """Answer with an error. A body that was not read is not waited for."""
+        """Answer with an error. Do not wait for a body that was not read."""
         if not self.body_received:
             self.close_connection = True
         await self.respond(error.status, error.body(self.path), error.headers)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it is done, or until the client goes: then it is cancelled and ClientGone is raised."""
+        """Run `work` until it is done. If the client disconnects first, cancel it and raise ClientGone."""
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_disconnect())
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +130,7 @@ class RequestContext:
 
 
 class RequestMiddleware:
-    """Refuses what must not be read further, counts what a drain waits for, and gives every error its API's shape."""
+    """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API."""
 
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app = app
@@ -139,13 +142,13 @@ class RequestMiddleware:
         context = RequestContext(scope, receive, send, self._worker.config.pod)
         context.close_connection = self._worker.draining
         scope["fairlead.context"] = context
-        # Starlette's router raises its 404 and 405 only inside an application, and answers in plain text otherwise.
+        # Starlette's router raises its 404 and 405 only inside an application. Outside of one, it answers in plain text.
         scope["app"] = self
         try:
             if scope["path"] in INFERENCE:
                 self._worker.check_serving()
                 if scope["path"] in GENERATING:
-                    self._worker.check_queue_limit(1)  # before the body is read and tokenized for nothing
+                    self._worker.check_queue_limit(1)  # before the body is read and tokenized
                 with self._worker.track_request():
                     self._check_length(context)
                     await self._app(scope, context.receive, context.send)
@@ -171,7 +174,7 @@ async def _send_error(context: RequestContext, error: Exception) -> None:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What a client is told of an exception."""
+    """Return the error response for an exception."""
     match error:
         case ApiError():
             return error
@@ -188,6 +191,6 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def _request_id(given: bytes) -> str:
-    """The client's own id where it is fit for a header and a log, else a new one."""
+    """Return the client's request id if it fits a header and a log line, else a new one."""
     text = given.decode("latin-1")
     return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""How answers of this model are read: by the parsers of its family, and with a grammar that lets it think first."""
+"""Parsers for the answers of the loaded model, and grammars that let the model reason first."""
 
 from array import array
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from fairlead_worker.parsing.families import TAIL_TOKENS, ModelParsers, ParserOp
 from fairlead_worker.parsing.stage import Parser, Tools
 
 _NO_CALLS = ("json", "choice")
-"""Forms in which there is no room for a call: what looks like one is the answer."""
+"""Constraint kinds that exclude tool calls: text that looks like a call is part of the answer."""
 
 
 class OutputParsers:
-    """The parsers of a model that is loaded."""
+    """The output parsers of a loaded model."""
 
     def __init__(self, parser_selection: ModelParsers, encoder: PromptEncoder) -> None:
         self.visible_special_tokens = encoder.special_within(parser_selection.collect_markers())
-        """Special tokens that its parsers look for."""
+        """Special tokens that the parsers look for."""
         self._model_parsers, self._encoder = parser_selection, encoder
 
     def build_constraint(self, requested: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Constraint | None:
-        """The grammar of an answer to `prompt`. Raises ApiError 400 where the client asks for one and for calls."""
+        """Return the constraint of an answer to `prompt`. Raise ApiError 400 if the request has a format and also requires a call."""
         forced = tool_use.build_constraint()
         if requested is not None and forced is not None:
             raise invalid(
@@ -43,7 +43,7 @@ class OutputParsers:
         )
 
     def build_parser_factory(self, constraint: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Callable[[], Parser | None]:
-        """A parser for each answer to `prompt`; None where all of it is text."""
+        """Return a function that creates a parser for each answer to `prompt`. It returns None if the whole answer is text."""
         constrained = constraint is not None and constraint.kind != "structural_tag"
         may_call = tool_use.is_required or constraint is None or constraint.kind not in _NO_CALLS
         options = ParserOptions(tool_use.tools if may_call else Tools(), tool_use.is_required, tool_use.required_function, constrained)

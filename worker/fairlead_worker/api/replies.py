@@ -1,4 +1,4 @@
-"""Answers of every API: one JSON document, or server-sent events. Nothing is sent before the first token is there."""
+"""Responses of every API: one JSON document, or server-sent events. No byte is sent before the first token."""
 
 import asyncio
 import logging
@@ -18,25 +18,28 @@ CACHED_HEADER, USAGE_HEADER = "x-fairlead-cached-tokens", "x-fairlead-usage"
 
 
 class ResponseWriter(Protocol):
-    """One API's words for one answer. Of a stream `begin`, `add` as often as needed, and `end` or `fail`; else `keep` and `whole`."""
+    """Serializes one response for one API.
+
+    A stream calls `begin`, `add` for each batch, and `end` or `fail`. A whole response calls `collect` and `document`.
+    """
 
     def collect(self, batch: list[tuple[int, OutputDelta]]) -> None:
-        """Take in (choice, piece), to show them at the end."""
+        """Store a batch of (choice, delta) for `document`."""
 
     def document(self) -> dict[str, Any]:
-        """The document of all that was kept."""
+        """Return the document of everything that was collected."""
 
     def begin(self) -> bytes:
-        """What a stream begins with."""
+        """Return the first bytes of a stream."""
 
     def add(self, batch: list[tuple[int, OutputDelta]]) -> bytes:
-        """The events of (choice, piece). Their choices have taken in all of the batch."""
+        """Return the events of a batch of (choice, delta). The choices have already processed the whole batch."""
 
     def end(self, comment: bytes) -> bytes:
-        """The last events, and among the very last bytes `comment`, which is for the router."""
+        """Return the last events of a stream. `comment` is for the router and is part of the last bytes."""
 
     def fail(self, error: ApiError) -> bytes:
-        """What a stream that broke ends with."""
+        """Return the last bytes of a stream that failed."""
 
 
 async def send_answer(
@@ -48,7 +51,7 @@ async def send_answer(
     stream: bool,
     usage_comment: bool,
 ) -> None:
-    """Generate and send. A client that goes takes its sequences with it. `usage_comment`: of a stream, the router wants to know it."""
+    """Generate and send the response. Abort its sequences if the client disconnects. `usage_comment`: end a stream with a usage comment."""
     run = GenerationRun(worker, generation_request)
 
     async def work() -> None:
@@ -77,7 +80,7 @@ async def _send_document(
 ) -> None:
     async for batch in deltas:
         writer.collect(batch)
-    # Twenty entries for each token of a long prompt take seconds: not in the way of everybody's streams.
+    # Twenty entries for each token of a long prompt take seconds. A thread keeps the other streams running meanwhile.
     document = await asyncio.to_thread(writer.document) if generation_request.needs_prompt_logprobs else writer.document()
     await context.respond_json(
         document, {CACHED_HEADER: str(_cached_tokens(generation_request)), USAGE_HEADER: _usage_header(generation_request)}
@@ -116,6 +119,6 @@ def _cached_tokens(generation_request: GenerationRequest) -> int:
 
 
 def _usage_header(generation_request: GenerationRequest) -> str:
-    """Prompt tokens and generated ones."""
+    """Return the number of prompt tokens and of generated tokens, separated by a space."""
     usage = generation_request.usage()
     return f"{usage['prompt_tokens']} {usage['completion_tokens']}"

@@ -1,6 +1,6 @@
-"""What the router says of a request in headers that no client can set, since it strips `X-Fairlead-*` from what they send.
+"""Request properties that the router sends in headers. Clients cannot set them, because the router strips `X-Fairlead-*` from requests.
 
-They stand above the body's own fields: a body is the client's word.
+They take precedence over fields of the body, which the client controls.
 """
 
 import re
@@ -13,21 +13,21 @@ from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.schema import CommonRequest
 
 SALT, TENANT, PRIORITY, USAGE = b"x-fairlead-cache-salt", b"x-fairlead-tenant", b"x-fairlead-priority", b"x-fairlead-usage"
-"""USAGE: the stream ends with a comment that says its usage, for the tenant's account (and no parsing of every chunk)."""
+"""USAGE: the stream ends with a comment that reports its usage. The router bills the tenant with it and does not parse every chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """Who asks. `tenant` and `priority`: None where no router says."""
+    """The origin of a request. `tenant` and `priority` are None if no router sent them."""
 
     salt: str
-    """The router's; without one that of the client."""
+    """The router's salt, or the client's if the router sent none."""
     tenant: str | None
     priority: int | None
 
 
 def read_origin(context: RequestContext, given_salt: str | None) -> RequestOrigin:
-    """`given_salt`: the body's `cache_salt`. Raises ApiError 400."""
+    """Return the origin of a request. `given_salt`: the body's `cache_salt`. Raise ApiError 400 for an invalid header."""
     headers = context.headers
     salt = headers.get(SALT, b"").decode("latin-1")
     if not re.fullmatch(r"[0-9a-f]{0,64}", salt):
@@ -43,7 +43,7 @@ def read_origin(context: RequestContext, given_salt: str | None) -> RequestOrigi
 
 
 def apply_router_headers(context: RequestContext, request: CommonRequest, sampling_request: SamplingRequest) -> SamplingRequest:
-    """`wanted` with what is known of who asks. Raises ApiError 400."""
+    """Return `sampling_request` with salt, tenant and priority from the router's headers. Raise ApiError 400 for an invalid header."""
     origin = read_origin(context, request.cache_salt)
     return replace(
         sampling_request,

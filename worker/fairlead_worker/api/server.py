@@ -1,4 +1,4 @@
-"""A worker's server: bind, load, serve, drain, end. Whatever happens, it ends with the engine ended too."""
+"""The lifecycle of a worker: bind, load, serve, drain, exit. The engine process always ends with the worker."""
 
 import asyncio
 import contextlib
@@ -31,19 +31,19 @@ from fairlead_worker.transport import ZmqChannel
 logger = logging.getLogger(__name__)
 
 FAILURE_LINGER_SECONDS = 2.0
-"""How long a worker whose engine has ended goes on answering 503: streams get their error event, probes and routers see why."""
+"""Seconds that a worker answers 503 after its engine has ended. Streams get their error event, and probes and routers see the reason."""
 INTERRUPT_DRAIN_SECONDS = 1.0
-"""What SIGINT leaves to running streams: a person waits at a terminal."""
+"""Seconds that running streams get after SIGINT, because a person waits at a terminal."""
 CLOSING_SECONDS = 2.0
-"""For the last bytes of streams that were cut."""
+"""Seconds for the last bytes of streams that the drain has cut."""
 ENGINE_STOP_SECONDS = 10.0
-"""For the engine to finish its current step; then it is killed."""
+"""Seconds for the engine to finish its current step before it is killed."""
 KEEP_ALIVE_SECONDS = 75
-"""Longer than a client's pool keeps an idle connection (the router's 30 s): a server that closes first races with a request."""
+"""Longer than a client's pool keeps an idle connection (30 s in the router): a server that closes first races with a new request."""
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn without its own signal handling: a drain comes before its shutdown."""
+    """uvicorn without its own signal handling, because the worker drains before uvicorn shuts down."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,14 +52,14 @@ class UvicornServer(uvicorn.Server):
 
 @dataclass(frozen=True)
 class Listeners:
-    """Bound sockets. `admin`: of `--admin-port`; None: one port serves all paths."""
+    """Bound sockets. `admin` is the socket of `--admin-port`; with None, one port serves all paths."""
 
     inference: socket.socket
     admin: socket.socket | None = None
 
 
 async def serve(config: WorkerConfig, listeners: Listeners) -> str:
-    """Live. The reason of a failure; empty after an ordered end."""
+    """Run the worker until it ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
     channel = ZmqChannel()
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -81,7 +81,7 @@ async def serve(config: WorkerConfig, listeners: Listeners) -> str:
 
 
 class Port:
-    """One listening port: its HTTP server, and bounds on its connections that no other port's clients use up."""
+    """One listening port: its HTTP server and its own connection limits, which clients of another port cannot exhaust."""
 
     def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
         bound_unsent(listener)
@@ -91,7 +91,7 @@ class Port:
         self.server = UvicornServer(
             uvicorn.Config(
                 build(worker, part),
-                http=self.connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
+                http=self.connections.protocol,  # type: ignore[arg-type]  # a protocol factory, not a class
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -104,7 +104,7 @@ class Port:
         )
 
     async def serve(self) -> None:
-        """Serve until `server.should_exit`."""
+        """Serve until `server.should_exit` is set."""
         await self.server.serve(sockets=[self._listener])
 
 
@@ -124,13 +124,13 @@ class Server:
         self._stop_requested = asyncio.Event()
         self._signal: signal.Signals | None = None
         self._streams_cut = False
-        """Streams were ended by the drain's deadline: no failure of the engine."""
+        """True if the drain's deadline ended streams. That is not an engine failure."""
         self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all")]
         if listeners.admin is not None:
             self._ports.append(Port(self.worker, listeners.admin, "admin"))
 
     def background_tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """What runs beside the HTTP server."""
+        """Yield the tasks that run beside the HTTP server, as (name, coroutine)."""
         yield "engine messages", self.client.run()
         yield "engine process", self.child.run()
         yield "engine watch", self.child.watch()
@@ -139,7 +139,7 @@ class Server:
             yield f"connections of port {port.number}", port.connections.monitor()
 
     async def run(self) -> str:
-        """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""
+        """Serve until a signal arrives or the engine ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -154,7 +154,8 @@ class Server:
             if stop_requested.done():
                 await self._drain()
             else:
-                leaving = asyncio.create_task(self._leave_index())  # at once: no router should choose us while we explain ourselves
+                # immediately, so that no router chooses this worker while it answers 503
+                leaving = asyncio.create_task(self._leave_index())
                 await asyncio.wait((stop_requested,), timeout=FAILURE_LINGER_SECONDS)
                 await leaving
             failure = self.client.state.reason if self.client.ended.is_set() and not self._streams_cut else ""
@@ -172,7 +173,7 @@ class Server:
                 task.cancel()
 
     async def _start(self) -> None:
-        """Once the engine is ready: encode prompts, join the index, serve."""
+        """Wait for the engine; then build the prompt encoder, join the index, and start to serve."""
         await self.client.ready.wait()
         ready = self.client.state.ready
         assert ready is not None
@@ -214,7 +215,7 @@ class Server:
             )
 
     async def _drain(self) -> None:
-        """Leave the index, let running requests finish within the deadline, end the rest with an error event."""
+        """Leave the index, let running requests finish within the deadline, and end the rest with an error event."""
         self.worker.draining = True
         seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(INTERRUPT_DRAIN_SECONDS, self.config.drain_timeout)
         logger.info("%s: draining %d requests, at most %g s", self._signal and self._signal.name, self.worker.in_flight, seconds)
@@ -237,7 +238,7 @@ class Server:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signal is not None:
-            # The second one: whoever sent it does not want to wait. The engine ends with the pipe that it hangs on.
+            # A second signal means that the sender does not want to wait. The engine exits when its stdin closes.
             shutil.rmtree(self._channel.address, ignore_errors=True)
             os._exit(128 + number)
         self._signal = number

@@ -18,9 +18,10 @@ FORMAT = b"x-fairlead-prompt-format"
 
 
 def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
-    """(prompt tokens, JSON) of a tokenized body: n uint32 in front of the JSON, n in the header. (None, JSON) of a plain one.
+    """Return (prompt tokens, JSON) of a tokenized body: n uint32 before the JSON, with n in a header. Return (None, JSON) of a plain body.
 
-    Also (None, JSON) where the tokens are of another prompt format than `etag`: this worker is newer than the router's last look at it.
+    Also return (None, JSON) if the tokens were made with another prompt format than `etag`: the router has not read this worker's new
+    format yet.
     """
     header = context.headers.get(HEADER)
     if header is None:
@@ -36,7 +37,8 @@ def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tupl
 
 
 def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, Any] | None) -> None:
-    """A template is a program: only clients that the operator trusts may bring one. Raises ApiError 400."""
+    """Raise ApiError 400 unless the operator allows chat templates in requests. A template is a program, so only trusted clients may send
+    one."""
     if "chat_template" in (kwargs or {}):
         raise invalid("chat_template_kwargs: a chat_template is a field of its own", param="chat_template_kwargs")
     if template is not None and not worker.config.trust_request_chat_template:
@@ -45,7 +47,7 @@ def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, 
 
 
 async def tokenize(worker: Worker, context: RequestContext) -> None:
-    """`POST /tokenize`, as vLLM: a prompt or messages to token ids."""
+    """Handle `POST /tokenize` as vLLM does: convert a prompt or messages to token ids."""
     body = await context.read_body(worker.config.max_body_bytes)
     request = parse(body, TokenizeRequest)
     worker.check_model(request.model)
@@ -80,7 +82,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
 
 
 async def detokenize(worker: Worker, context: RequestContext) -> None:
-    """`POST /detokenize`, as vLLM: token ids to text."""
+    """Handle `POST /detokenize` as vLLM does: convert token ids to text."""
     request = parse(await context.read_body(worker.config.max_body_bytes), DetokenizeRequest)
     worker.check_model(request.model)
     text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))

@@ -1,5 +1,4 @@
-"""A chat request's tools: which the answer may call, which it must, and the grammar that makes it. Checked here, with the field's name in
-every refusal."""
+"""Tools of a chat request: which the answer may call, which it must call, and the grammar for it. Every error names the field."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from fairlead_worker.parsing.stage import Tools
 MAX_TOOLS = 512
 """OpenAI allows 128."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-"""OpenAI's names, and the dots and colons that tool servers put between theirs."""
+"""OpenAI's names, plus the dots and colons that tool servers put into theirs."""
 _CHOICES = "none, auto, required, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools: {mode, tools}}"
 _ANY_OBJECT = {"type": "object"}
 
@@ -29,28 +28,28 @@ class Function:
     parameters: dict[str, Any]
     strict: bool
     field: str
-    """Where it stands in the request."""
+    """Path of the function in the request, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of calls."""
+    """The tool-call rules of a request."""
 
     functions: tuple[Function, ...] = ()
-    """Those that the answer may call; none: it may call nothing."""
+    """Functions that the answer may call. Empty: calls are not allowed."""
     is_required: bool = False
-    """It has to call."""
+    """True if the answer must be a call."""
     required_function: str = ""
-    """... this one."""
+    """The function that the answer must call. Empty: any of `functions`."""
     at_most_one: bool = False
-    """At most one call."""
+    """True if the answer may have one call at most."""
 
     @property
     def tools(self) -> Tools:
         return Tools({function.name: function.parameters for function in self.functions}, self.at_most_one)
 
     def build_constraint(self) -> Constraint | None:
-        """The grammar of an answer that is nothing but calls; None where it may be something else."""
+        """Return the constraint of an answer that consists of calls only, or None if it may be something else."""
         if not self.is_required:
             return None
         if self.required_function:
@@ -60,7 +59,7 @@ class ToolUse:
         return Constraint("calls", _to_json({"tools": listed, "one": self.at_most_one}), "tools")
 
     def build_strict_tags(self, calls: str) -> Constraint | None:
-        """Where a `strict` function may be called of the model's own accord: its arguments as its schema says, in the format `calls`."""
+        """Return the constraint for optional calls of `strict` functions: their arguments follow the schema, in the tool format `calls`."""
         if calls != "hermes" or self.is_required or not any(function.strict for function in self.functions):
             return None
         structures = [
@@ -75,7 +74,7 @@ class ToolUse:
 
 
 def parse_tool_use(request: ChatRequest) -> ToolUse:
-    """What a request says of calls. Raises ApiError 400 that names the field."""
+    """Parse a request's `tools` and `tool_choice`. Raise ApiError 400 that names the field."""
     functions = [_parse_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
     if len(functions) > MAX_TOOLS:
         raise invalid(f"tools: at most {MAX_TOOLS}, not {len(functions)}", param="tools")

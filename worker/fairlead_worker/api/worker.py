@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the prompt encoder, and whether this worker takes requests."""
+"""The state that all endpoints share: the engine, the prompt encoder, and whether this worker accepts requests."""
 
 import asyncio
 import gzip
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INLINE_ENCODE_SIZE = 4096
-"""Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
+"""Characters up to which prompts are tokenized in the event loop. For short prompts, a thread costs more than the work."""
 
 Encoded = TypeVar("Encoded")
 
 MAX_ROOTS = 4096
-"""Of clients' salts that are remembered."""
+"""Root hashes of client salts to remember."""
 
 
 class Worker:
@@ -51,15 +51,16 @@ class Worker:
         self.address = address
         self.draining = False
         self.warming = False
-        """It computes what its peers' clients share, before it takes requests."""
+        """True while the worker computes prefixes that its peers' clients share, before it accepts requests."""
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self.base_model_roots: OrderedDict[int, None] = OrderedDict()
-        """Root numbers of requests lately that the bare model answered. What is cached under any other is not for a peer to compute."""
+        """Root hashes of recent requests to the base model. Peers must not compute prefixes under any other root hash."""
         self.started = int(time.time())
         self.incarnation: Callable[[], str] = lambda: ""
-        """What the index knows this worker by: routers use its records only while this is what it says itself."""
+        """The incarnation that the index knows this worker by. Routers use the index's records only if the worker reports the same value.
+        """
         self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
@@ -70,7 +71,7 @@ class Worker:
         self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
 
     def set_ready(self, ready: Ready) -> None:
-        """The engine is ready: from now on prompts can be encoded."""
+        """Build the prompt encoder and the output parsers, once the engine is ready."""
         format = msgspec.json.decode(ready.prompt_format, type=PromptFormat)
         self._grammars = GrammarChecker(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
         encoder = PromptEncoder(format, self.token_cache)
@@ -83,7 +84,7 @@ class Worker:
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
     def base_model_root(self, salt: str) -> int:
-        """The root number of a prompt for the bare model: no adapter has a part in its KV."""
+        """Return the root hash of a base-model prompt, whose KV no adapter affects. Remember the hash."""
         root = prompt_root(self.encoder.format, salt=salt)
         self.base_model_roots[root] = None
         self.base_model_roots.move_to_end(root)
@@ -97,13 +98,13 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        """The engine lives, as far as anybody knows."""
+        """True if the engine is alive, as far as is known."""
         if self.engine.state.phase == "failed" or self.engine.seconds_without_progress() >= self.config.load_timeout:
             return False
         return self.engine.seconds_since_message() < self.config.engine_timeout
 
     def check_serving(self) -> None:
-        """Raises the 503 that sends the router to another pod, unless this worker takes requests."""
+        """Raise the 503 that sends the router to another pod, unless this worker accepts requests."""
         if self.draining:
             raise unavailable("this worker is shutting down")
         state = self.engine.state
@@ -115,8 +116,10 @@ class Worker:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 
     def check_queue_limit(self, sequences: int) -> None:
-        """Raises the 429 that sends the router to another pod where `sequences` more would be too many that wait. One request always may:
-        however many sequences it has, it could otherwise never be served."""
+        """Raise the 429 that sends the router to another pod if `sequences` more would exceed the waiting limit.
+
+        An empty queue always accepts one request. Otherwise a request with more sequences than the limit could never be served.
+        """
         limit, waiting = self.config.max_waiting_requests, self.engine.num_waiting
         if limit and waiting and waiting + sequences > limit:
             message = f"{waiting} sequences wait for their first token here, and at most {limit} may (--max-waiting-requests)"
@@ -124,7 +127,7 @@ class Worker:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """A request that a drain waits for."""
+        """Count a request that a drain waits for, while the context lasts."""
         self.in_flight += 1
         self.idle.clear()
         try:
@@ -148,12 +151,12 @@ class Worker:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and output: what the model was made for, and what the KV pages hold."""
+        """Longest prompt plus output in tokens, by the model's context length and by the number of KV pages."""
         ready = self.ready
         return min(ready.max_model_len, ready.pages * ready.page_size)
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises 404 for a model that is not served here."""
+        """Return the model name for the answer. Raise ApiError 404 for a model that this worker does not serve."""
         if name is None or name in self.config.names:
             return name or self.config.names[0]
         if name in self.adapters:
@@ -164,9 +167,9 @@ class Worker:
         )
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
-        """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400.
+        """Run an encoding of about `size` characters or tokens, in a thread if it is long. Raise ApiError 400 for a PromptError.
 
-        Large ones go one after the other: each takes 170 times its size for a moment, and there may be as many threads as cores.
+        Large encodings run one at a time: each briefly needs 170 times its size in memory, and there may be as many threads as cores.
         """
         try:
             if size <= INLINE_ENCODE_SIZE:
@@ -176,7 +179,8 @@ class Worker:
             await self._large_encoding.acquire()
             encoding = asyncio.ensure_future(asyncio.to_thread(encode))
             encoding.add_done_callback(self._release_large_encoding)
-            return await asyncio.shield(encoding)  # the client may go, and the thread works on: so long it is nobody else's turn
+            # The client may disconnect while the thread continues. The lock is held until the thread ends.
+            return await asyncio.shield(encoding)
         except PromptTooLong as error:
             message = f"your prompt has at least {error.least} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error
@@ -184,20 +188,20 @@ class Worker:
             raise invalid(str(error), param=error.field) from error
 
     def _release_large_encoding(self, encoding: "asyncio.Future[Encoded]") -> None:
-        """A large prompt: what that needed is given back, and its turn."""
+        """Return the memory of a large encoding to the system and release the lock."""
         if not encoding.cancelled():
-            encoding.exception()  # told to whoever still waits for it
+            encoding.exception()  # marks the exception as retrieved; a waiting request has received it
         asyncio.get_running_loop().run_in_executor(None, give_back)
         self._large_encoding.release()
 
     async def gzipped_prompt_format(self) -> bytes:
-        """The prompt format under gzip: a tokenizer of 17 MB becomes 4. Packed once, in a thread, by the first who asks."""
+        """Return the prompt format under gzip: a tokenizer of 17 MB becomes 4 MB. The first request compresses it, in a thread."""
         if self._gzipped_prompt_format is None:
             self._gzipped_prompt_format = asyncio.ensure_future(asyncio.to_thread(gzip.compress, self.ready.prompt_format, 6))
         return await asyncio.shield(self._gzipped_prompt_format)
 
     async def compile_grammar(self, constraint: Constraint | None) -> str:
-        """What the engine needs to keep an answer in its form; empty: it may be anything. ApiError 400 for one that does not work."""
+        """Return the engine's grammar for `constraint`, or an empty string without one. Raise ApiError 400 for an invalid constraint."""
         if constraint is None:
             return ""
         if self._grammars is None:
@@ -209,12 +213,12 @@ class Worker:
             self.engine.grammars_pending -= 1
 
     def close(self) -> None:
-        """Ends what was started beside the engine."""
+        """End the grammar checker's process."""
         if self._grammars is not None:
             self._grammars.close()
 
     def check_tokens(self, tokens: "array[int]", field: str) -> None:
-        """Token ids from outside: not none, and all in the vocabulary (a stray one would index past the embedding)."""
+        """Raise ApiError 400 unless there are token ids and all are in the vocabulary. A larger id would index past the embedding."""
         if not tokens:
             raise invalid(f"{field}: has no tokens", param=field.partition("[")[0])
         size = min(self.encoder.vocabulary_size, self.ready.vocabulary_size)

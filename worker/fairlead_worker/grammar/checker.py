@@ -1,8 +1,8 @@
-"""The process that tries a grammar before the engine sees it: `python -m fairlead_worker.grammar.checker`.
+"""The process that checks a grammar before the engine gets it: `python -m fairlead_worker.grammar.checker`.
 
-A grammar is a program that a client wrote. What crashes, fills the memory or never ends does so here, in a process that its parent
-(`api/grammar_checker.py`) can kill, and whose memory is bounded. It reads lines of JSON: first `Setup`, then `Constraint`s; each line is
-answered with a `Verdict`. The end of its input is its end.
+A grammar is a program written by a client. It may crash, fill the memory, or never end. Here it does so in a process with bounded memory
+that its parent (`api/grammar_checker.py`) can kill. The process reads lines of JSON: first `Setup`, then `Constraint`s. It answers each
+line with a `Verdict`, and exits at the end of its input.
 """
 
 import os
@@ -18,14 +18,14 @@ from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 from fairlead_worker.grammar.lower import lower
 
 WALK_TOKENS = 32
-"""Of each grammar: so many steps of a walk through it are tried."""
+"""Steps of the walk through each grammar."""
 LIMIT_MESSAGE = "; it has met a limit of the compiler: make it smaller, or its repetitions shorter"
 NICENESS = 10
-"""Below the engine and the API, who must not wait for the cores."""
+"""Priority below the engine and the API, which must not wait for CPU cores."""
 
 
 def check(compiler: Compiler, constraint: Constraint) -> Verdict:
-    """Compiles a constraint and walks through it for some tokens."""
+    """Compile a constraint and walk through its grammar for some tokens."""
     try:
         grammar = lower(constraint, compiler.special)
         matcher = compiler.matcher(grammar)
@@ -34,13 +34,16 @@ def check(compiler: Compiler, constraint: Constraint) -> Verdict:
         except GrammarError as error:
             limited = matcher.is_error() and str(error) != ENDLESS_MESSAGE
             raise GrammarError(f"{error}{LIMIT_MESSAGE if limited else ''}") from error
-    except Exception as error:  # whatever a library raises (some have errors of their own), it is for this grammar
+    except Exception as error:  # libraries raise errors of their own, and any error concerns this grammar
         return Verdict(error=" ".join(str(error).split())[:500] or type(error).__name__)
     return Verdict(grammar=grammar)
 
 
 def _walk(compiler: Compiler, matcher: Matcher) -> None:
-    """Along tokens from all over the vocabulary: laziness puts the cost of a grammar into its first masks. Raises GrammarError."""
+    """Walk through the grammar with tokens from all over the vocabulary. Raise GrammarError.
+
+    The compiler is lazy, so the first masks carry a grammar's cost.
+    """
     mask = np.zeros(compiler.words, np.uint32)
     for step in range(WALK_TOKENS):
         compiler.fill(matcher, mask)
@@ -72,7 +75,7 @@ def main() -> None:
         return
     _write(Verdict())
     for line in lines:
-        signal.alarm(int(setup.timeout) + 2)  # by default that ends the process, whatever it is in the middle of
+        signal.alarm(int(setup.timeout) + 2)  # SIGALRM ends the process by default, whatever it is doing
         verdict = check(compiler, msgspec.json.decode(line, type=Constraint))
         signal.alarm(0)
         _write(verdict)

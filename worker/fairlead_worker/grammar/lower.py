@@ -1,4 +1,4 @@
-"""From what a client wrote to a grammar of llguidance. Runs in the checker's process: how long it takes is the client's choice."""
+"""Convert a client's constraint to an llguidance grammar. It runs in the checker process, because the client decides how long it takes."""
 
 import json
 import re
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 WHITESPACE = "( |\\n[ \\t]{0,32})?"
-"""Between the parts of JSON: nothing, a blank, or a new line and its indentation. Without a bound, models may write blanks for ever."""
+"""Whitespace in JSON: nothing, a blank, or a line break and its indentation. Without a limit, models may write blanks forever."""
 
 _NAMES = r"<\|[^|<>]+\|>|\[/?[A-Z_]+\]|<[^<>|\n]{1,60}>"
-"""What names of special tokens look like."""
+"""The form of special token names."""
 _NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
 def lower(constraint: Constraint, special: Callable[[str], int | None]) -> str:
-    """The grammar, for `Compiler.matcher`. `special`: the id of a special token. Raises ValueError with the reason."""
+    """Return the grammar for `Compiler.matcher`. `special`: returns the id of a special token. Raise ValueError with the reason."""
     grammar = _lower_by_kind(constraint, special)
     if constraint.kind in ("regex", "choice", "grammar") and _mentions_special_token(constraint.text, special):
         grammar = _disable_forcing(grammar)
@@ -53,7 +53,7 @@ def _lower_json_schema(schema: Any, whitespace: str | None) -> str:
 
 
 def _lower_structural_tag(document: Any, special: Callable[[str], int | None], whitespace: str | None) -> str:
-    """Free text, in which each trigger begins one of its structures: begin, JSON of a schema, end (the form of vLLM and SGLang)."""
+    """Return a grammar of free text in which each trigger begins a structure: begin, JSON of a schema, end (as in vLLM and SGLang)."""
     structures, triggers = document.get("structures"), document.get("triggers")
     if not structures or not triggers:
         raise ValueError("needs structures (each with begin, schema and end) and triggers; other forms are not supported")
@@ -77,7 +77,8 @@ def _lower_structural_tag(document: Any, special: Callable[[str], int | None], w
 
 
 def _lower_calls(document: Any, whitespace: str | None) -> str:
-    """`[{"name": …, "parameters": {…}}, …]`: each tool's schema is a document of its own, so that its references hold."""
+    """Return the grammar of `[{"name": …, "parameters": {…}}, …]`. Each tool's schema stays a separate document, so that its references
+    hold."""
     rules = []
     for number, tool in enumerate(document["tools"]):
         begin = f'{{"name": {_to_json(tool["name"])}, "parameters": '
@@ -88,7 +89,7 @@ def _lower_calls(document: Any, whitespace: str | None) -> str:
 
 
 def _add_reasoning(reasoning: ReasoningMarkers, grammar: str, special: Callable[[str], int | None]) -> str:
-    """`grammar` behind reasoning, which is any text up to its end marker."""
+    """Put reasoning before `grammar`: any text up to its end marker."""
     first, *rest = _split_markers(reasoning.end, special)
     ended = " ".join([*rest, "BLANK"])
     over = f"free[lazy]: TEXT {first}\nreasoning: free {ended}" if first.startswith('"') else f"reasoning: TEXT {first} {ended}"
@@ -101,12 +102,13 @@ def _add_reasoning(reasoning: ReasoningMarkers, grammar: str, special: Callable[
 
 
 def _mentions_special_token(text: str, special: Callable[[str], int | None]) -> bool:
-    """Whether a text has the name of a special token in it: the markers of calls often are such tokens."""
+    """Return True if a text contains a special token's name. The markers of calls often are special tokens."""
     return any(special(name) is not None for name in set(re.findall(_NAMES, text.replace("\\", ""))))
 
 
 def _disable_forcing(grammar: str) -> str:
-    """Text that must come is otherwise tokenized as a whole, with special tokens for their names: tokens that the grammar then refuses."""
+    """Disable forced tokens. Otherwise mandatory text is tokenized as a whole, with special tokens for their names, which the grammar
+    refuses."""
     if grammar.startswith('{"grammars"'):
         document = msgspec.json.decode(grammar)
         document["grammars"][0]["lark_grammar"] = f"{_NO_FORCING}\n{document['grammars'][0]['lark_grammar']}"
@@ -116,13 +118,13 @@ def _disable_forcing(grammar: str) -> str:
 
 
 def _split_markers(text: str, special: Callable[[str], int | None]) -> list[str]:
-    """A marker as the special tokens that it has, and the text between them."""
+    """Split a marker into its special tokens and the text between them."""
     parts = re.split(f"({_NAMES})", text)
     return [_quote(part, special) for part in parts if part]
 
 
 def _with_whitespace(schema: Any, whitespace: str | None) -> str:
-    """A schema within a Lark grammar brings its options along."""
+    """Add whitespace options to a schema, which needs its own within a Lark grammar."""
     return _to_json({"x-guidance": _options(whitespace)} | schema) if isinstance(schema, dict) else _to_json(schema)
 
 

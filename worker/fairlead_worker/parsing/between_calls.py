@@ -1,4 +1,4 @@
-"""After a call: another one, the end of the calls, or whatever else comes."""
+"""The stage after a call: another call follows, the calls end, or other text follows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from fairlead_worker.parsing.stage import EventSink, Stage
 
 @dataclass(slots=True)
 class BetweenCalls:
-    """Closing markup is consumed; what cannot be some goes back to be text."""
+    """Consumes closing markup. Returns text that is not markup to the next stage."""
 
     tail: str
-    """Pattern with the groups `more`, where another call begins, or `close`, behind the last. Empty: calls need no closing."""
+    """Pattern with the group `more` where another call begins, or `close` after the last call. Empty: calls have no closing markup."""
     next_call: Callable[[], Stage]
-    """What reads another call, from the beginning of `more` on."""
+    """Creates the stage of another call, which starts at `more`."""
     next_stage: Stage
     is_reasoning = False
 

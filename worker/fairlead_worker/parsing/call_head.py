@@ -1,4 +1,4 @@
-"""Behind a marker: the head of a call of a tool that there is, or text after all."""
+"""The stage after a marker: the head of a call of a known tool, or plain text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     import regex
 
 NAME: Final = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
-"""A tool's name, for the patterns of heads."""
+"""The tool name's group, for head patterns."""
 HeadHandler = Callable[["regex.Match[str]", str, EventSink], tuple[str, Stage]]
-"""What follows a head that was found in a text."""
+"""Returns the rest of the text and the next stage for a matched head."""
 
 
 @dataclass(slots=True)
@@ -21,12 +21,12 @@ class CallHead:
     """A call may begin here."""
 
     patterns: Sequence[tuple[str, HeadHandler]]
-    """Patterns of heads, the first that fits is taken; one that has a `name` is of a call of that tool."""
+    """Head patterns with their handlers. The first match wins. The group `name` names the called tool."""
     opening: str
-    """What was taken for its marker; text, should no call follow."""
+    """The text that was read as the marker. It is plain text if no call follows."""
     next_stage: Stage
     forced: bool = False
-    """A grammar makes the call: the beginning of one that was cut is no text."""
+    """True if a grammar forces the call: an incomplete head is then no text."""
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:

@@ -1,4 +1,4 @@
-"""Which parsers read a model's answers: named by flags, or told from its chat template, which shows how the model was taught to call."""
+"""Selection of a model's parsers: by flags, or by its chat template, which shows how the model was trained to call tools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ HARMONY = "harmony"
 TOOL_CALL_PARSERS = ("auto", "none", HARMONY, *CALLS)
 REASONING_PARSERS = ("auto", "none", HARMONY, *REASONING_FORMATS)
 TAIL_TOKENS = 32
-"""Of a prompt, that are looked at for a start marker."""
+"""Tokens at the end of a prompt in which a reasoning start marker is searched."""
 
 _CALL_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
@@ -34,7 +34,7 @@ _CALL_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('{"name": function name, "parameters":',)),
 )
-"""(parser, what a template has that teaches its format), the more particular ones first."""
+"""(parser, strings in a template that teaches its format). More specific formats come first."""
 _REASONING_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     ("mistral", ("[THINK]",)),
@@ -47,20 +47,20 @@ _REASONING_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
 
 @dataclass(frozen=True, slots=True)
 class ParserOptions:
-    """What a request wants read out of its answer."""
+    """The parser settings of a request."""
 
     tools: Tools = field(default_factory=Tools)
-    """Those that may be called; none: nothing is taken for a call."""
+    """Tools that may be called. Empty: no text is read as a call."""
     only_calls: bool = False
-    """A grammar makes the answer nothing but calls: `FORCED`'s list, or the arguments of `named`."""
+    """True if a grammar restricts the answer to calls: the list of `FORCED_CALLS`, or the arguments of `required_tool`."""
     required_tool: str = ""
     has_grammar: bool = False
-    """A grammar makes the answer, after the reasoning."""
+    """True if a grammar restricts the answer after the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParsers:
-    """The parsers of one model; empty names: there is none."""
+    """The parser names of one model. An empty name means no parser."""
 
     tool_parser: str = ""
     reasoning_parser: str = ""
@@ -71,15 +71,15 @@ class ModelParsers:
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None:
-        """What a grammar has to let pass before the answer."""
+        """Return the reasoning format, which a grammar must allow before the answer."""
         return harmony.REASONING_FORMAT if self.reasoning_parser == HARMONY else REASONING_FORMATS.get(self.reasoning_parser)
 
     def needs_parser(self, options: ParserOptions) -> bool:
-        """Whether anything is to be told from text: if not, an answer needs no parser."""
+        """Return False if all of an answer is text, so that it needs no parser."""
         return bool(self.reasoning_parser) or options.only_calls or (bool(self.tool_parser) and bool(options.tools.schemas))
 
     def ends_in_reasoning(self, tail: str) -> bool:
-        """Whether a prompt ends within reasoning: its template has written the start marker."""
+        """Return True if the prompt ends inside reasoning, because its template has written the start marker."""
         format = self.reasoning_format
         if format is None:
             return False
@@ -87,12 +87,12 @@ class ModelParsers:
         return tail.endswith(format.start) or (format.always and not tail.endswith(format.end))
 
     def ends_after_reasoning(self, tail: str) -> bool:
-        """Whether a prompt ends behind reasoning: its template leaves none to do."""
+        """Return True if the prompt ends after reasoning, because its template disables reasoning."""
         format = self.reasoning_format
         return format is not None and tail.rstrip().endswith(format.end)
 
     def create_parser(self, options: ParserOptions, tail: str) -> Parser:
-        """For one answer; `tail`: the end of its prompt."""
+        """Return the parser of one answer. `tail`: the end of its prompt."""
         new_id = short_call_id if self.tool_parser == "mistral" else call_id
         if self.reasoning_parser == HARMONY and not options.only_calls and not options.has_grammar:
             return Parser(harmony.Messages(), options.tools if self.tool_parser else Tools(), new_id)
@@ -109,7 +109,7 @@ class ModelParsers:
         return Parser(stage, options.tools, new_id)
 
     def collect_markers(self) -> str:
-        """All that its formats are made of: special tokens that are in it must be seen."""
+        """Return all markup of the formats. Special tokens in it must stay visible in the decoded text."""
         parts: list[str] = list(harmony.MARKERS) if HARMONY in (self.tool_parser, self.reasoning_parser) else []
         if (thinking := self.reasoning_format) is not None:
             parts += [thinking.start, thinking.end]
@@ -124,11 +124,11 @@ class ModelParsers:
 
 
 def select_parsers(tool_call_parser: str, reasoning_parser: str, templates: Sequence[str]) -> tuple[ModelParsers, str]:
-    """(parsers for a model with these chat templates, why these, in words). Raises ValueError for two that do not go together."""
+    """Return (parsers for a model with these chat templates, the reasons in words). Raise ValueError for an invalid combination."""
     text = "\0".join(templates)
     calls = _detect(text, _CALL_SIGNS) if tool_call_parser == "auto" else tool_call_parser
     thinking = _detect(text, _REASONING_SIGNS) if reasoning_parser == "auto" else reasoning_parser
-    if calls == HARMONY != thinking:  # one format for both
+    if calls == HARMONY != thinking:  # harmony is one format for both
         calls, thinking = _resolve_harmony(calls, HARMONY, tool_call_parser, reasoning_parser)
     elif thinking == HARMONY and calls not in (HARMONY, "none"):
         calls, thinking = _resolve_harmony(HARMONY, thinking, tool_call_parser, reasoning_parser)
@@ -144,7 +144,7 @@ def select_parsers(tool_call_parser: str, reasoning_parser: str, templates: Sequ
 
 
 def _resolve_harmony(calls: str, thinking: str, tool_call_parser: str, reasoning_parser: str) -> tuple[str, str]:
-    """Harmony for calls and reasoning, unless a flag says otherwise: then it is for neither."""
+    """Use harmony for calls and reasoning, unless a flag names another parser. Then use it for neither."""
     if HARMONY in (tool_call_parser, reasoning_parser) and {tool_call_parser, reasoning_parser} - {"auto", HARMONY}:
         flags = f"--tool-call-parser {tool_call_parser} and --reasoning-parser {reasoning_parser}"
         raise ValueError(f"{flags} do not go together: harmony is for both")

@@ -1,6 +1,6 @@
-"""Harmony, the format of gpt-oss: an answer is messages, each on a channel.
+"""Harmony, the format of gpt-oss: an answer consists of messages, each on a channel.
 
-`<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is the answer, and `commentary` a call where it has a recipient
+`<|channel|>analysis<|message|>…<|end|>` is reasoning. The channel `final` is the answer, and `commentary` with a recipient is a call
 (https://github.com/openai/harmony, docs/format.md).
 """
 
@@ -15,7 +15,7 @@ from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, first, ov
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _FINAL = "<|channel|>final<|message|>"
 REASONING_FORMAT = ReasoningFormat("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_FINAL}", answer=_FINAL)
-"""Where a grammar makes the answer: reasoning, or none, and then the final channel."""
+"""With a grammar, an answer is optional reasoning followed by the final channel."""
 _HEADER = (
     r"\s*(?:<\|start\|>)?(?:assistant)?(?:\s*to=(?P<to>[^\s<]{1,256}))?"
     r"\s*<\|channel\|>(?P<channel>\w{1,32})(?P<more>[^<]{0,512}(?:<\|constrain\|>[^<]{0,64})?)<\|message\|>"
@@ -23,11 +23,11 @@ _HEADER = (
 _RECIPIENT = r"to=(?:functions\.)?(?P<name>[^\s<]{1,256})"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _BETWEEN = ("<|start|>", "<|channel|>")
-"""These begin the next message, the others end one."""
+"""These markers begin the next message. The others end a message."""
 
 
 class Messages:
-    """Before a message. An answer that does not begin as one is text: a grammar may have asked for it."""
+    """The stage before a message. An answer that does not begin with a message is text, because a grammar may require that."""
 
     is_reasoning = False
 
@@ -44,7 +44,7 @@ class Messages:
         if name and name in sink.tools.schemas:
             sink.begin_call(name)
             return text[found.end() :], _Body("call", self)
-        if name:  # of no tool: what it says is not lost
+        if name:  # unknown tool: show its markup as text, so that nothing is lost
             sink.add_text(text[: found.end()])
         return text[found.end() :], _Body("text", self)
 

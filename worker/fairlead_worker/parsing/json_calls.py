@@ -1,7 +1,7 @@
-"""Calls whose arguments are written as JSON, in the formats of most families.
+"""Tool calls with JSON arguments, in the formats of most families.
 
-A format is data: markers that begin calls, the head of a call up to the brace of its arguments, and what may stand between and after calls.
-Patterns are tried on text that grows: a *partial* match (of the `regex` library) waits for more.
+A format is data: markers that begin calls, the head of a call up to the opening brace of its arguments, and the markup between and after
+calls. Patterns are tried on growing text: a *partial* match (of the `regex` library) waits for more text.
 """
 
 from dataclasses import dataclass, field
@@ -20,24 +20,24 @@ _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """One family's calls."""
+    """The call format of one family."""
 
     markers: tuple[str, ...]
-    """Any of them begins calls, anywhere in an answer."""
+    """Each of them begins calls, anywhere in an answer."""
     head: str
-    """From there on, and for each further call: `name`, and `open`, the brace of the arguments. `object`: the brace of an object that holds
-    both; where it is missing, nothing surrounds the arguments."""
+    """Head of each call, after a marker or another call. Groups: `name`, `open` (the brace of the arguments), and `object` (the brace of an
+    object that holds both). Without `object`, nothing surrounds the arguments."""
     tail: str = ""
-    """Between and after calls: `more` where another call begins, `close` behind the last. Empty: calls end with their arguments."""
+    """Markup between and after calls: `more` where another call begins, `close` after the last. Empty: calls end with their arguments."""
     any_object: str = ""
-    """How an object begins (`open`) whose keys have another order than in `head`. Empty: there is none."""
+    """Start (`open`) of an object whose keys have another order than in `head`. Empty: not supported."""
     at_start: str = ""
-    """Characters that begin calls where an answer begins with one of them."""
+    """An answer that begins with one of these characters begins with calls."""
     forced: bool = False
-    """A grammar makes the whole answer."""
+    """True if a grammar makes the whole answer."""
 
     def stage(self, opening: str, next_stage: Stage) -> Stage:
-        """What follows a marker, or the beginning of an answer."""
+        """Return the stage after a marker, or at the start of an answer."""
 
         def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             scanner, at = Scanner(), found.start("open")
@@ -56,7 +56,7 @@ class JsonFormat:
         return CallHead(patterns, opening, next_stage, self.forced)
 
     def gap(self, next_stage: Stage) -> Stage:
-        """What follows a call."""
+        """Return the stage after a call."""
         return BetweenCalls(self.tail, lambda: self.stage("", next_stage), next_stage)
 
 
@@ -93,11 +93,11 @@ JSON_CALLS: dict[str, JsonFormat] = {
     ),
 }  # fmt: skip
 FORCED_CALLS = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{", forced=True)
-"""An answer that a grammar has made: `[{"name": …, "parameters": {…}}, …]`."""
+"""The format of an answer that a grammar forces to be calls: `[{"name": …, "parameters": {…}}, …]`."""
 
 
 class Format(Protocol):
-    """What all formats of calls have."""
+    """The interface of all call formats."""
 
     @property
     def markers(self) -> tuple[str, ...]: ...
@@ -134,7 +134,7 @@ class TextWithCalls:
 
 
 class NamedCall:
-    """An answer that is the arguments of one call and nothing else: the grammar of a tool's schema has made it."""
+    """An answer that consists of one call's arguments, made by the grammar of a tool's schema."""
 
     is_reasoning = False
 
@@ -151,12 +151,12 @@ class NamedCall:
 
 @dataclass(slots=True)
 class _Arguments:
-    """The object of a call's arguments, passed on as it is written."""
+    """The object of a call's arguments, which is passed on unchanged."""
 
     format: JsonFormat
     scanner: Scanner
     depth: int
-    """Around it."""
+    """Depth of the brackets around the arguments."""
     next_stage: Stage
     is_reasoning = False
 
@@ -171,7 +171,7 @@ class _Arguments:
 
 @dataclass(slots=True)
 class _Closing:
-    """The rest of an object whose arguments are over."""
+    """The rest of an object after its arguments."""
 
     format: JsonFormat
     scanner: Scanner
@@ -187,11 +187,11 @@ class _Closing:
 
 @dataclass(slots=True)
 class _AnyObject:
-    """An object that may be a call, with its keys in another order: known once all of it is there."""
+    """An object that may be a call with keys in another order. This is known once the object is complete."""
 
     format: JsonFormat
     raw: str
-    """All since the marker, which is text should this be no call."""
+    """All text since the marker. It is plain text if the object is no call."""
     next_stage: Stage
     scanner: Scanner
     is_reasoning = False
@@ -214,7 +214,7 @@ class _AnyObject:
 
 
 def _parse_call(written: str) -> tuple[str, str] | None:
-    """(name, arguments) of an object that is a call."""
+    """Return (name, arguments) of an object, or None if it is no call."""
     try:
         value = msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

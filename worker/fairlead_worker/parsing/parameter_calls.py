@@ -1,4 +1,4 @@
-"""Calls whose arguments are written one by one between tags, as plain text: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2."""
+"""Tool calls whose arguments are written as plain text between tags: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,21 +20,21 @@ _KINDS: dict[type, frozenset[str]] = {
     dict: frozenset({"object"}),
     type(None): frozenset({"null"}),
 }
-"""The types that a schema may call a value."""
+"""JSON schema types of a Python value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterFormat:
-    """One family's calls."""
+    """The call format of one family."""
 
     markers: tuple[str, ...]
     head: str
-    """From a marker to the parameters: `name`. `rest`, where it is there, is no part of the head."""
+    """Head of a call, from a marker to the parameters: `name`. The group `rest`, if present, is not part of the head."""
     parameter: str
-    """The beginning of a parameter (`key`; `string` is "true" where its value is no JSON), or the `end` of the call."""
+    """Start of a parameter (`key`; `string` is "true" if the value is not JSON), or the `end` of the call."""
     value_end: str
     tail: str = ""
-    """After a call: `more` where another begins, `close` behind the last. Empty: calls end with `end`."""
+    """Markup after a call: `more` where another call begins, `close` after the last. Empty: calls end with `end`."""
     at_start: str = ""
 
     def stage(self, opening: str, next_stage: Stage) -> Stage:
@@ -46,7 +46,7 @@ class ParameterFormat:
         return CallHead([(self.head, start_call)], opening, next_stage)
 
     def gap(self, next_stage: Stage) -> Stage:
-        """What follows a call."""
+        """Return the stage after a call."""
         return BetweenCalls(self.tail, lambda: self.stage("", next_stage), next_stage)
 
 
@@ -83,13 +83,13 @@ PARAMETER_CALLS: dict[str, ParameterFormat] = {
 
 @dataclass(slots=True)
 class _Parameters:
-    """Between the parameters of a call."""
+    """The stage between the parameters of a call."""
 
     format: ParameterFormat
     schema: Any
     next_stage: Stage
     separator: str = "{"
-    """What JSON has before the next one."""
+    """JSON text before the next parameter."""
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
@@ -113,7 +113,7 @@ class _Parameters:
 
 @dataclass(slots=True)
 class _Text:
-    """A parameter that is a string: passed on as it is written, but for the line breaks next to its tags."""
+    """A string parameter. It is passed on unchanged, except for the line breaks next to its tags."""
 
     parameters: _Parameters
     begun: bool = False
@@ -138,11 +138,11 @@ class _Text:
 
 @dataclass(slots=True)
 class _Value:
-    """A parameter of another type: converted once all of it is there."""
+    """A parameter of another type. It is converted once it is complete."""
 
     parameters: _Parameters
     kinds: frozenset[str]
-    """Types that it may have; none: any."""
+    """JSON types that the value may have. Empty: any."""
     seen: int = 0
     is_reasoning = False
 
@@ -154,13 +154,13 @@ class _Value:
             sink.add_arguments(_convert(text[:at], self.kinds))
             return text[at + len(end) :], self.parameters
         if final:
-            sink.add_arguments(text)  # not lost, though it is not whole
+            sink.add_arguments(text)  # incomplete, but not dropped
             return "", self
         return text, self
 
 
 def find_kinds(schema: Any, key: str) -> frozenset[str]:
-    """The JSON types that a schema of parameters allows for one of them, as far as it says; none where it does not."""
+    """Return the JSON types that a parameter schema allows for `key`, or an empty set if it declares none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     declared = properties.get(key) if isinstance(properties, dict) else None
     branches = next((declared[word] for word in ("anyOf", "oneOf") if declared.get(word)), None) if isinstance(declared, dict) else None
@@ -177,9 +177,9 @@ def _declared_kinds(schema: Any) -> frozenset[str]:
 
 
 def _convert(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: itself where it is some of a kind that it may have, with Python's words for JSON's, else a string.
+    """Return a value as JSON: unchanged if it is JSON of an allowed type, also with Python's words (`True`, `None`), else as a string.
 
-    An optional string, which a schema gives as a string or null, is one also where it reads as a number.
+    An optional string (a schema of string or null) is a string even if it reads as a number.
     """
     bare = text.strip()
     bare = {"True": "true", "False": "false", "None": "null"}.get(bare, bare)

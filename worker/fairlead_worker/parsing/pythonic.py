@@ -1,4 +1,4 @@
-"""Calls written as Python: `[get_weather(city="Paris"), now()]` (Llama 3.2 and 4)."""
+"""Tool calls written as Python: `[get_weather(city="Paris"), now()]` (Llama 3.2 and 4)."""
 
 import ast
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 @dataclass(frozen=True, slots=True)
 class PythonicFormat:
-    """Python between markers that some models leave out."""
+    """Python between markers, which some models omit."""
 
     markers: tuple[str, ...] = ("<|python_start|>",)
     at_start: str = "["
@@ -28,13 +28,13 @@ class PythonicFormat:
 
 
 def _head(opening: str, next_stage: Stage) -> Stage:
-    """A list of calls may begin here."""
+    """Return the stage in which a list of calls may begin."""
     return CallHead([(_HEAD, lambda found, text, sink: (text, _Calls(opening, next_stage)))], opening, next_stage)
 
 
 @dataclass(slots=True)
 class _Calls:
-    """A list of calls, held until it is whole: what its names and quotes mean is known then."""
+    """A list of calls. It is held until it is complete, because only then are its names and quotes known."""
 
     raw: str
     next_stage: Stage
@@ -60,7 +60,7 @@ class _Calls:
 
 
 def _parse_calls(written: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """(name, arguments) of each call; None for anything else. Nothing is run: only literals are read."""
+    """Return (name, arguments) of each call, or None for anything else. Only literals are read; nothing is executed."""
     try:
         tree = ast.parse(written, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -81,7 +81,7 @@ def _parse_calls(written: str) -> list[tuple[str, dict[str, Any]]] | None:
 
 
 def _parse_literal(node: ast.expr) -> Any:
-    """A literal, with JSON's words too."""
+    """Return the value of a literal. JSON's `true`, `false` and `null` are allowed too."""
     match node:
         case ast.Name(id) if id in _WORDS:
             return _WORDS[id]

@@ -1,4 +1,4 @@
-"""Reasoning before the answer: which markers a family puts around it, and the stage that splits it off."""
+"""Reasoning before the answer: each family's markers, and the stage that separates it."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from fairlead_worker.parsing.stage import EventSink, Stage, overlap
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The markers of one family."""
+    """The reasoning markers of one family."""
 
     start: str
     end: str
     always: bool = False
-    """An answer begins with reasoning, also where neither prompt nor answer has the start marker."""
+    """True if an answer begins with reasoning even without a start marker in the prompt or the answer."""
     answer: str = ""
-    """What an answer without reasoning begins with."""
+    """The start of an answer without reasoning."""
 
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
@@ -29,7 +29,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 
 
 class ReasoningStage:
-    """Text up to the end marker is reasoning, if the answer begins with the start marker or the prompt ended with it."""
+    """Reads text up to the end marker as reasoning, if the answer begins with the start marker or the prompt ended with it."""
 
     def __init__(self, format: ReasoningFormat, opened: bool, then: Stage) -> None:
         self.is_reasoning = opened

@@ -1,7 +1,7 @@
-"""What the parsers are made of: stages that take text as it comes, and the place where their events go.
+"""Building blocks of the parsers: stages that consume text as it arrives, and the sink for their events.
 
-A stage consumes what can be decided of the text so far and leaves the rest, to be seen again with what comes next. What it decides must
-follow from the text alone, not from how it was cut: then a stream's events gather to the same message whatever its pieces were.
+A stage consumes the text that it can decide, and returns the rest, which it gets again together with later text. Its decisions must depend
+on the text alone and not on how it was split. Then the events of a stream always gather to the same message.
 """
 
 import secrets
@@ -16,38 +16,38 @@ from fairlead_worker.parsing.events import TOOL_CALLS, CallArguments, CallStart,
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What an answer may call: schemas of parameters by name."""
+    """Tools that an answer may call: parameter schemas by name."""
 
     schemas: Mapping[str, Any] = field(default_factory=dict)
     at_most_one: bool = False
-    """At most one call (`parallel_tool_calls: false`)."""
+    """Allow one call at most (`parallel_tool_calls: false`)."""
 
 
 def call_id() -> str:
-    """As OpenAI's."""
+    """Return an id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def short_call_id() -> str:
-    """Nine letters or digits: Mistral's templates take no other."""
+    """Return an id of nine letters or digits, the only format that Mistral's templates accept."""
     return secrets.token_hex(5)[:9]
 
 
 class EventSink:
-    """Where a stage's findings go. Blanks between text, reasoning and calls belong to none of them."""
+    """Collects the events of the stages. Whitespace between text, reasoning and calls belongs to none of them."""
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = call_id) -> None:
         self.tools = tools
         self.num_calls = 0
         self.num_complete_calls = 0
-        """Calls whose arguments are all there, and JSON."""
+        """Calls whose arguments are complete and valid JSON."""
         self._new_id = new_id
         self._events: list[Event] = []
         self._blank = ""
-        """Blanks after text, that a call may follow."""
+        """Whitespace after text, which is dropped if a call follows."""
         self._reasoning_blank = ""
         self._strip_leading = False
-        """Blanks are to be left out: reasoning has just ended."""
+        """True right after reasoning or a call: drop leading whitespace."""
         self._in_reasoning = False
         self._arguments: list[str] = []
 
@@ -74,11 +74,11 @@ class EventSink:
             self._events.append(Reasoning(kept))
 
     def end_reasoning(self) -> None:
-        """Reasoning has ended."""
+        """Mark the end of the reasoning."""
         self._strip_leading = True
 
     def begin_call(self, name: str) -> None:
-        """A call of a tool that `tools` has."""
+        """Start a call of a tool in `tools`."""
         self._blank, self._strip_leading, self._arguments = "", True, []
         self._events.append(CallStart(self.num_calls, self._new_id(), name))
         self.num_calls += 1
@@ -89,7 +89,7 @@ class EventSink:
             self._events.append(CallArguments(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """The call's arguments are all there."""
+        """Mark the end of the call's arguments."""
         try:
             msgspec.json.decode("".join(self._arguments), type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -97,25 +97,25 @@ class EventSink:
         self.num_complete_calls += 1
 
     def close(self) -> None:
-        """The answer has ended: blanks that no call has followed are its text."""
+        """Mark the end of the answer. Trailing whitespace is text if no call follows it."""
         if self._blank and not self._strip_leading:
             self._events.append(Text(self._blank))
         self._blank = ""
 
 
 class Stage(Protocol):
-    """Something that an answer may be in the middle of."""
+    """A state of the parser within an answer."""
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether its tokens are reasoning."""
+        """Return True if tokens in this stage are reasoning."""
 
     def consume(self, text: str, final: bool, sink: EventSink) -> "tuple[str, Stage]":
-        """(text to be seen again, by whom). `final`: no more text comes; what is left is left out."""
+        """Return (text to be read again, the stage that reads it). `final`: no more text comes, and unread text is dropped."""
 
 
 class PlainText:
-    """Nothing but text."""
+    """The stage of plain text."""
 
     is_reasoning = False
 
@@ -161,7 +161,7 @@ class Parser:
 
 
 def first(text: str, markers: Sequence[str]) -> tuple[int, str]:
-    """(where, which) of the first marker in a text; of two at one place the longer. (-1, "") where there is none."""
+    """Return (position, marker) of the first marker in a text, the longest one at that position. Return (-1, "") if there is none."""
     found = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]
     if not found:
         return -1, ""
@@ -170,6 +170,6 @@ def first(text: str, markers: Sequence[str]) -> tuple[int, str]:
 
 
 def overlap(text: str, markers: Sequence[str]) -> int:
-    """Characters at the end of a text that may be the beginning of a marker."""
+    """Return the length of the text's longest suffix that may be the start of a marker."""
     longest = max(map(len, markers), default=1) - 1
     return next((n for n in range(min(longest, len(text)), 0, -1) if any(marker.startswith(text[-n:]) for marker in markers)), 0)

@@ -60,7 +60,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
 def test_work_counts_where_reports_are_silent_but_not_for_ever_and_not_in_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
     monkeypatch.setattr(Work, "measure", lambda session: work)
-    state = EngineState(phase="loading", stage="Preparing", advanced=100.0)
+    state = EngineState(phase="loading", stage="Preparing", last_progress_at=100.0)
     watch = LoadWatch(state, 1)
     work = Work(0, 5.0)
     watch.check(200.0)
@@ -80,6 +80,6 @@ def test_work_counts_where_reports_are_silent_but_not_for_ever_and_not_in_a_down
 
 
 def test_the_work_of_a_process_is_seen() -> None:
-    before = Work.of(os.getsid(0))
+    before = Work.measure(os.getsid(0))
     Path("/proc/self/status").read_bytes()
-    assert Work.of(os.getsid(0)).bytes > before.bytes > 0
+    assert Work.measure(os.getsid(0)).bytes > before.bytes > 0

@@ -1,4 +1,4 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM."""
 
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.http import RequestContext
@@ -6,11 +6,11 @@ from fairlead_worker.api.schema import LoadLoraRequest, UnloadLoraRequest, parse
 from fairlead_worker.api.worker import Worker
 
 MAX_BYTES = 65536
-"""Of a body: a name and a path."""
+"""Limit of the body, which has a name and a path."""
 
 
 async def load_lora_adapter(worker: Worker, context: RequestContext) -> None:
-    """200 once requests may name it."""
+    """Load an adapter. Answer 200 once requests may use it."""
     _check_allowed(worker)
     request = parse(await context.read_body(MAX_BYTES), LoadLoraRequest)
     if not request.lora_path:
@@ -20,7 +20,7 @@ async def load_lora_adapter(worker: Worker, context: RequestContext) -> None:
 
 
 async def unload_lora_adapter(worker: Worker, context: RequestContext) -> None:
-    """200 once no new request may name it; those that run are finished with it."""
+    """Unload an adapter. Answer 200 once no new request may use it; running ones finish with it."""
     _check_allowed(worker)
     request = parse(await context.read_body(MAX_BYTES), UnloadLoraRequest)
     await worker.adapters.unload(request.lora_name)

@@ -1,9 +1,9 @@
-"""Computes the prefixes that clients of other workers share most, before a new worker takes requests: bounded in time and memory.
+"""Prefix warm-up: a new worker computes the prefixes that other workers' clients share most, within time and memory limits, before it
+serves.
 
-Peers are the addresses that `--peers` names, never those of the index: whoever may write to Redis must not be able to feed a worker.
-A peer of the same prompt format (model, tokenizer, block size) tells token ids under root numbers at its admin port, so a tenant's prefix
-is found again only under the tenant's salt. Token ids are prompts: a peer tells them only to workers that hold the service's own Redis
-credential.
+Peers are the addresses of `--peers`, never those in the index: whoever can write to Redis must not be able to feed a worker. A peer with
+the same prompt format (model, tokenizer, block size) returns token ids under root hashes at its admin port, so a tenant's prefix matches
+only under the tenant's salt. Token ids are prompts. A peer returns them only to workers that hold the service's own Redis credential.
 """
 
 import asyncio
@@ -27,38 +27,38 @@ from fairlead_worker.messages import HotPrefix, Sampling
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 1 << 20
-"""That one answer may hold: 4 MiB."""
+"""Limit of one response: 4 MiB."""
 MAX_BYTES = 8 << 20
-"""Of one answer: its tokens, and what stands around them."""
+"""Limit of one response: its tokens and their encoding."""
 MAX_PEERS = 3
-"""Asked one after the other, in random order."""
+"""Peers to try, one after the other in random order."""
 PEER_SECONDS = 3.0
 
 
 class HotPrefixes(msgspec.Struct, frozen=True):
-    """A peer's answer."""
+    """A peer's response."""
 
     format: str
-    """ETag of its prompt format: with another one, neither its tokens nor its roots mean anything here."""
+    """ETag of the peer's prompt format. With another format, its tokens and root hashes mean nothing here."""
     prefixes: tuple[HotPrefix, ...]
 
 
 def should_warm_up(config: WorkerConfig) -> bool:
-    """Return whether there is anything to warm, and peers to ask."""
+    """Return True if warm-up is configured and there are peers."""
     return bool(config.warm_tokens and config.peers)
 
 
 def build_bearer(redis: RedisAccess | None) -> str:
-    """Return the `Authorization` value that workers of one service know each other by; empty where Redis asks for no password.
+    """Return the `Authorization` value that workers of one service share, or an empty string if Redis has no password.
 
-    An HMAC of the password of the service's worker user: it does not give the password away. Raises OSError when that has no file.
+    It is an HMAC of the password of the service's worker user and does not reveal it. Raise OSError if the password file is missing.
     """
     password = redis.credentials()[1] if redis is not None else ""
     return "Bearer " + hmac.digest(password.encode(), b"fairlead hot prefixes", "sha256").hex() if password else ""
 
 
 async def warm_up(worker: Worker) -> None:
-    """Ends within --warm-seconds, and does not raise: a cold worker serves too."""
+    """Warm up within --warm-seconds. Never raise: a cold worker serves too."""
     config, began = worker.config, time.monotonic()
     try:
         async with asyncio.timeout(config.warm_seconds):
@@ -74,8 +74,8 @@ async def warm_up(worker: Worker) -> None:
 
 
 async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]:
-    """Return the first peer that tells any prefixes, and these."""
-    import httpx  # and what it brings: most workers never need it
+    """Return the first peer with prefixes, and the prefixes."""
+    import httpx  # imported late with its dependencies, because most workers never need it
 
     config, ready = worker.config, worker.ready
     room = min(config.warm_tokens, ready.pages * ready.page_size // 2, MAX_TOKENS)
@@ -84,7 +84,7 @@ async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]
     async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False, headers=headers) as client:
         for peer in random.sample(sorted(peers), min(MAX_PEERS, len(peers))):
             try:
-                admin = with_port(peer, config.admin_port or None)  # the peers are of the same Deployment
+                admin = with_port(peer, config.admin_port or None)  # the peers belong to the same Deployment
                 async with client.stream("GET", f"http://{admin}/internal/hot-prefixes/{room}") as answer:
                     body = bytearray()
                     async for chunk in answer.raise_for_status().aiter_bytes():
@@ -101,7 +101,7 @@ async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]
 
 
 async def _compute(worker: Worker, prefixes: tuple[HotPrefix, ...]) -> int:
-    """Runs each prefix through the engine, the hottest first; how many tokens. Those that the engine refuses are left out."""
+    """Run each prefix through the engine, hottest first, and return the number of tokens. Omit prefixes that the engine would refuse."""
     submissions = [Submission(tokens, _ONE_TOKEN, prefix.root) for prefix in prefixes if (tokens := _valid_tokens(worker, prefix))]
     async with worker.engine.generate(submissions) as generation:
         async for _ in generation.outputs():
@@ -110,7 +110,7 @@ async def _compute(worker: Worker, prefixes: tuple[HotPrefix, ...]) -> int:
 
 
 def _valid_tokens(worker: Worker, prefix: HotPrefix) -> "array[int]":
-    """Its tokens; none where they are not of this model after all, for a stray id would index past the embedding."""
+    """Return the prefix's tokens, or none if they are not in this model's vocabulary: a larger id would index past the embedding."""
     tokens = tokens_from_bytes(prefix.tokens)
     return tokens if tokens and max(tokens) < worker.ready.vocabulary_size else array("I")
 

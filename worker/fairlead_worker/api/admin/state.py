@@ -1,4 +1,4 @@
-"""What this worker says of itself: health, readiness, load, models, prompt format, metrics, version."""
+"""The worker's state: health, readiness, load, models, prompt format, metrics, version."""
 
 import hmac
 from typing import Any
@@ -14,7 +14,7 @@ from fairlead_worker.version import release
 
 
 async def health(worker: Worker, context: RequestContext) -> None:
-    """200 while the engine lives: its load gets on, or it was heard of late."""
+    """Answer 200 while the engine is alive: its load makes progress, or it sent a message recently."""
     state = worker.engine.state
     if worker.healthy:
         await context.respond_json({"status": "ok", "engine": state.phase})
@@ -30,7 +30,7 @@ async def health(worker: Worker, context: RequestContext) -> None:
 
 
 async def ready(worker: Worker, context: RequestContext) -> None:
-    """200 when the model is loaded and the worker is not draining. The index has no say."""
+    """Answer 200 when the model is loaded and the worker is not draining. The index does not matter."""
     state = worker.engine.state
     phase: str = state.phase
     stage = state.stage
@@ -46,7 +46,7 @@ async def ready(worker: Worker, context: RequestContext) -> None:
 
 
 async def load(worker: Worker, context: RequestContext) -> None:
-    """The worker's load, for routers that have no index; and its counters, by which any one router knows what the whole fleet does."""
+    """Return the worker's load for routers without an index, and its counters, from which any router knows the whole fleet's work."""
     load = worker.engine.state.load
     numbers = msgspec.to_builtins(worker_load(load, worker.config.page_size))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
@@ -73,10 +73,10 @@ async def model(worker: Worker, context: RequestContext) -> None:
 
 
 async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
-    """`GET /internal/hot-prefixes/TOKENS`: what a new worker of this service should compute before it takes requests.
+    """`GET /internal/hot-prefixes/TOKENS`: return the prefixes that a new worker of this service should compute before it serves.
 
-    Token ids of whole pages under their root numbers, as msgpack. Salts stay where they are: a root number is a hash over one.
-    For workers of the same service alone: token ids are prompts, and monitoring may reach this port too.
+    The answer is msgpack: token ids of whole pages under their root hashes. Salts are not sent; a root hash covers one. Only workers of
+    the same service may read it: token ids are prompts, and monitoring may reach this port too.
     """
     try:
         expected = build_bearer(worker.config.redis)
@@ -87,7 +87,7 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
     requested = context.path.rpartition("/")[2]
     if not requested.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
-    most = min(worker.config.warm_tokens, MAX_TOKENS)  # 0: a service that is not warmed tells nobody its prompts
+    most = min(worker.config.warm_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
     prefixes = await worker.engine.hot_prefixes(min(int(requested), most)) if worker.serving and most else ()
     plain = tuple(prefix for prefix in prefixes if prefix.root in worker.base_model_roots)
     data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, plain))
@@ -95,7 +95,7 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
 
 
 async def prompt_format(worker: Worker, context: RequestContext) -> None:
-    """How prompts become tokens and block hashes here; a router asks once for each ETag, which names the format, packed or not."""
+    """Return how prompts become tokens and block hashes. A router asks once per ETag, which is the same with and without gzip."""
     data = worker.ready.prompt_format
     headers = {"etag": worker.prompt_etag, "vary": "accept-encoding"}
     known = context.headers.get(b"if-none-match", b"").decode("latin-1").split(",")

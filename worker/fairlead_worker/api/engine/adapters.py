@@ -1,4 +1,4 @@
-"""The LoRA adapters by the names that requests choose them by: loaded and unloaded while the worker serves."""
+"""LoRA adapters by the names that requests use. They are loaded and unloaded while the worker serves."""
 
 import asyncio
 import itertools
@@ -21,22 +21,22 @@ from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_SECONDS = 300.0
-"""That whoever asked for a load is kept waiting: half of what OpenAI's clients wait for an answer."""
+"""Timeout of a load request: half of the time that OpenAI's clients wait for a response."""
 
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """A loaded adapter and who uses it."""
+    """A loaded adapter and its number of running requests."""
 
     info: AdapterInfo
     since: int = field(default_factory=lambda: int(time.time()))
     requests: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nobody uses it; looked at once it has no name any more."""
+    """Set when no request uses the adapter. It is read only after the adapter has lost its name."""
 
 
 class Adapters:
-    """Names and adapters. One change at a time; requests go on meanwhile."""
+    """Adapters by name. Changes run one at a time while requests continue."""
 
     def __init__(self, config: WorkerConfig, engine: EngineClient) -> None:
         self._config, self._engine = config, engine
@@ -48,7 +48,7 @@ class Adapters:
         self._loading: set[asyncio.Task[None]] = set()
 
     def set_initial(self, infos: tuple[AdapterInfo, ...]) -> None:
-        """What the engine has from the start."""
+        """Register the adapters that the engine loaded at start-up."""
         self._by_name = {info.name: Adapter(info) for info in infos}
         self._numbers = itertools.count(1 + max((info.number for info in infos), default=0))
 
@@ -60,7 +60,7 @@ class Adapters:
 
     @contextmanager
     def use(self, model: str) -> Iterator[AdapterInfo | None]:
-        """The adapter of this name, which stays until the end of the context; None for a model's own name. Raises 404 for one just gone."""
+        """Hold the adapter of this name until the context ends. Yield None for the model's own name. Raise ApiError 404 after an unload."""
         adapter = self._by_name.get(model)
         if adapter is None:
             if model not in self._config.names:
@@ -104,7 +104,7 @@ class Adapters:
             raise invalid(f"lora_name: {quoted(name)} is the model's own name; give the adapter another", param="lora_name")
         self._check_name(name, in_place)
         number = next(self._numbers)
-        try:  # outside the lock: a hub that does not answer holds up nobody else's adapters
+        try:  # Outside the lock: a hub that does not answer must not block other adapters.
             folder = await self._fetch(number, name, uri)
         except AdapterError as error:
             raise invalid(f"lora_path: {brief(error)}", param="lora_path") from error
@@ -121,7 +121,7 @@ class Adapters:
             self._retire(old)
 
     async def _fetch(self, number: int, name: str, uri: str) -> Path:
-        """Its folder, and then other nodes of the model have it too. Raises AdapterError."""
+        """Return the adapter's folder once all nodes of the model have it. Raise AdapterError."""
         local = asyncio.to_thread(self._folder, name, uri)
         if self._config.nodes == 1:
             return await local
@@ -131,20 +131,21 @@ class Adapters:
         return folder
 
     def _folder(self, name: str, uri: str) -> Path:
-        """Raises AdapterError. What downloads is imported by the first who needs it: it took 0.2 s of each start."""
+        """Return the adapter's folder. Raise AdapterError. The download code is imported on first use, because it added 0.2 s to each
+        start."""
         from fairlead_worker.lora.source import warmed_folder
 
         return warmed_folder(name, uri, self._cache)
 
     def _check_name(self, name: str, in_place: bool) -> Adapter | None:
-        """The one that has the name and gives it up. Raises ApiError 400."""
+        """Return the adapter that is replaced, or None. Raise ApiError 400 if the name is taken."""
         old = self._by_name.get(name)
         if old is not None and not in_place:
             raise invalid(f"lora_name: {quoted(name)} is loaded already; unload it first, or set load_inplace", param="lora_name")
         return old
 
     async def unload(self, name: str) -> None:
-        """Take no new requests for it, and forget it once those that run are done, which nobody waits for. Raises ApiError 404."""
+        """Accept no new requests for an adapter, and unload it in the background after its running ones. Raise ApiError 404."""
         async with self._changing:
             adapter = self._by_name.pop(name, None)
         if adapter is None:
@@ -152,7 +153,7 @@ class Adapters:
         self._retire(adapter)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """For routers: what they steer and hash by."""
+        """Return the adapters for routers, which need them for routing and block hashes."""
         parent = self._config.names[0]
         return {name: {"digest": one.info.digest, "root": one.info.uri, "parent": parent} for name, one in self._by_name.items()}
 
@@ -167,12 +168,12 @@ class Adapters:
             await adapter.idle.wait()
         try:
             await self._engine.change_adapter(UnloadAdapter(adapter.info.number))
-        except EngineGone:  # and the adapter with it
+        except EngineGone:  # the adapter ended with it
             return
         logger.info("LoRA adapter %s unloaded", adapter.info.name)
 
 
 def _log_load_result(loading: "asyncio.Task[None]") -> None:
-    """Nobody waits for it any more."""
+    """Log the failure of a load that no request waits for any more."""
     if not loading.cancelled() and (error := loading.exception()) is not None:
         logger.warning("%s: %s", loading.get_name(), error)

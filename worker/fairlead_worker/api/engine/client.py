@@ -1,4 +1,4 @@
-"""The API's view of the engine: submit requests, receive what they bring, know whether it lives."""
+"""The API's view of the engine: submit requests, receive outputs, and know whether it is alive."""
 
 import asyncio
 import itertools
@@ -40,10 +40,10 @@ from fairlead_worker.transport import Channel
 logger = logging.getLogger(__name__)
 
 DEFAULT_PREFILL_RATE = 2000.0
-"""Prompt tokens a second, before any were measured."""
+"""Prompt tokens per second, before a rate is measured."""
 
 MAX_UNREAD_BYTES = 64 << 20
-"""Bytes, roughly, of outputs that wait for one client to take what came before them."""
+"""Approximate bytes of outputs that may wait for one slow client."""
 
 Phase = Literal["starting", "loading", "ready", "failed"]
 
@@ -62,24 +62,24 @@ STAGES = {
     "cache": "Preparing",
     "rehearsal": "Preparing",
 }
-"""Steps of a load, in the words of `status.loading`."""
+"""Phases of a load, mapped to the stages of `status.loading`."""
 
 
 class EngineGone(Exception):
-    """The engine has ended; nothing more comes of its requests."""
+    """The engine has ended. Its requests get no further outputs."""
 
 
 class ClientTooSlow(Exception):
-    """Too much has come for a client that takes nothing."""
+    """Too many outputs wait for a client that does not read."""
 
 
 class EngineNotReady(EngineGone):
-    """The engine had ended, or was not ready yet, when the request came: it never saw it."""
+    """The engine had ended or was not ready when the request came, so it never received the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One sequence to be generated."""
+    """One sequence to generate."""
 
     tokens: "array[int]"
     sampling: Sampling
@@ -89,46 +89,46 @@ class Submission:
     adapter: int = 0
     grammar: str = ""
     pooling: PoolingKind | None = None
-    """Not to be generated: its hidden states are wanted."""
+    """Set for a pooling request, which needs hidden states and generates nothing."""
 
 
 @dataclass(slots=True)
 class EngineState:
-    """What is known of the engine."""
+    """The known state of the engine."""
 
     phase: Phase = "starting"
     step: str = "starting the engine"
     stage: str = "Starting"
-    """The step in the words of `status.loading`."""
+    """The step as a stage of `status.loading`."""
     percent: int = 0
     done: int = 0
-    """Bytes of `total` that are there; both 0 in steps that count none."""
+    """Bytes of `total` that are loaded. Both are 0 in steps that count no bytes."""
     total: int = 0
     beat: int = 0
-    """Of what gets on elsewhere: `messages.Loading`."""
+    """Progress that no other field shows; see `messages.Loading`."""
     start_up: StartUp = field(default_factory=lambda: StartUp(time.monotonic()))
-    """How long each phase took."""
+    """Seconds of each start-up phase."""
     last_progress_at: float = field(default_factory=time.monotonic)
-    """Monotonic time at which the load last got on."""
+    """Monotonic time of the load's last progress."""
     reason: str = ""
     ready: Ready | None = None
     load: Load = field(default_factory=Load)
     last_message_at: float = 0.0
     """Monotonic time of the engine's last message."""
     stall_seconds: float = 0.0
-    """How long a decode that ran all the time would have waited for others' prefill, since the start."""
+    """Seconds since the start that other requests' prefill would have delayed a decode that ran all the time."""
 
 
 class Generation:
-    """The outputs of one API request's submissions, as they come. Leaving the context aborts what is unfinished."""
+    """Outputs of one API request's submissions as they arrive. Leaving the context aborts unfinished ones."""
 
     def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
         self._client = client
         self._arrived: list[tuple[int, Output] | EngineGone] = []
         self._unread_bytes = 0
-        """Bytes of them, roughly."""
+        """Approximate bytes of `_arrived`."""
         self._waiter: asyncio.Future[None] | None = None
-        """Who waits for the first of them: a list and a future, for a queue's locks and waiters cost more at every token."""
+        """Set while `outputs` waits for the first output. A list and a future: a queue's locks and waiters cost more at every token."""
         self._ids = [client.next_id() for _ in submissions]
         self._open = set(range(len(submissions)))
         self._submissions = submissions
@@ -143,15 +143,15 @@ class Generation:
             self.abort(index)
 
     def abort(self, index: int) -> None:
-        """Submission `index` needs nothing more: its client has gone, or a stop string was met."""
+        """Stop submission `index`: its client disconnected, or a stop string was found."""
         if index in self._open:
             self._open.discard(index)
             self._client.abort(self._ids[index])
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
-        """Batches of (submission, output): all that has come since the last. Ends with the last submission.
+        """Yield batches of (submission, output) with everything that arrived since the last batch. End with the last submission.
 
-        Raises `EngineGone`; `ClientTooSlow` where more than `MOST_BEHIND` came since the last batch was asked for.
+        Raise EngineGone, or ClientTooSlow if more than `MAX_UNREAD_BYTES` arrived since the last batch was taken.
         """
         while self._open or self._unread_bytes > MAX_UNREAD_BYTES:
             if not self._arrived:
@@ -180,7 +180,7 @@ class Generation:
         self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
         if self._unread_bytes <= MAX_UNREAD_BYTES:
             self._arrived.append((index, output))
-        else:  # nothing more of it is kept, and the engine need not go on
+        else:  # nothing more is stored, so the engine can stop
             for each in tuple(self._open):
                 self.abort(each)
 
@@ -200,7 +200,7 @@ Deliver = Callable[[Output | EngineGone], None]
 
 
 class EngineClient:
-    """Speaks with one engine over a channel. `run()` must be running."""
+    """Communicates with one engine over a channel. `run()` must be running."""
 
     def __init__(self, channel: Channel) -> None:
         self.state = EngineState()
@@ -213,10 +213,10 @@ class EngineClient:
         self._receivers: dict[str, Deliver] = {}
         self._awaiting_first_token: set[str] = set()
         self.grammars_pending = 0
-        """Requests whose grammar is being tried, or waits for that, before the engine knows of them."""
+        """Requests whose grammar is being checked or waits for that. The engine does not know them yet."""
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
-        """LoRA adapters that the engine was asked to load or unload."""
+        """LoRA adapter changes that the engine has not answered yet."""
         self._hot_prefix_requests: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
 
     @property
@@ -225,11 +225,11 @@ class EngineClient:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for their first token."""
+        """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
 
     def estimate_wait(self) -> float:
-        """Seconds until what waits now has been begun: by the prefill rate, or a guess of one where none was measured."""
+        """Return the seconds until all waiting prompts are computed, from the measured or the default prefill rate."""
         load = self.state.load
         return load.backlog_tokens / (load.prefill_rate or DEFAULT_PREFILL_RATE) + load.step_seconds
 
@@ -240,7 +240,7 @@ class EngineClient:
         return Generation(self, submissions)
 
     def register(self, id: str, submission: Submission, deliver: Deliver) -> None:
-        """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
+        """Send a request to the engine. `deliver` receives its outputs, or EngineGone."""
         if not self.serving:
             raise EngineNotReady(self.state.reason or "the engine is not ready")
         self._channel.send(
@@ -266,7 +266,10 @@ class EngineClient:
             self._channel.send(Abort(id=id))
 
     async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
-        """What came of it, after the engine's current step, or of a `FetchAdapter` once other nodes have said. Raises EngineGone."""
+        """Send an adapter change and return its result. Raise EngineGone.
+
+        The result arrives after the engine's current step, or for `FetchAdapter` once the other nodes have answered.
+        """
         if not self.serving:
             raise EngineNotReady(self.state.reason or "the engine is not ready")
         change: asyncio.Future[AdapterChanged] = asyncio.get_running_loop().create_future()
@@ -275,7 +278,7 @@ class EngineClient:
         return await change
 
     async def hot_prefixes(self, tokens: int) -> tuple[HotPrefix, ...]:
-        """The prefixes that most requests shared, of at most `tokens` tokens together; after the step under way."""
+        """Return the prefixes that the most requests shared, with at most `tokens` tokens together, after the current step."""
         if not self.serving:
             return ()
         answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
@@ -284,24 +287,24 @@ class EngineClient:
         return await answer
 
     def stop(self) -> None:
-        """Ask the engine to end after its current step."""
+        """Tell the engine to end after its current step."""
         self._channel.send(Stop())
 
     def seconds_since_message(self) -> float:
-        """Seconds since the engine was last_message_at; 0 until it is ready, since loading may be long."""
+        """Return seconds since the engine's last message, or 0 until it is ready, because loading may take long."""
         return time.monotonic() - self.state.last_message_at if self.serving else 0.0
 
     def seconds_without_progress(self) -> float:
-        """Seconds since a load last got on; 0 when nothing loads."""
+        """Return seconds since a load's last progress, or 0 if nothing loads."""
         return time.monotonic() - self.state.last_progress_at if self.state.phase in ("starting", "loading") else 0.0
 
     async def run(self) -> None:
-        """Receive until cancelled."""
+        """Receive messages until cancelled."""
         while True:
             self._handle(await self._channel.receive())
 
     def mark_failed(self, reason: str) -> None:
-        """The engine has ended. The first reason stands: it is nearest to the cause."""
+        """Record the engine's end and fail its requests. The first reason stays, because it is closest to the cause."""
         if self.state.phase != "failed":
             self.state.phase = "failed"
             self.state.reason = reason
@@ -339,8 +342,9 @@ class EngineClient:
                 if change is not None and not change.done():
                     change.set_result(message)
             case Hot(prefixes=prefixes):
-                answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None  # none: `died` has told all who asked
-                if answer is not None and not answer.done():  # whoever asked may have gone
+                # none after `mark_failed`, which has answered all requests
+                answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None
+                if answer is not None and not answer.done():  # the requester may have disconnected
                     answer.set_result(prefixes)
             case Failed(reason=reason):
                 self.mark_failed(reason)

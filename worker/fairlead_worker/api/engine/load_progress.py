@@ -1,7 +1,7 @@
-"""Whether a load gets on where its own reports are silent: what the engine's processes have read, written and computed, from /proc.
+"""Progress of a load that sends no reports: what the engine's processes have read, written and computed, from /proc.
 
-A layer of a large model may take minutes to come from a slow volume, and a compiler says nothing while it works. Neither is stuck. A
-download that waits for a silent server does neither.
+A layer of a large model may take minutes to arrive from a slow volume, and a compiler reports nothing while it works. Neither is stuck. A
+download that waits for a silent server neither reads nor computes.
 """
 
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from pathlib import Path
 from fairlead_worker.api.engine.client import EngineState
 
 MIN_BYTES = 1 << 20
-"""Read or written since the last look that counted: above what logging and messages make."""
+"""Bytes read or written since the last progress that count as progress: more than logging and messages make."""
 MIN_CPU = 1.0
-"""Seconds of CPU since then."""
+"""Seconds of CPU time since the last progress that count as progress."""
 SILENT_WORK_SECONDS = 1800.0
-"""Seconds that work counts for after the last report: two threads that wait for each other in a loop would look busy for ever."""
+"""Seconds after the last report during which work counts as progress. Two threads that wait for each other in a loop would look busy
+forever."""
 COMPUTING_STAGES = ("Starting", "Loading", "Preparing")
-"""Stages in which computing is getting on; a download that tries again and again computes too."""
+"""Stages in which CPU time counts as progress. A download that retries also uses CPU time."""
 TICKS_PER_SECOND = 100.0
-"""Of a second, in /proc: USER_HZ, the same on every Linux that Python runs on."""
+"""USER_HZ of /proc, the same on every Linux that Python runs on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Work:
 
     @classmethod
     def measure(cls, session: int) -> "Work":
-        """Of all processes of a session; one that ends meanwhile is not counted."""
+        """Measure all processes of a session. Omit processes that end meanwhile."""
         moved, ticks = 0, 0
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -46,14 +47,14 @@ class Work:
 
 
 class LoadWatch:
-    """Looks at the work of one engine while it loads, and moves `state.last_progress_at` on where there was some."""
+    """Measures the work of one loading engine and updates `state.last_progress_at`."""
 
     def __init__(self, state: EngineState, session: int) -> None:
         self._state, self._session = state, session
         self._counted = Work()
         self._reported = state.last_progress_at
         self._moved = state.last_progress_at
-        """What we set `last_progress_at` to; anything else there is a report's."""
+        """The value that this class last wrote to `last_progress_at`. Any other value there comes from a report."""
 
     def check(self, now: float) -> None:
         state = self._state
@@ -69,7 +70,7 @@ class LoadWatch:
 
 
 def describe_stuck_load(state: EngineState, seconds: float) -> str:
-    """What a person reads of a load that was ended: in which step, how far it was, and where to look."""
+    """Return the reason of a stuck load for people: the step, how far it was, and where to look."""
     amount = f" ({state.done / 2**30:.1f} of {state.total / 2**30:.1f} GiB)" if state.total else ""
     where = {
         "Downloading": "the source has stopped sending: see spec.model.uri, and the network policies of the namespace",

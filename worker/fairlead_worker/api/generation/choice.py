@@ -1,6 +1,6 @@
-"""One output sequence on its way from the engine to the client: tokens become text, stop strings end it.
+"""One output sequence between the engine and the client: detokenization, stop strings, and output parsing.
 
-Streamed and whole answers go through the same code, so that they cannot differ.
+Streams and whole responses use the same code, so that they cannot differ.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,22 +15,22 @@ _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
 
 class SequenceFailed(Exception):
-    """The engine gave up on this sequence."""
+    """The engine gave up this sequence."""
 
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What an output added for the client to see."""
+    """The part of the answer that one engine output added."""
 
     text: str = ""
-    """As it was generated, with the markup of reasoning and calls where a parser has seen it."""
+    """Generated text, including reasoning and call markup that a parser has read."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Parallel to `tokens`; empty where none were asked for."""
+    """Parallel to `tokens`. Empty if the request does not ask for log-probabilities."""
     is_last: bool = False
-    """The sequence ends with this piece."""
+    """True for the last delta of the sequence."""
     parsed_events: list[Event] | None = None
-    """What a parser made of the text; None where there is none, and all is text."""
+    """Events that the parser made of the text. None without a parser, when everything is text."""
 
     @property
     def events(self) -> list[Event]:
@@ -40,14 +40,14 @@ class OutputDelta:
 
     @property
     def plain_text(self) -> str | None:
-        """The text of a piece that is text alone; None for any other."""
+        """Return the text of a delta that is text alone, or None for any other delta."""
         if self.parsed_events is None:
             return self.text
         texts = [event.text for event in self.parsed_events if isinstance(event, Text)]
         return "".join(texts) if len(texts) == len(self.parsed_events) else None
 
     def add(self, following: "OutputDelta") -> None:
-        """Append the piece that comes next."""
+        """Append the delta that comes next."""
         self.text += following.text
         if following.parsed_events is not None:
             self.parsed_events = self.parsed_events or []
@@ -58,7 +58,7 @@ class OutputDelta:
 
 
 class Choice:
-    """The state of one sequence."""
+    """The state of one output sequence."""
 
     def __init__(
         self,
@@ -75,54 +75,54 @@ class Choice:
         include_special_tokens: bool = False,
         include_stop_str: bool = False,
     ) -> None:
-        """`shown`: special tokens that `parser` has to see."""
+        """`visible_special_tokens`: special tokens that `parser` needs to see."""
         self.tokens = 0
-        """Tokens generated, the stop token and the tokens of a stop string included."""
+        """Generated tokens, including the stop token and the tokens of a stop string."""
         self.cached_tokens = 0
         self.logprob = 0.0
-        """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
+        """Sum over the tokens. 0 if the engine was not asked for log-probabilities."""
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        """Of its prompt's second token and all after it; with the first piece, where they were asked for."""
+        """Log-probabilities of the prompt from its second token on. They come with the first delta, if requested."""
         self.timing: Timing | None = None
-        """The engine's latest word on it."""
+        """The engine's latest timing of the sequence."""
         self.finish_reason: str | None = None
-        """Why the sequence ended; what its client is told is `shown_reason`."""
+        """Why the sequence ended. The client sees `client_finish_reason`."""
         self.stop_reason: str | int | None = None
-        """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
+        """The stop string or stop token id that ended the sequence. None for the end-of-sequence token, as in vLLM."""
         self._decoder = encoder.stream(prompt, not include_special_tokens, visible_special_tokens if parser is not None else ())
         self._scanner = StopScanner(stop_strings)
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
         self._prompt_only = prompt_only
-        """The prompt is all that is wanted: the token that ends its computation is nobody's."""
+        """Prompt-only request: discard the sampled token."""
         self._parser = parser
         self._parsed_reason: str | None = None
         self._include_stop_str = include_stop_str
-        """What ended it, a stop string or a stop token, is part of the text."""
+        """Include the stop string or stop token in the text."""
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that count as output."""
+        """Return the number of tokens that count as output."""
         return 0 if self._prompt_only else self.tokens
 
     @property
     def client_finish_reason(self) -> str | None:
-        """The finish reason for the client: `tool_calls` where the answer ended with calls that are whole."""
+        """Return the finish reason for the client: `tool_calls` if the answer ended with complete calls."""
         return self._parsed_reason or self.finish_reason
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Of the tokens, those that were reasoning; None where nobody tells them apart."""
+        """Return the number of reasoning tokens, or None without a parser that separates them."""
         return self._parser.reasoning_tokens if self._parser is not None else None
 
     @property
     def mean_logprob(self) -> float:
-        """How likely the model found its tokens, whatever their number: what `best_of` ranks by."""
+        """Return the mean log-probability of a token, by which `best_of` ranks sequences of any length."""
         return self.logprob / max(self.tokens, 1)
 
     def process(self, output: Output) -> OutputDelta:
-        """Add an output. Once `finish_reason` is set, nothing more may come. Raises SequenceFailed."""
+        """Process an engine output. It must not be called after `finish_reason` is set. Raise SequenceFailed."""
         if output.finish in ("error", "abort"):
             raise SequenceFailed(output.error or "the engine dropped the request")
         if self.tokens == 0:
@@ -145,7 +145,7 @@ class Choice:
                 delta.logprobs.append(logprobs)
             if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._include_stop_str:
                 break
-            # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
+            # Decode one token at a time: the place of a stop string must not depend on how outputs are batched.
             if self._append_text(delta, self._decoder.push((token,))):
                 return delta
         if output.finish is not None and not self._append_text(delta, self._decoder.finish(), token=False):
@@ -155,7 +155,7 @@ class Choice:
         return delta
 
     def _append_text(self, delta: OutputDelta, text: str, token: bool = True) -> bool:
-        """Add new text to the piece, of a token unless told otherwise; True when the answer ends with it."""
+        """Append new text to the delta. `token`: the text comes from a token. Return True if the answer ends with it."""
         if self.tokens < self._min_tokens:
             self._append(delta, text, token)
             return False

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the two endpoints."""
+"""Log-probabilities in the formats of completions and chat completions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,18 +8,18 @@ from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.messages import TokenLogprobs
 
 FLOOR = -9999.0
-"""JSON has no infinity; vLLM shows the same number."""
+"""JSON has no infinity. vLLM uses the same number."""
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-"""The byte alphabet of GPT-2: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+"""GPT-2's byte alphabet: printable Latin-1 bytes map to themselves, the other bytes to U+0100 and up."""
 
 
 def chat_logprobs(encoder: PromptEncoder, delta: OutputDelta, by_id: bool = False) -> dict[str, Any] | None:
-    """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece.
+    """Return `{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a delta.
 
-    `by_id`: tokens are named `token_id:7`.
+    `by_id`: write tokens as `token_id:7`.
     """
     if not delta.logprobs:
         return None
@@ -36,7 +36,7 @@ def chat_logprobs(encoder: PromptEncoder, delta: OutputDelta, by_id: bool = Fals
 
 
 class CompletionLogprobs:
-    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets run on over the pieces of one choice."""
+    """Builds `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`. Offsets continue over the deltas of a choice."""
 
     def __init__(self, encoder: PromptEncoder, by_id: bool = False) -> None:
         self._encoder = encoder
@@ -47,7 +47,7 @@ class CompletionLogprobs:
         return self._shape(delta.tokens, delta.logprobs) if delta.logprobs else None
 
     def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], delta: OutputDelta | None = None) -> dict[str, Any]:
-        """Of the prompt's tokens, whose first has none, and of those of `piece` after them."""
+        """Return the log-probabilities of the prompt, whose first token has none, followed by those of `delta`."""
         tokens, logprobs = (delta.tokens, delta.logprobs) if delta is not None else ([], [])
         return self._shape([*prompt, *tokens], [None, *scores, *logprobs])
 
@@ -61,7 +61,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, token: int, logprobs: TokenLogprobs) -> Iterator[tuple[str, float]]:
-        """The most likely tokens, and always the chosen one."""
+        """Yield the most likely tokens, and always the chosen one."""
         for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True):
             yield self._name(other), max(value, FLOOR)
         if token not in logprobs.top_ids:
@@ -77,7 +77,8 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}` for each, its own first."""
+    """Return vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}`, the prompt's token
+    first."""
 
     def entry(token: int, value: float, rank: int) -> dict[str, Any]:
         return {"logprob": max(value, FLOOR), "rank": rank, "decoded_token": token_text(encoder, token)}
@@ -91,17 +92,17 @@ def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Seque
 
 
 def token_text(encoder: PromptEncoder, token: int) -> str:
-    """One token by itself; special tokens by their names."""
+    """Return the text of a single token, or the name of a special token."""
     return encoder.decode((token,), skip_special_tokens=False)
 
 
 def token_name(encoder: PromptEncoder, token: int, by_id: bool) -> str:
-    """How log-probabilities call a token: by its text, which others may share, or by its id, as vLLM's `return_tokens_as_token_ids`."""
+    """Return a token's name: its text, which other tokens may share, or its id, as with vLLM's `return_tokens_as_token_ids`."""
     return f"token_id:{token}" if by_id else token_text(encoder, token)
 
 
 def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
-    """The bytes that a token stands for, also where they are only a part of a character."""
+    """Return the bytes of a token, also if they are only part of a character."""
     text = token_text(encoder, token)
     if "\ufffd" not in text:
         return list(text.encode())

@@ -1,4 +1,4 @@
-"""A request made ready for the engine: the same for both endpoints, streamed or whole."""
+"""Build the engine request: the same for completions and chat completions, streamed or whole."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from fairlead_worker.parsing.events import AnswerParser
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What the engine is asked for. Choice `i` belongs to prompt `i // best_of`."""
+    """A validated request for the engine. Choice `i` belongs to prompt `i // best_of`."""
 
     prompts: Sequence["array[int]"]
     n: int
@@ -36,26 +36,26 @@ class GenerationRequest:
     submissions: list[Submission]
     choices: list[Choice]
     needs_prompt_logprobs: bool
-    """Log-probabilities of the prompts are wanted: the first choice of each brings them."""
+    """True if the request needs log-probabilities of its prompts. The first choice of each prompt brings them."""
     output_options: OutputOptions = field(default_factory=OutputOptions)
 
     def get_prompt_logprobs(self, prompt: int) -> tuple[TokenLogprobs, ...]:
-        """Of the second token of a prompt and all after it."""
+        """Return the log-probabilities of a prompt from its second token on."""
         return self.choices[prompt * self.best_of].prompt_logprobs
 
     def awaits_prompt_logprobs(self, index: int) -> bool:
-        """The prompt of choice `index` is still to be scored."""
+        """Return True if the prompt log-probabilities for choice `index` have not arrived yet."""
         return self.needs_prompt_logprobs and not self.choices[index // self.best_of * self.best_of].tokens
 
     def select_best(self) -> list[int]:
-        """The choices to show: of each prompt the n most likely ones, the likeliest first; all in their order where all are shown."""
+        """Return the choices to show: the n most likely of each prompt, best first. Without `best_of`, return all in order."""
         if self.best_of == self.n:
             return list(range(len(self.choices)))
         groups = (range(at, at + self.best_of) for at in range(0, len(self.choices), self.best_of))
         return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far."""
+        """Return OpenAI's `usage` for the tokens so far."""
         prompt = sum(map(len, self.prompts))
         completion = sum(choice.output_tokens for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self._least_cached_choices())
@@ -71,11 +71,11 @@ class GenerationRequest:
         return usage
 
     def host_cached_tokens(self) -> int:
-        """Of the cached tokens, those that came back from the host tier."""
+        """Return how many of the cached tokens came from the host tier."""
         return sum(choice.timing.host_cached_tokens for choice in self._least_cached_choices() if choice.timing is not None)
 
     def _least_cached_choices(self) -> Iterator[Choice]:
-        """Of several choices of one prompt, the one that found least in the cache: it says what was cached before them all."""
+        """Yield each prompt's choice with the fewest cached tokens. Its count is what the cache held before any of the choices ran."""
         for at in range(0, len(self.choices), self.best_of):
             begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
             if begun:
@@ -97,7 +97,7 @@ def prepare(
     `field`, the prompts' field.
     """
     base = resolve_sampling(worker, sampling_request)
-    # An adapter's prefixes are not told to peers: they would compute them with the bare model.
+    # Peers compute warm-up prefixes with the base model, so an adapter's prefixes are not offered to them.
     root = (
         prompt_root(worker.encoder.format, adapter.digest, sampling_request.salt)
         if adapter
@@ -145,7 +145,7 @@ def prepare(
 
 
 def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampling:
-    """`sampling_request.sampling` as this model can do it. Raises ApiError 400."""
+    """Return the request's sampling parameters for this model. Raise ApiError 400 if the model cannot apply them."""
     if not worker.ready.generates:
         message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
         raise invalid(message, param="model", code=NO_GENERATION)
@@ -166,7 +166,7 @@ def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampl
 
 
 def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:
-    """An answer with its log-probabilities is held as a whole: twenty for each token of 128 choices would be gigabytes."""
+    """Raise ApiError 400 for too many log-probabilities. A response is held in memory: twenty per token for 128 choices are gigabytes."""
     entries = 0
     for submission in submissions:
         sampling = submission.sampling

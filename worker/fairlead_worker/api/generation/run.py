@@ -1,4 +1,4 @@
-"""A prepared request's way through the engine: its pieces, its times, and one line in the log when it is over."""
+"""One pass of a request through the engine: its deltas, its timing, and one log line at the end."""
 
 import logging
 import time
@@ -21,26 +21,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GenerationRun:
-    """One pass of a prepared request through the engine, timed for the metrics and the log."""
+    """One pass of a request through the engine, timed for metrics and the log."""
 
     worker: Worker
     generation_request: GenerationRequest
     start_time: float = field(default_factory=time.monotonic)
     _first: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Of each choice: when its first token came, and the engine's stall seconds until then."""
+    """By choice: the time of its first token, and the engine's stall seconds up to that time."""
     _last: dict[int, float] = field(default_factory=dict)
     _stall: float = 0.0
-    """Seconds that the choice which waited longest for others' prefill did so, between its first and last token."""
+    """Seconds that other requests' prefill delayed decoding between first and last token, for the choice that waited longest."""
 
     async def deltas(self, generation: Generation) -> AsyncIterator[list[tuple[int, OutputDelta]]]:
-        """Batches of (choice, piece). Raises EngineGone, or ApiError where the engine gave a sequence up."""
+        """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine gave up a sequence."""
         metrics, choices = self.worker.metrics, self.generation_request.choices
         async for batch in generation.outputs():
             now = time.monotonic()
             deltas = []
             for index, output in batch:
                 choice = choices[index]
-                if choice.finish_reason is not None:  # a stop string was met earlier in this batch
+                if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
                 self._record_token(index, now)
                 try:
@@ -57,7 +57,7 @@ class GenerationRun:
                 yield deltas
 
     def _to_api_error(self, index: int, error: SequenceFailed) -> ApiError:
-        """A grammar is tried before the engine sees it, but not along every way through it: what it meets there is the request's fault."""
+        """Return the error of a failed sequence. The grammar check cannot try every path of a grammar, so its failure is a 400."""
         if not self.generation_request.submissions[index].grammar:
             return failed(str(error))
         if str(error).startswith(GRAMMAR_WAITED):
@@ -65,14 +65,14 @@ class GenerationRun:
         return invalid(f"{brief(error)}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
 
     def record_disconnect(self) -> None:
-        """The client left before the end."""
+        """Mark unfinished choices as aborted, because the client disconnected."""
         for choice in self.generation_request.choices:
             if choice.finish_reason is None:
                 choice.finish_reason = "abort"
                 self.worker.metrics.count_finished("abort")
 
     def log_summary(self, request_id: str) -> None:
-        """One line of JSON, without a word or token of the request: `queue_ms` to `stall_ms` are those of its slowest sequence."""
+        """Log one line of JSON without any text or token of the request. `queue_ms` to `stall_ms` are those of the slowest sequence."""
         timings = [choice.timing for choice in self.generation_request.choices if choice.timing is not None]
         usage = self.generation_request.usage()
         first = min((at for at, _ in self._first.values()), default=None)

@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
+"""Convert request fields to sampling parameters, stop strings and limits. The same rules apply to completions and chats."""
 
 import dataclasses
 import secrets
@@ -15,67 +15,67 @@ from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Sampling
 
 MAX_STOPS = 16
-"""OpenAI allows 4; each costs a search of every piece of text."""
+"""OpenAI allows 4. Each one costs a search of every piece of text."""
 MAX_STOP_CHARACTERS = 256
-"""Of each: while the text may be its beginning, a token costs as many comparisons."""
+"""Per stop string. While the text may be its prefix, each token costs as many comparisons."""
 MAX_BIASES = 1024
 """OpenAI allows 300."""
 MAX_BIAS = 100
-"""OpenAI's bounds: at either end a token is as good as banned or forced."""
+"""OpenAI's bounds: at either end, a token is practically banned or forced."""
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
+"""OpenAI's default for /v1/completions. A chat may continue to the end of the context."""
 _SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd and far from small multiples: the seeds of the n choices of near seeds do not meet (the golden ratio of splitmix64)."""
+"""Odd and far from small multiples, so that the choice seeds of nearby seeds do not collide (splitmix64's golden ratio)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What of the answer's tokens is shown, and how."""
+    """Which parts of the output are shown, and how."""
 
     include_special_tokens: bool = False
     spaces_between_special_tokens: bool = True
-    """Special tokens that follow each other are as the tokenizer joins them; False: with nothing between them."""
+    """True: join consecutive special tokens as the tokenizer does. False: put nothing between them."""
     include_stop_str: bool = False
-    """The stop string or stop token that ended it is part of the text."""
+    """Include the stop string or stop token in the text."""
     return_token_ids: bool = False
-    """The ids of the prompt and of the answer."""
+    """Return the token ids of the prompt and of the answer."""
     tokens_as_token_ids: bool = False
-    """Log-probabilities name tokens `token_id:7`: texts of tokens are not unique."""
+    """Name tokens `token_id:7` in log-probabilities, because token texts are not unique."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """How a request wants its tokens chosen, before the prompt's length is known."""
+    """The sampling of a request, before the prompt's length is known."""
 
     max_tokens: int | None
     sampling: Sampling
-    """`max_tokens` and `seed` are still to be set: for each prompt and choice."""
+    """`max_tokens` and `seed` are set later, for each prompt and choice."""
     seed: int
     stop_strings: tuple[str, ...]
     n: int
     best_of: int
-    """Sequences to generate for each prompt: the `n` most likely ones are shown."""
+    """Sequences to generate for each prompt. The `n` most likely ones are shown."""
     logprobs: bool
-    """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
+    """Show log-probabilities. `sampling.logprobs` is also set if only the `best_of` ranking needs them."""
     prompt_only: bool
-    """Nothing is generated (`max_tokens` 0): the engine's one token is not shown."""
+    """Generate nothing (`max_tokens` 0): the engine's one token is not shown."""
     priority: int = 0
-    """Lower goes first, policy `priority`."""
+    """Lower values run first, with `--policy priority`."""
     tenant: str = ""
-    """Who is to have a fair share, policy `fair`."""
+    """The owner of the fair share, with `--policy fair`."""
     salt: str = ""
-    """Prompts of another salt share no KV with it; empty: the salt of all that have none."""
+    """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
     constraint: Constraint | None = None
-    """The form that the answer must have."""
+    """The format that the answer must have."""
     bad_words: tuple[str, ...] = ()
-    """What may not come; `base.bad_words` in tokens, once there is a tokenizer."""
+    """Words that must not be generated. They become `sampling.bad_words` once the tokenizer is known."""
     truncate_prompt_tokens: int | None = None
-    """`truncate_prompt_tokens`."""
+    """vLLM's `truncate_prompt_tokens`."""
     output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
 
 
 def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> SamplingRequest:
-    """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
+    """Check rules across fields and collect the sampling parameters. `defaults`: values of absent fields. Raise ApiError 400."""
     check_unsupported(request)
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
@@ -143,7 +143,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
 
 
 def _prompt_logprobs(request: CommonRequest) -> int | None:
-    """As vLLM: its field, or what `echo` with `logprobs` needs."""
+    """Return the number of prompt log-probabilities as vLLM does: from its field, or for `echo` with `logprobs`."""
     if request.prompt_logprobs is not None:
         if request.stream:
             raise invalid("prompt_logprobs: only whole answers have them; leave stream out", param="prompt_logprobs")
@@ -156,12 +156,13 @@ def _value_or_default(value: float | None, defaults: Mapping[str, float], field:
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of one of n choices, in [0, 2^63): choice 0 has the request's own, so that n=1 equals the first of many."""
+    """Return the seed of one of n choices, in [0, 2^63). Choice 0 has the request's seed, so that n=1 equals the first of many."""
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
 
 
 def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
-    """vLLM's `truncate_prompt_tokens`: a prompt's last `most` tokens; -1: as many as leave room for the answer. Raises ApiError 400."""
+    """Apply vLLM's `truncate_prompt_tokens`: keep the last `most` tokens, or with -1 as many as leave room for the answer. Raise ApiError
+    400."""
     if most is None:
         return prompt
     if most == 0 or most > limit:
@@ -170,7 +171,7 @@ def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | No
 
 
 def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
-    """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them. `field`: the prompt's."""
+    """Return how many tokens may follow the prompt. Raise ApiError 400 if the context cannot hold them. `field`: the prompt's field."""
     if prompt_tokens + 1 > limit:
         raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit, field)
     if max_tokens is None:
@@ -205,7 +206,7 @@ def _best_of(request: CommonRequest, n: int) -> int:
 
 
 def _parse_logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """OpenAI's form: token ids as JSON keys, so as strings."""
+    """Parse OpenAI's format: the keys are token ids as JSON strings."""
     if len(given) > MAX_BIASES:
         raise invalid(f"logit_bias: at most {MAX_BIASES} tokens, not {len(given)}", param="logit_bias")
     biases: dict[int, float] = {}
@@ -227,7 +228,7 @@ def _parse_allowed_token_ids(given: list[int] | None) -> tuple[int, ...]:
 
 
 def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) -> None:
-    """Token ids that a request names must be tokens of this model, and leave something to choose. Raises ApiError 400."""
+    """Raise ApiError 400 unless the request's token ids are in the vocabulary and leave a token to choose."""
     for field, tokens in (("logit_bias", [token for token, _ in sampling.logit_bias]), ("allowed_token_ids", sampling.allowed_token_ids)):
         if tokens and (largest := max(tokens)) >= vocabulary:
             raise invalid(f"{field}: token id {largest} is not in the vocabulary of {vocabulary}", param=field)

@@ -1,4 +1,4 @@
-"""Which form of answer a request asks for: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields."""
+"""The answer's format: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
-"""Of `structured_outputs`, beside the form itself."""
+"""Keys of `structured_outputs` beside the format itself."""
 GUIDED: dict[str, Kind] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 def constraint(request: CommonRequest) -> Constraint | None:
-    """The one form that the request asks for; None where it may be anything. Raises ApiError 400."""
+    """Return the request's one answer format, or None without one. Raise ApiError 400."""
     found = [each for each in (_response_format(request.response_format), _structured(request), *_guided(request)) if each is not None]
     if len(found) > 1:
         names = ", ".join(each.field for each in found)
@@ -75,7 +75,7 @@ def _guided(request: CommonRequest) -> list[Constraint]:
 
 
 def _of(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Constraint:
-    """Checks what the field's own type does not say."""
+    """Check what the field's own type does not express, and return the constraint."""
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value) or len(value) > MAX_CHOICES:
             raise invalid(f"{field}: must be a list of 1 to {MAX_CHOICES} strings", param=field)

@@ -1,4 +1,4 @@
-"""Fields whose values would change the answer and are not done here: refused by name, rather than left out of what is done."""
+"""Fields whose values would change the answer in unsupported ways. The worker refuses them instead of ignoring them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fairlead_worker.api.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`taken`: values that ask for nothing more than what is done anyway; `null` and leaving the field out always are. All others: 400."""
+    """An unsupported field. `accepted`: values that change nothing; `null` and an absent field are always accepted. Others get a 400."""
 
     accepted: tuple[Any, ...]
     reason: str
@@ -50,11 +50,11 @@ HINTS: Mapping[str, str] = {
     "prompt_cache_retention": "what is kept is what is used",
     "safety_identifier": "nobody is reported",
 }
-"""Fields that change no answer wherever they are taken: accepted, and nothing follows from them."""
+"""Fields that never change the answer: accepted and ignored."""
 
 
 def check_unsupported(request: msgspec.Struct) -> None:
-    """Raises ApiError 400 for the first value that asks for what is not done."""
+    """Raise ApiError 400 for the first unsupported value."""
     for field, refusal in REFUSALS.items():
         value = getattr(request, field, None)
         if value is None or any(
@@ -66,5 +66,5 @@ def check_unsupported(request: msgspec.Struct) -> None:
 
 
 def to_json(value: Any) -> str:
-    """A value as JSON."""
+    """Return a value as JSON."""
     return msgspec.json.encode(value).decode()

@@ -1,6 +1,6 @@
-"""Prometheus metrics, with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here; both with `--metrics-names vllm`).
+"""Prometheus metrics with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here; both with `--metrics-names vllm`).
 
-What the engine counts comes from its latest report when a scrape asks; what only the API sees is observed as it happens.
+Engine metrics come from its latest report at scrape time. API metrics are recorded as they happen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ from fairlead_worker.messages import Drafts, HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
-"""Seconds; vLLM's ranges."""
+"""Seconds: vLLM's buckets."""
 SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
-"""Tokens; vLLM's steps."""
+"""Tokens: vLLM's buckets."""
 
 
 class Metrics:
-    """All metrics of one worker, in a registry of its own."""
+    """All metrics of one worker, in their own registry."""
 
     content_type = "text/plain; version=1.0.0; charset=utf-8"
 
     def __init__(self, engine: EngineClient, model_name: str, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`aliases`: other names under which families are shown as well."""
+        """`aliases`: other names under which the metrics are also shown."""
         self.registry = CollectorRegistry()
         self._aliases = aliases or {}
         self.registry.register(_EngineCollector(engine, model_name))
@@ -160,7 +160,7 @@ class _EngineCollector(Collector):
             yield from self._speculation(load.drafts)
 
     def _speculation(self, drafts: Drafts) -> Iterator[Metric]:
-        """vLLM's names; only where something speculates."""
+        """Yield speculative decoding metrics under vLLM's names. They exist only if speculation is on."""
         for name, text, value in (
             ("spec_decode_num_drafts", "Drafts verified.", drafts.rounds),
             ("spec_decode_num_draft_tokens", "Tokens guessed.", drafts.tokens),

@@ -26,7 +26,7 @@ from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reas
 
 
 class ChatFormatter:
-    """The JSON of chat completions."""
+    """Builds the JSON of chat completions."""
 
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
@@ -40,7 +40,7 @@ class ChatFormatter:
         reasoning: bool = True,
         echo: str = "",
     ) -> None:
-        """`may_call`: the answer may have no content. `reasoning`: it is shown. `echo`: what every answer begins with."""
+        """`may_call`: the content may be null. `reasoning`: show the reasoning. `echo`: the prefix of every answer."""
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
         self._generation_request = generation_request
@@ -68,7 +68,7 @@ class ChatFormatter:
         return delta.events if self._reasoning else [event for event in delta.events if not isinstance(event, Reasoning)]
 
     def extra_fields(self) -> dict[str, Any]:
-        """vLLM has the prompt's log-probabilities and its token ids beside the choices."""
+        """Return the prompt's log-probabilities and token ids, which vLLM puts beside the choices."""
         generation_request, prompt = self._generation_request, self._generation_request.prompts[0]
         scores = (
             {"prompt_logprobs": prompt_logprobs(self._encoder, prompt, generation_request.get_prompt_logprobs(0))}
@@ -82,7 +82,7 @@ class ChatFormatter:
 
 
 async def chat_completions(worker: Worker, context: RequestContext) -> None:
-    """Answer one request."""
+    """Handle one request."""
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
@@ -108,14 +108,14 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckedChat:
-    """A chat in which nothing is wrong, as far as can be said without the context's length."""
+    """A validated chat. Only the context length is not checked yet."""
 
     prompt: "array[int]"
     sampling_request: SamplingRequest
     tool_use: ToolUse
     constraint: Constraint | None
     grammar: str
-    """What `Worker.grammar` says of `form`."""
+    """The result of `Worker.compile_grammar` for `constraint`."""
 
 
 async def check_chat(
@@ -139,8 +139,10 @@ async def check_chat(
 async def prepare_chat(
     worker: Worker, context: RequestContext, request: ChatRequest, prompt_tokens: "array[int] | None", size: int
 ) -> "AsyncIterator[tuple[str, GenerationRequest, ToolUse]]":
-    """The model's name, what the engine is asked for, and which tools may be called: of a chat, whichever API it came by. The adapter is
-    held for as long. `prompt_tokens`, `size`: as for `checked_chat`."""
+    """Build the engine request of a chat, from any of the APIs. Yield the model name, the request and the tool rules.
+
+    The adapter is held until the context ends. `prompt_tokens` and `size` are as in `check_chat`.
+    """
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
         chat = await check_chat(worker, context, request, prompt_tokens, size)
@@ -149,7 +151,7 @@ async def prepare_chat(
 
 
 async def count_chat_tokens(worker: Worker, context: RequestContext, request: ChatRequest, size: int) -> int:
-    """Tokens of a chat's prompt, however many. Raises ApiError for all else that an answer would be refused for."""
+    """Return the number of prompt tokens of a chat, without a limit. Raise ApiError if generation would refuse it for another reason."""
     worker.check_model(request.model)
     chat = await check_chat(worker, context, request, None, size, bounded=False)
     resolve_sampling(worker, chat.sampling_request)
@@ -158,14 +160,14 @@ async def count_chat_tokens(worker: Worker, context: RequestContext, request: Ch
 
 
 async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size: int, most: int | None = None) -> "array[int]":
-    """The prompt's tokens; ApiError 400 before they are made where they are sure to be more than `most`."""
+    """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt, most=most), size)
 
 
 def _echo(request: ChatRequest) -> str:
-    """vLLM's `echo`: the last message's text, where the answer is in the same role."""
+    """Return the text for vLLM's `echo`: the last message, if the answer has the same role."""
     last = request.messages[-1] if request.echo and request.messages else {}
     speaks = "assistant" if request.add_generation_prompt is not False and not request.continue_final_message else last.get("role")
     content = last.get("content")
@@ -192,7 +194,7 @@ def _shown(event: Event) -> dict[str, Any]:
 
 
 def _message(echo: str, events: list[Event]) -> dict[str, Any]:
-    """All of an answer, behind `echo`. It has no content where it does nothing but call."""
+    """Return the message of a whole answer, prefixed with `echo`. The content is null if the answer consists of calls only."""
     whole = gather(events)
     message: dict[str, Any] = {"role": "assistant", "content": echo + whole.text or (None if whole.calls else ""), "refusal": None}
     if whole.reasoning:
@@ -203,7 +205,7 @@ def _message(echo: str, events: list[Event]) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, Any]:
-    """Under the name that vLLM has now, and the one that it had, as DeepSeek has it."""
+    """Return reasoning under vLLM's current name and its former one, which DeepSeek uses too."""
     return {"reasoning": text, "reasoning_content": text}
 
 

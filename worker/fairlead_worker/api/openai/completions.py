@@ -17,11 +17,11 @@ from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
 
 MAX_SEQUENCES = 1024
-"""Prompts times best_of (or n) of one request."""
+"""Prompts times `best_of` (or `n`) of one request."""
 
 
 class CompletionFormatter:
-    """The JSON of text completions."""
+    """Builds the JSON of text completions."""
 
     chunk_object = whole_object = "text_completion"
 
@@ -70,7 +70,7 @@ class CompletionFormatter:
         )
 
     def _echo_logprobs_of(self, index: int, delta: OutputDelta | None = None) -> dict[str, Any] | None:
-        """The prompt's log-probabilities, and those of `piece` after them."""
+        """Return the prompt's log-probabilities, followed by those of `delta`."""
         if not self._echo_logprobs:
             return None
         prompt = index // self._generation_request.n
@@ -80,7 +80,7 @@ class CompletionFormatter:
 
 
 async def completions(worker: Worker, context: RequestContext) -> None:
-    """Answer one request."""
+    """Handle one request."""
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
@@ -102,7 +102,7 @@ async def completions(worker: Worker, context: RequestContext) -> None:
 
 
 async def _prompts(worker: Worker, request: CompletionRequest, sampling_request: SamplingRequest) -> "list[array[int]]":
-    """One text, several texts, one list of token ids, or several."""
+    """Return the token ids of each prompt: one text, several texts, one list of token ids, or several."""
     prompt = request.prompt
     if prompt is None or prompt == []:
         raise invalid("prompt: is missing; give a string, token ids, or a list of either", param="prompt")

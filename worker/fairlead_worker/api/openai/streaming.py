@@ -1,4 +1,4 @@
-"""Answers as OpenAI has them for completions and chats: documents, and streams of chunks."""
+"""OpenAI's responses for completions and chats: whole documents and streams of chunks."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,33 +13,33 @@ from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
 
 _MARK = "\x00text\x00"
-"""Stands for the text of a chunk while what surrounds it is encoded: control characters are in no model's name and no request id."""
+"""Placeholder for a chunk's text while the rest is encoded. Model names and request ids contain no control characters."""
 
 
 class ResponseFormatter(Protocol):
-    """One endpoint's JSON."""
+    """Builds the JSON of one endpoint."""
 
     id: str
     chunk_object: str
     whole_object: str
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
-        """What choice `index` of a stream begins with, before any token."""
+        """Return the first chunk of choice `index`, before any token, or None."""
 
     def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
-        """A chunk for each of the piece's events; one more where it has log-probabilities only."""
+        """Return one chunk for each event of the delta, or one chunk for log-probabilities without an event."""
 
     def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]: ...
 
     def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]: ...
 
     def extra_fields(self) -> dict[str, Any]:
-        """What an answer has beside its choices: a whole one, and a stream's first chunk of each choice."""
+        """Return the fields beside the choices, of a whole response and of each choice's first chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How the client wants its answer."""
+    """How the client wants its response."""
 
     model: str
     created: int
@@ -48,37 +48,37 @@ class ReplyOptions:
     include_usage: bool = False
     continuous_usage_stats: bool = False
     usage_comment: bool = False
-    """The router wants to know, whether the client does or not."""
+    """Send usage to the router in a comment, independent of what the client asks for."""
 
     def envelope(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.formatter.id, "object": object, "created": self.created, "model": self.model, "choices": choices}
 
 
 async def send_openai_answer(context: RequestContext, worker: Worker, generation_request: GenerationRequest, options: ReplyOptions) -> None:
-    """Generate and send, in OpenAI's documents and chunks."""
+    """Generate and send a response in OpenAI's format."""
     writer = ChunkWriter(generation_request, options)
     await replies.send_answer(context, worker, generation_request, writer, stream=options.stream, usage_comment=options.usage_comment)
 
 
 def token_ids_of(generation_request: GenerationRequest, delta: OutputDelta) -> dict[str, Any]:
-    """vLLM's `return_token_ids`: beside the text, the tokens that it comes from."""
+    """Return vLLM's `token_ids` of a delta, if the request has `return_token_ids`."""
     return {"token_ids": delta.tokens} if generation_request.output_options.return_token_ids else {}
 
 
 @dataclass(slots=True)
 class ChunkWriter:
-    """Whole documents, and streams of chunks."""
+    """Writes whole documents and streams of chunks."""
 
     generation_request: GenerationRequest
     options: ReplyOptions
     _out: bytearray = field(default_factory=bytearray)
     _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Of each choice: what stands before and after the text of a chunk. A chunk is otherwise ten dictionaries' work for one word."""
+    """By choice: the bytes before and after the text of a chunk. Without them, each chunk of one word would build ten dictionaries."""
     _collected: dict[int, OutputDelta] = field(default_factory=dict)
-    """Of each choice of a whole answer: what there is."""
+    """By choice: the deltas of a whole response so far."""
     _opened: set[int] = field(default_factory=set)
     _held: list[tuple[int, OutputDelta]] = field(default_factory=list)
-    """Pieces that came before the log-probabilities of their prompt, which are echoed before them."""
+    """Deltas that arrived before the log-probabilities of their prompt, which are echoed first."""
 
     def collect(self, batch: list[tuple[int, OutputDelta]]) -> None:
         for index, delta in batch:
@@ -133,7 +133,7 @@ class ChunkWriter:
             self._out += head
             self._out += msgspec.json.encode(plain)
             self._out += tail
-        # Pieces of a batch were all taken in already: the finish belongs to the last of them.
+        # The choices have processed the whole batch, so only the last delta of a choice writes its finish.
         if delta.is_last:
             self._write_chunk(self.options.formatter.last_chunk(index, choice))
 

@@ -22,7 +22,7 @@ from fairlead_worker.messages import Pooling
 
 
 async def embeddings(worker: Worker, context: RequestContext) -> None:
-    """Answer one request."""
+    """Handle one request."""
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, EmbeddingRequest)
     worker.check_model(request.model)
@@ -40,7 +40,7 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
 
 
 def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
-    """The first `dimensions` values, of unit length again."""
+    """Return the first `dimensions` values, scaled to unit length."""
     if dimensions is None or dimensions >= len(vector):
         return vector
     part = vector[:dimensions]
@@ -49,7 +49,7 @@ def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
 
 
 def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
-    """One text, several texts, one list of token ids, or several; each with its field's name."""
+    """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several."""
     if given is None or (not isinstance(given, str) and not given):
         raise invalid("input: is missing; give a string, token ids, or a list of either", param="input")
     if isinstance(given, str) or all(isinstance(token, int) for token in given):
@@ -60,7 +60,7 @@ def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
 
 
 def _dimensions(pooling: Pooling, wanted: int | None) -> int | None:
-    """The beginning of an embedding is an embedding only where the model was trained so."""
+    """Check `dimensions`. A prefix of an embedding is an embedding only if the model was trained for it."""
     if wanted is None or wanted == pooling.size:
         return None
     if not pooling.any_dimensions and not pooling.dimensions:

@@ -1,4 +1,4 @@
-"""Texts through the engine to vectors: what embeddings, scores and rerankings share."""
+"""Compute the pooled vectors of texts in the engine, for embeddings, scores and reranking."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ from fairlead_worker.messages import Output, Pooling, Sampling, Timing
 logger = logging.getLogger(__name__)
 
 INLINE_VALUES = 1 << 14
-"""Of vectors that are worked on in the event loop; more are in a thread, not in the way of everybody's streams."""
+"""Vector values that are processed in the event loop. More of them go to a thread and do not delay streams."""
 
 Text = str | Sequence[int]
 """A text, or its token ids."""
@@ -31,7 +31,7 @@ Text = str | Sequence[int]
 
 @dataclass(slots=True)
 class PooledTexts:
-    """Texts and, in their order, what the engine has made of them."""
+    """Texts and, in the same order, their vectors."""
 
     model: str
     texts: "Sequence[array[int]]"
@@ -44,12 +44,12 @@ class PooledTexts:
         return {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
 
     def headers(self) -> dict[str, str]:
-        """What the router wants to know."""
+        """Return the headers that the router reads."""
         return {CACHED_HEADER: str(self.cached_tokens), USAGE_HEADER: f"{sum(map(len, self.texts))} 0"}
 
 
 def get_pooling(worker: Worker) -> Pooling:
-    """How this model makes embeddings. Raises ApiError 400 where it makes none."""
+    """Return the model's pooling. Raise ApiError 400 if the model makes no embeddings."""
     pooling = worker.ready.pooling
     if pooling.kind is None:
         raise invalid(f"this model makes no embeddings: {pooling.refused}", code="embeddings_not_served")
@@ -59,9 +59,9 @@ def get_pooling(worker: Worker) -> Pooling:
 async def compute_embeddings(
     worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, Text]]
 ) -> PooledTexts:
-    """The vectors of `texts`, each with the name of its field (`input[3]`). A client that goes takes its texts with it.
+    """Return the vectors of `texts`, which come with the names of their fields (`input[3]`). Abort them if the client disconnects.
 
-    Raises ApiError: 400 that names the field, or whatever becomes of any other request.
+    Raise ApiError: 400 that names the field, or any error of other requests.
     """
     model = worker.check_model(request.model)
     kind = get_pooling(worker).kind
@@ -89,7 +89,7 @@ async def compute_embeddings(
 
 
 def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
-    """Checked: some, in the vocabulary, not too many."""
+    """Tokenize a text and check its vocabulary and length."""
     field, most = name.partition("[")[0], worker.max_model_len
 
     def too_long(tokens: str) -> ApiError:
@@ -110,7 +110,7 @@ def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
 
 @dataclass(slots=True)
 class _Run:
-    """One pass through the engine, timed for the metrics and the log."""
+    """One pass through the engine, timed for metrics and the log."""
 
     worker: Worker
     result: PooledTexts
@@ -146,13 +146,13 @@ class _Run:
         return vector
 
     def record_disconnect(self) -> None:
-        """The client left before the end."""
+        """Mark unfinished texts as aborted, because the client disconnected."""
         self.finish = "abort"
         for _ in range(len(self.result.texts) - self.num_finished):
             self.worker.metrics.count_finished("abort")
 
     def log_summary(self, request_id: str) -> None:
-        """One line of JSON, as for generations: no word or token of the request."""
+        """Log one line of JSON, as for generation, without any text or token of the request."""
         line = {
             "request": request_id,
             "finish": [self.finish],

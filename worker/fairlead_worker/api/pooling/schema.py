@@ -1,4 +1,4 @@
-"""Bodies of the requests that are answered from pooled hidden states."""
+"""Bodies of requests that are answered from pooled hidden states."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,11 +9,11 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import TokenId
 
 MAX_TEXTS = 2048
-"""Of one request; OpenAI's bound."""
+"""Limit of one request: OpenAI's bound."""
 
 
 class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What all of them take. `None` everywhere means what leaving the field out means."""
+    """Fields of all pooling requests. `None` always means that the field is absent."""
 
     model: str | None = None
     user: Annotated[str, Meta(max_length=256)] | None = None

@@ -1,4 +1,4 @@
-"""`POST /score` and `/rerank`: how near texts are to each other, by the cosine of their embeddings (vLLM's answers for such models)."""
+"""`POST /score` and `/rerank`: similarity of texts by the cosine of their embeddings, as vLLM answers for embedding models."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from fairlead_worker.api.worker import Worker
 
 
 async def score(worker: Worker, context: RequestContext) -> None:
-    """Each of `text_2` beside the one `text_1`, or beside the one at its place."""
+    """Score each of `text_2` with the only `text_1`, or with the one at the same index."""
     request = parse(await context.read_body(worker.config.max_body_bytes), ScoreRequest)
     first, second = _listed("text_1", request.text_1), _listed("text_2", request.text_2)
     if len(first) not in (1, len(second)):
@@ -28,7 +28,7 @@ async def score(worker: Worker, context: RequestContext) -> None:
 
 
 async def rerank(worker: Worker, context: RequestContext) -> None:
-    """The documents, the nearest to the query first."""
+    """Rank the documents by similarity to the query."""
     request = parse(await context.read_body(worker.config.max_body_bytes), RerankRequest)
     if request.query is None:
         raise invalid("query: is missing", param="query")
@@ -54,7 +54,7 @@ def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> 
 
     2,047 pairs of 1,024 values hold the interpreter's lock for 9 ms; Python's arithmetic held it for 64 ms.
     """
-    import numpy as np  # 0.1 s that the start of a worker need not pay
+    import numpy as np  # saves 0.1 s of each worker start
 
     a, b = (np.stack([np.frombuffer(vector, np.float32) for vector in vectors]) for vectors in (left, right))
     scores: list[float] = np.einsum("ij,ij->i", np.broadcast_to(a, b.shape), b, dtype=np.float64).tolist()
@@ -62,7 +62,7 @@ def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> 
 
 
 async def _cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
-    """As `cosines`; many in a thread, not in the way of the event loop."""
+    """Call `cosines`, in a thread for many values, so that the event loop is not blocked."""
     if sum(map(len, right)) <= INLINE_VALUES:
         return cosines(left, right)
     return await asyncio.to_thread(cosines, left, right)

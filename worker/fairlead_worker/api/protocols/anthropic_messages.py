@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessagesWriter:
-    """The JSON of messages."""
+    """Writes the JSON of messages."""
 
     def __init__(self, id: str, model: str, body: MessagesBody, generation_request: GenerationRequest) -> None:
         self._id, self._model, self._generation_request = id, model, generation_request
@@ -67,7 +67,7 @@ class MessagesWriter:
         return {"stop_reason": _STOP_REASONS[choice.client_finish_reason or "stop"], "stop_sequence": None}
 
     def _usage(self) -> Json:
-        """Anthropic counts what came from the cache apart from the rest of the input."""
+        """Return the usage. Anthropic counts cached input tokens separately from the rest of the input."""
         usage = self._generation_request.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -79,7 +79,7 @@ class MessagesWriter:
 
 
 async def messages(worker: Worker, context: RequestContext) -> None:
-    """Answer one request."""
+    """Handle one request."""
     prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     body = parse(raw, MessagesBody)
     with rename_error_fields(RENAMED):
@@ -95,7 +95,7 @@ async def messages(worker: Worker, context: RequestContext) -> None:
 
 
 async def count_tokens(worker: Worker, context: RequestContext) -> None:
-    """How many tokens a message's prompt has. What would not be answered is not counted, but for the context's bound."""
+    """Count the tokens of a message's prompt. Refuse what generation would refuse, except for the context length."""
     raw = await context.read_body(worker.config.max_body_bytes)
     body = parse(raw, MessagesBody)
     with rename_error_fields(RENAMED):

@@ -1,4 +1,4 @@
-"""A dialect's body as a chat's request, and the chat's errors in the dialect's words."""
+"""Convert the body of another API to a chat request, and the errors back to that API's field names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,17 +11,17 @@ from fairlead_worker.api.schema import ChatRequest, convert
 
 
 def to_chat_request(body: dict[str, Any]) -> ChatRequest:
-    """The rules that a chat has for its fields hold for those of a dialect too. Raises ApiError 400."""
+    """Return a body as a chat request. The chat's field rules apply to it. Raise ApiError 400."""
     return convert(body, ChatRequest)
 
 
 @contextmanager
 def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name fields as the client did. `names`: the dialect's for the chat's."""
+    """Rename fields in errors to the client's names. `names`: a map from chat fields to the API's fields."""
     try:
         yield
     except PromptError as error:
-        raise invalid(str(error), param=error.field) from error  # of the dialect's own making, in its names
+        raise invalid(str(error), param=error.field) from error  # raised by the conversion itself, so the field has the client's name
     except ApiError as error:
         param = _rename(error.param, names) if error.param is not None else None
         message = _rename(error.message, names) if param is not None else error.message

@@ -1,4 +1,4 @@
-"""Of docs/api.md: what becomes of each field of a dialect's body."""
+"""Tables of docs/api.md for the fields of the other APIs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,7 +61,7 @@ ALSO = {
 
 
 def render(values: Callable[[dict[str, Any]], str]) -> str:
-    """The sections; `values` names the type and bounds of a field's schema."""
+    """Return the sections. `values` describes the type and bounds of a field's schema."""
     return "".join(f"\n## POST {path}\n{_table(path, body, module, values)}{ALSO.get(path, '')}" for path, (body, module) in BODIES.items())
 
 
@@ -79,7 +79,7 @@ def _table(path: str, body: type[msgspec.Struct], module: Any, values: Callable[
 
 
 def _describe_values(node: dict[str, Any], values: Callable[[dict[str, Any]], str]) -> str:
-    """Nothing of what the chat's rules check."""
+    """Describe a field's values. Fields that the chat's rules check have no description of their own."""
     return values(node) if node.keys() & {"type", "anyOf"} else ""
 
 

@@ -1,4 +1,4 @@
-"""The output of a response as it grows: its items, and the events that tell of them. Whole answers are made of the same items."""
+"""The output items of a response and their stream events. Whole responses are built from the same items."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -10,21 +10,21 @@ Status = Literal["completed", "incomplete"]
 
 
 class ResponseItems:
-    """`add` events of an answer, then `finish` it; both give the stream's events, without their numbers."""
+    """Builds output items. `add` events of an answer, then `finish`; both yield the stream's events without sequence numbers."""
 
     def __init__(self, id: str) -> None:
-        """`id`: of the request; the items' own are made of it."""
+        """`id`: the request id, from which the item ids are made."""
         self.items: list[Json] = []
         self._id = id
         self._open: Json | None = None
         self._text: list[str] = []
-        """Of the open item: what came so far."""
+        """Text of the open item so far."""
         self._logprobs: list[Json] = []
-        """... and of its tokens."""
+        """Log-probabilities of the open item's tokens so far."""
         self._pending_logprobs: list[Json] = []
 
     def add(self, events: Iterable[Event], logprobs: list[Json]) -> Iterator[Json]:
-        """`logprobs`: of the tokens that the events are of. Text shows them, also those of earlier tokens that had no text yet."""
+        """Yield the stream's events. `logprobs`: of the tokens of `events`. Text shows them, also those of earlier tokens without text."""
         self._pending_logprobs += logprobs
         for event in events:
             match event:
@@ -45,13 +45,13 @@ class ResponseItems:
                     yield self._delta("response.function_call_arguments.delta", text, content_index=None)
 
     def finish(self, status: Status) -> Iterator[Json]:
-        """The last item is as the answer. An answer without a word is an empty message."""
+        """Close the open item with the answer's status. An empty answer becomes an empty message."""
         if not self.items:
             yield from self._open_item("message")
         yield from self._close(status)
 
     def _open_item(self, kind: str) -> Iterator[Json]:
-        """The open item is of that kind."""
+        """Open an item of this kind, unless one is open."""
         if self._open is not None and self._open["type"] == kind:
             return
         yield from self._close("completed")
@@ -98,7 +98,7 @@ class ResponseItems:
         return self._item_event(f"response.content_part.{what}", part=part)
 
     def _item_event(self, kind: str, content_index: int | None = 0, **more: Any) -> Json:
-        """An event of the open item, and of its only part where it has one."""
+        """Return an event of the open item, and of its only content part if it has one."""
         assert self._open is not None
         place = {} if content_index is None else {"content_index": content_index}
         return {"type": kind, "item_id": self._open["id"], "output_index": self._output_index, **place, **more}

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: OpenAI's Responses, without state."""
+"""`POST /v1/responses`: OpenAI's Responses API without stored state."""
 
 import time
 from collections import deque
@@ -28,7 +28,7 @@ _ECHOED = (
 
 
 class ResponsesWriter:
-    """The JSON of responses."""
+    """Writes the JSON of responses."""
 
     def __init__(self, id: str, model: str, body: ResponsesBody, generation_request: GenerationRequest, encoder: PromptEncoder) -> None:
         self._model, self._body, self._generation_request, self._encoder = model, body, generation_request, encoder
@@ -57,7 +57,7 @@ class ResponsesWriter:
         return self._events([*events, last]) + comment
 
     def fail(self, error: ApiError) -> bytes:
-        """The event that says it, and the one with which a response ends that failed."""
+        """Return an error event and the `response.failed` event."""
         error_event = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
         response = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
         return self._events([error_event, {"type": "response.failed", "response": response}])
@@ -67,7 +67,7 @@ class ResponsesWriter:
         return self._items.add(delta.events, logprobs["content"] if logprobs else [])
 
     def _finish(self) -> tuple[list[Json], Json]:
-        """The last events, and the whole response."""
+        """Return the last events and the whole response."""
         status: Status = "incomplete" if self._generation_request.choices[0].client_finish_reason == "length" else "completed"
         events = list(self._items.finish(status))
         response = self._response(status) | {"usage": self._usage()}
@@ -125,7 +125,7 @@ class ResponsesWriter:
 
 
 async def responses(worker: Worker, context: RequestContext) -> None:
-    """Answer one request."""
+    """Handle one request."""
     prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
     with rename_error_fields(RENAMED):

@@ -1,4 +1,4 @@
-"""`python -m fairlead_worker.api.reference.fields [ROOT]`: write docs/api.md, what becomes of each field of a request."""
+"""`python -m fairlead_worker.api.reference.fields [ROOT]`: write docs/api.md, the support status of each request field."""
 
 import sys
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionReques
 REFUSED = {
     "stream_options": "`include_obfuscation` true",
 }
-"""Fields with values that would change the answer and are not done: 400. Those of which nothing is done are in `refused.py`."""
+"""Fields with some unsupported values that get a 400. Fields that are wholly unsupported are in `unsupported_fields.py`."""
 OPENAI: dict[str, tuple[str, ...]] = {
     "/v1/completions": (),
     "/v1/chat/completions": (),
 }
-"""OpenAI's fields that the worker does not know: ignored, like any other unknown name."""
+"""OpenAI fields that the worker does not know and ignores, like any other unknown name."""
 NOTES = {
     "add_special_tokens": "of the tokenizer, around the prompt",
     "allowed_token_ids": "not empty",
@@ -83,9 +83,9 @@ VALUES = {
     "messages": "array of OpenAI's messages, for the model's template; roles: system, developer (a system message where the template "
     "knows none), user, assistant, tool; refused: others",
 }
-"""Where the schema's own types would not read well."""
+"""Texts for fields whose schema types would not read well."""
 POOLED: dict[tuple[str, ...], type[msgspec.Struct]] = {(EMBEDDINGS,): EmbeddingRequest, SCORES: ScoreRequest, RERANKS: RerankRequest}
-"""Requests that are answered from hidden states, by all names of each; their fields' notes are their own."""
+"""Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
 POOLED_NOTES = {
     "cache_salt": "as of completions",
     "dimensions": "the first values, of unit length again; only of models trained for it: `is_matryoshka` or `matryoshka_dimensions` in "
@@ -156,7 +156,7 @@ Of a worker with `--allow-runtime-lora-updating`, not of the router ([LoRA](lora
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     ours = "".join(f"\n## POST {path}\n{_table(path, body)}" for path, body in ENDPOINTS.items())
     return (
         _INTRO
@@ -170,7 +170,7 @@ def render() -> str:
 
 
 def _render_sections(bodies: Mapping[tuple[str, ...], type[msgspec.Struct]], notes: Mapping[str, str]) -> str:
-    """Sections whose notes say all there is to say of a field."""
+    """Return sections in which the notes describe the fields completely."""
     return "".join(f"\n## POST {', '.join(paths)}\n{_render_notes_table(body, notes)}" for paths, body in bodies.items())
 
 
@@ -208,7 +208,7 @@ def _table(path: str, body: type[CommonRequest]) -> str:
 
 
 def _describe_values(node: dict[str, Any]) -> str:
-    """`integer, 1 to 128` for a field's schema; without the null that every field may have."""
+    """Return `integer, 1 to 128` for a field's schema, without the null that every field accepts."""
     kinds = [kind for kind in node.get("anyOf", [node]) if kind.get("type") != "null"]
     return " or ".join(_describe_type(kind) for kind in kinds)
 

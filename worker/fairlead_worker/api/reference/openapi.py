@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the structs that bodies are parsed into and the tables of docs/api.md."""
+"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the tables of docs/api.md."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,7 +34,8 @@ REQUIRED: dict[str, list[str]] = {
     **{path: ["text_1", "text_2"] for path in SCORES},
     **{path: ["query", "documents"] for path in RERANKS},
 }
-"""Left out by the structs, so that the refusal can say more than that a field is missing; and one struct serves two paths."""
+"""Required fields. The structs make them optional, so that the error can say more than that a field is missing, and because one struct
+serves two paths."""
 _NOTHING: list[Any] = [None, False, [], {}]
 _ERROR = {
     "type": "object",
@@ -55,7 +56,7 @@ _ERROR = {
 
 
 def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
-    """The document for an application's routes."""
+    """Return the document for an application's routes."""
     _, schemas = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
     chat_properties = schemas[ChatRequest.__name__]["properties"]
     for path, body in BODIES.items():
@@ -84,7 +85,7 @@ def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, 
 
 
 def _describe(properties: dict[str, Any], *notes: Mapping[str, str]) -> None:
-    """Add, in place, what the tables say of fields."""
+    """Add the tables' notes to fields, in place."""
     for name, node in properties.items():
         if name in REFUSALS:
             _restrict(node, [None, *REFUSALS[name].accepted], REFUSALS[name].reason)
@@ -93,7 +94,7 @@ def _describe(properties: dict[str, Any], *notes: Mapping[str, str]) -> None:
 
 
 def _describe_protocol(properties: dict[str, Any], path: str, chat_properties: dict[str, Any]) -> None:
-    """The same of a dialect. What its struct leaves to the chat's rules has the chat's schema."""
+    """Add the notes of another API's fields. A field that the chat's rules check gets the chat's schema."""
     module = PROTOCOL_BODIES[path][1]
     for name, node in properties.items():
         if name in PASSED_ON or (name == "stop" and path == RESPONSES):
