@@ -1,4 +1,4 @@
-"""A client that does not read: what waits for it is bounded, and then its sequences are given up."""
+"""A client that does not read: its waiting outputs are bounded, and then its sequences are aborted."""
 
 import time
 from array import array
@@ -11,7 +11,7 @@ from fairlead_worker.messages import Abort, FromEngine, Output, Ready, Sampling,
 
 
 class Engine:
-    """The other end of the channel: it keeps what it is told."""
+    """The other end of the channel, which records messages."""
 
     def __init__(self) -> None:
         self.heard: list[ToEngine] = []
@@ -20,13 +20,13 @@ class Engine:
         self.heard.append(message)
 
     async def receive(self) -> FromEngine:
-        raise AssertionError("nobody receives here")
+        raise AssertionError("the test never receives")
 
     def close(self) -> None: ...
 
 
 async def test_a_request_says_when_it_was_asked_for() -> None:
-    """The engine may be in the middle of a step, which is part of the wait."""
+    """The engine may be in the middle of a step, and the rest of that step is part of the wait."""
     engine, before = Engine(), time.monotonic()
     client = EngineClient(engine)
     client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))

@@ -1,4 +1,4 @@
-"""Which parser reads which model; and that it sees the special tokens that it looks for, and shows no others."""
+"""Parser selection for each model. A parser sees the special tokens that it needs, and other special tokens stay hidden."""
 
 import json
 import random
@@ -57,7 +57,7 @@ SPECIAL = [
         ("<tool_call>{name}\n<arg_key>", "glm45", ""),
     ],
 )
-def test_a_template_tells(template: str, calls: str, thinking: str) -> None:
+def test_the_chat_template_selects_the_parsers(template: str, calls: str, thinking: str) -> None:
     model_parsers, why = select_parsers("auto", "auto", (template, ""))
     assert (model_parsers.tool_parser, model_parsers.reasoning_parser) == (calls, thinking)
     assert (calls or "none") in why and "from the chat template" in why
@@ -75,7 +75,7 @@ def test_flags_stand_above_the_template() -> None:
 
 @pytest.fixture(scope="module")
 def encoder() -> PromptEncoder:
-    """Bytes, and special tokens."""
+    """A byte-level tokenizer with special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Each family's answers: read right, whatever pieces they come in, and nothing lost of what cannot be read."""
+"""Answers of each family are parsed correctly for every split of the text, and unreadable text is not lost."""
 
 import json
 import random
@@ -161,7 +161,7 @@ def test_no_tools_no_calls() -> None:
 
 @pytest.mark.parametrize("cut", ["[", '[{"na', '[{"name": "get_w', '[{"name": "get_weather", "parameters": '])
 def test_the_beginning_of_a_forced_call_is_no_text(cut: str) -> None:
-    """It was cut by its length, or by a stop string; behind a whole call as in front of one."""
+    """It was cut by its length or by a stop string, with or without a complete call before it."""
     whole = '[{"name": "get_weather", "parameters": {}}'
     for text, calls in ((cut, 0), (f"{whole}, {cut.removeprefix('[')}", 1)):
         for pieces in ([text], list(text)):
@@ -194,7 +194,7 @@ def test_reasoning_tokens_are_counted() -> None:
 
 @pytest.mark.parametrize("parser", [*CALLS, "harmony"])
 def test_a_run_of_blanks_costs_no_more_than_its_length(parser: str) -> None:
-    """A model that writes blanks for ever, behind a call or before its parts, must not hold up everybody's streams."""
+    """A model that writes blanks forever, after a call or before its parts, must not delay other streams."""
     sample = next(each for each in SAMPLES if each.parser == parser and each.calls)
     model_parsers = _model_parsers(sample)
     for begun in (sample.written, sample.written.rpartition("}")[0] + "}", *sorted({*model_parsers.collect_markers().split("\0")} - {""})):
@@ -228,7 +228,7 @@ def test_python_that_is_nested_too_deeply_is_text(tail: str) -> None:
     ],
 )
 def test_a_parameter_is_of_a_type_that_its_schema_allows(declared: dict[str, object], written: str, value: object) -> None:
-    """pydantic's `str | None` is `anyOf` of both; a year is no number then."""
+    """pydantic's `str | None` is `anyOf` of both types, so a year is not a number then."""
     options = ParserOptions(Tools({"f": {"type": "object", "properties": {"a": declared}}}))
     text = f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
     (call,) = gather(_read(ModelParsers("qwen3_coder"), [text], options=options)[0]).calls

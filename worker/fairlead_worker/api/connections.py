@@ -180,13 +180,13 @@ class Connection(HttpToolsProtocol):
             return
         length, codings = body_headers(self.headers)
         if any(coding.strip().lower() != b"chunked" for coding in codings):
-            self._refuse(400, "Transfer-Encoding: chunked is the only one known here", "bad_request")
+            self._refuse(400, "Transfer-Encoding: only chunked is supported", "bad_request")
             return
         if b"#" in self.url:
             self._refuse(400, FRAGMENT, "bad_request")
             return
         if self._guard.full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
-            message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
+            message = f"this worker has the maximum number of connections ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
             return
         upgrade = self.parser.should_upgrade()
@@ -256,7 +256,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()  # it sent nothing
             return
         what = "body" if self._in_body else "headers"
-        self._refuse(408, f"the request's {what} took too long to come (--{what.rstrip('s')}-timeout)", "request_timeout")
+        self._refuse(408, f"the request's {what} took too long to arrive (--{what.rstrip('s')}-timeout)", "request_timeout")
 
     def close_idle(self) -> None:
         if self.transport.get_write_buffer_size():

@@ -21,7 +21,7 @@ START_SECONDS = 120.0
 MEMORY_LIMIT_BYTES = 3 << 30
 """Address space of the process in bytes. Libraries and the tokenizer map most of 1 GiB of it."""
 SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-DISABLED_MESSAGE = "this worker does no structured output (--max-grammar-bytes 0)"
+DISABLED_MESSAGE = "structured output is disabled (--max-grammar-bytes 0)"
 MAX_WAITING = 256
 """Unchecked grammars that may wait in the queue. Further requests get 429."""
 
@@ -41,7 +41,7 @@ class GrammarChecker:
         """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many grammars wait."""
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
         if size > most:
-            message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
+            message = f"{size} bytes exceed this worker's limit of {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
             raise invalid(f"{constraint.field}: {brief(message)}", param=constraint.field)
         verdict = self._lookup(constraint) or await self._check_queued(constraint)
         if verdict.error:
@@ -90,7 +90,7 @@ class GrammarChecker:
             process = await self._ensure_process()
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
             seconds = self._config.grammar_timeout
-            reason = "it takes too much memory or too deep a nesting to compile"
+            reason = "it needs too much memory or too deep nesting to compile"
             try:
                 process.stdin.write(msgspec.json.encode(constraint) + b"\n")
                 async with asyncio.timeout(seconds):
@@ -103,7 +103,7 @@ class GrammarChecker:
                 reason = f"it is not compiled within {seconds:g} s (--grammar-timeout); make it smaller, or its repetitions shorter"
                 break
             except ValueError:
-                reason = "what it compiles to is too long"
+                reason = "its compiled form is too long"
                 break
             await self._kill_process(process)
         await self._kill_process(process)
@@ -133,7 +133,7 @@ class GrammarChecker:
             error = f"its process did not start within {START_SECONDS:g} s"
         if error:
             await self._kill_process(process)
-            raise ApiError(400, f"structured output is not possible here: {error}", code="unsupported")
+            raise ApiError(400, f"structured output is not available on this worker: {error}", code="unsupported")
         return process
 
     async def _kill_process(self, process: asyncio.subprocess.Process) -> None:

@@ -138,7 +138,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
+            raise RuntimeError(f"only HTTP is supported, not {scope['type']}")
         context = RequestContext(scope, receive, send, self._worker.config.pod)
         context.close_connection = self._worker.draining
         scope["fairlead.context"] = context

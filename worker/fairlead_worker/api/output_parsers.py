@@ -29,7 +29,7 @@ class OutputParsers:
         forced = tool_use.build_constraint()
         if requested is not None and forced is not None:
             raise invalid(
-                f"tool_choice: an answer that has to be a call cannot have the constraint of {requested.field} too", param="tool_choice"
+                f"tool_choice: an answer that must be a call cannot also have the format of {requested.field}", param="tool_choice"
             )
         constraint = forced or requested or tool_use.build_strict_tags(self._model_parsers.tool_parser)
         format = self._model_parsers.reasoning_format

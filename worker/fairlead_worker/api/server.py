@@ -73,7 +73,7 @@ async def serve(config: WorkerConfig, listeners: Listeners) -> str:
                 for task in background:
                     task.cancel()
     except* Exception as errors:
-        logger.exception("a part of the worker failed")
+        logger.exception("a task of the worker failed")
         reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
     finally:
         channel.close()
@@ -210,9 +210,7 @@ class Server:
         )
         if ready.sampling_defaults:
             defaults = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
-            logger.info(
-                "requests that leave them out get what generation_config.json says: %s (--generation-config none: OpenAI's)", defaults
-            )
+            logger.info("sampling defaults from generation_config.json: %s (--generation-config none: OpenAI's defaults)", defaults)
 
     async def _drain(self) -> None:
         """Leave the index, let running requests finish within the deadline, and end the rest with an error event."""

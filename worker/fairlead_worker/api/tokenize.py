@@ -40,9 +40,9 @@ def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, 
     """Raise ApiError 400 unless the operator allows chat templates in requests. A template is a program, so only trusted clients may send
     one."""
     if "chat_template" in (kwargs or {}):
-        raise invalid("chat_template_kwargs: a chat_template is a field of its own", param="chat_template_kwargs")
+        raise invalid("chat_template_kwargs: chat_template is a separate field of the request", param="chat_template_kwargs")
     if template is not None and not worker.config.trust_request_chat_template:
-        message = "chat_template: this server renders its model's own template only (--trust-request-chat-template)"
+        message = "chat_template: this server accepts only its model's own template (--trust-request-chat-template)"
         raise invalid(message, param="chat_template")
 
 

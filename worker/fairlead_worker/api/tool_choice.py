@@ -81,7 +81,7 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
     by_name: dict[str, Function] = {}
     for function in functions:
         if function.name in by_name:
-            raise invalid(f"{function.field}.name: {quoted(function.name)} is there twice", param=f"{function.field}.name")
+            raise invalid(f"{function.field}.name: {quoted(function.name)} appears twice", param=f"{function.field}.name")
         by_name[function.name] = function
     at_most_one = request.parallel_tool_calls is False
     choice = request.tool_choice

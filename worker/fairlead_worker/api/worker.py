@@ -111,7 +111,7 @@ class Worker:
         if state.phase == "failed":
             raise unavailable(f"the engine has ended: {state.reason}")
         if self.warming:
-            raise unavailable("this worker is being warmed and takes no requests yet")
+            raise unavailable("this worker is warming up and accepts no requests yet")
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 
@@ -122,7 +122,7 @@ class Worker:
         """
         limit, waiting = self.config.max_waiting_requests, self.engine.num_waiting
         if limit and waiting and waiting + sequences > limit:
-            message = f"{waiting} sequences wait for their first token here, and at most {limit} may (--max-waiting-requests)"
+            message = f"{waiting} sequences wait for their first token, and the limit is {limit} (--max-waiting-requests)"
             raise busy(message, max(1, round(self.engine.estimate_wait())))
 
     @contextmanager

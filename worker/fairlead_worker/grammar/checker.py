@@ -19,7 +19,7 @@ from fairlead_worker.grammar.lower import lower
 
 WALK_TOKENS = 32
 """Steps of the walk through each grammar."""
-LIMIT_MESSAGE = "; it has met a limit of the compiler: make it smaller, or its repetitions shorter"
+LIMIT_MESSAGE = "; it exceeds a limit of the compiler: make it smaller, or its repetitions shorter"
 NICENESS = 10
 """Priority below the engine and the API, which must not wait for CPU cores."""
 

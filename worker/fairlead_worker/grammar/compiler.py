@@ -14,7 +14,7 @@ Matcher = LLMatcher
 
 MAX_LEXER_STATES = 50_000
 """Lexer states of one grammar. Each takes 1 to 2 KB. The library's other limits keep their defaults."""
-NO_EXTENSION_ERROR, ENDLESS_MESSAGE = "NoExtensionBias", "it leads to no text: something in it refers to itself without an end"
+NO_EXTENSION_ERROR, ENDLESS_MESSAGE = "NoExtensionBias", "it matches no text: one of its rules refers to itself endlessly"
 """The library's error for a grammar that allows no first token, and its meaning."""
 
 

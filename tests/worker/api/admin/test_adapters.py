@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: chosen by name, listed, loaded and unloaded while requests run."""
+"""LoRA adapters over HTTP: selected by name, listed, loaded and unloaded while requests run."""
 
 import json
 import os
@@ -34,7 +34,7 @@ MOST = 12
 
 @pytest.fixture(scope="module")
 def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, torch.nn.Module]]:
-    """Three of the model's, and what peft makes of the model with each."""
+    """Three adapters of the model, and transformers with peft's version of each."""
     folder = tmp_path_factory.mktemp("adapters")
     made = {}
     for seed, name in enumerate(("first", "second", "third")):
@@ -150,7 +150,7 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
         await reader.close()
 
 
-async def test_through_a_router_it_is_listed_served_and_its_cache_foretold(worker: WorkerProcess) -> None:
+async def test_through_a_router_an_adapter_is_listed_and_served_and_its_cache_predicted(worker: WorkerProcess) -> None:
     flags = {"workers": f"static://127.0.0.1:{worker.port}", "redis_url": worker_redis(worker), "index_namespace": "test/lora"}
     body = {"model": "first", "prompt": "What a router foretells of an adapter. " * 40, "max_tokens": 2, "temperature": 0}
     async with running_router(**flags) as router:
@@ -220,10 +220,10 @@ def test_a_broken_adapter_is_a_400_that_names_the_field_and_no_more(
     assert told(worker, "first")
 
 
-def test_a_pipe_is_no_file_and_holds_nobody_up(
+def test_a_pipe_is_no_file_and_blocks_no_request(
     worker: WorkerProcess, adapters: dict[str, tuple[Path, torch.nn.Module]], tmp_path: Path
 ) -> None:
-    """Whoever read it would wait for a writer, and the engine with all its streams."""
+    """Reading a pipe would wait for a writer and block the engine with all its streams."""
     made = Path(shutil.copytree(adapters["first"][0], tmp_path / "pipe"))
     (made / "adapter_model.safetensors").unlink()
     os.mkfifo(made / "adapter_model.safetensors")
@@ -262,7 +262,7 @@ def test_a_broken_one_at_the_start_is_the_reason_of_the_end(model: Path, tmp_pat
 
 
 class End:
-    """An engine's end that keeps the reason of a failure."""
+    """An engine end that keeps the reason of a failure."""
 
     reason = ""
 
@@ -280,8 +280,9 @@ def test_without_the_flag_nothing_is_changed_over_http(shared: WorkerProcess) ->
         assert response.status_code == 403 and "--allow-runtime-lora-updating" in response.json()["error"]["message"]
 
 
-async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub does not answer: who asked gets 504, others load and unload meanwhile, and it is there once the hub has answered."""
+async def test_a_load_that_hangs_is_answered_and_blocks_no_other_load(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the hub does not answer, the load request gets 504. Other adapters load and unload meanwhile, and the load succeeds once the hub
+    answers."""
     answers, engine = threading.Event(), Mock(EngineClient)
     engine.change_adapter = AsyncMock(
         side_effect=lambda message: AdapterChanged(message.number, info=AdapterInfo(message.number, message.name, "", "", 8))

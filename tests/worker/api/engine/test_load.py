@@ -1,4 +1,4 @@
-"""A slow load lives, a stuck one ends and says where; both say how far they are."""
+"""A slow load continues; a stuck one ends and reports where. Both report their progress."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from fairlead_worker.api.engine.load_progress import SILENT_WORK_SECONDS, LoadWa
 
 @pytest.fixture
 def source(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Throttle]:
-    """The tiny model in a bucket, one large answer of which passes for each leave."""
+    """The tiny model in a bucket that lets one large response pass for each permission."""
     problem = s3_server.install()
     if problem:
         pytest.skip(f"no S3 server: {problem}")
@@ -34,7 +34,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     source: Throttle, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    source.allow(3)  # the listing and two files: then the bucket sends nothing more
+    source.allow(3)  # the listing and two files; then the bucket sends nothing more
     worker = start("--model", "s3://models/tiny", "--model-cache", str(cache), "--load-timeout", "8")
     seen: list[dict[str, Any]] = []
 
@@ -49,7 +49,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     assert worker.client.get("/health").status_code == 200
     assert worker.process.wait(60) == 1
     said = worker.termination_log.read_text()
-    assert said.startswith("the load has not got on for ") and "the source has stopped sending: see spec.model.uri" in said
+    assert said.startswith("the load has made no progress for ") and "the source has stopped sending: see spec.model.uri" in said
 
     source.open()
     again = start("--model", "s3://models/tiny", "--model-cache", str(cache)).wait_ready()

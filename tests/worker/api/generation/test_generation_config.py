@@ -24,7 +24,7 @@ def test_what_is_valid_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "top_p 7 is not between" in caplog.text and "min_p True" in caplog.text
 
 
-def test_a_request_has_the_last_word() -> None:
+def test_request_fields_override_the_generation_config() -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
     base = build_sampling_request(ChatRequest(), defaults).sampling
     assert {name: getattr(base, name) for name in defaults} == defaults
@@ -47,5 +47,5 @@ def test_a_worker_applies_and_names_them(model: Path, start: Callable[..., Worke
     authors, openai = (start("--model", f"file://{folder}", "--generation-config", value) for value in ("auto", "none"))
     assert len(texts(authors)) == 1, "greedy, as the authors say"
     assert len(texts(openai)) > 1
-    assert "generation_config.json says: temperature 0 (" in authors.log.read_text()
+    assert "generation_config.json: temperature 0 (" in authors.log.read_text()
     assert "generation_config.json says" not in openai.log.read_text()

@@ -1,4 +1,4 @@
-"""Stop strings and text, token by token, without a process."""
+"""Stop strings and detokenization, token by token, without a process."""
 
 from array import array
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def test_no_half_characters(encoder: PromptEncoder) -> None:
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 and Gemma: a token for each byte beside those for words, and spaces as U+2581."""
+    """A tokenizer like those of Llama 2 and Gemma: a token for each byte beside those for words, and spaces as U+2581."""
     vocabulary = {"<unk>": 0, "</s>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}, "\u2581a": 258, "b": 259}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
@@ -97,7 +97,7 @@ def test_no_half_characters_of_byte_tokens() -> None:
 
 @pytest.mark.parametrize("token", [1, 2 + 0xFF, 2 + 0xE6], ids=["special", "no-utf8", "half"])
 def test_tokens_without_text_do_not_pile_up(token: int) -> None:
-    """Each would be decoded again with every one after it."""
+    """Otherwise each of them would be decoded again with every later token."""
     tokenizer, decoded = byte_fallback(), 0
 
     def decode(tokens: Sequence[int], skip_special_tokens: bool = True) -> str:

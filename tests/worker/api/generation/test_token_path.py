@@ -1,4 +1,4 @@
-"""What happens at every token is cheap, and shows exactly what the plain way would."""
+"""The fast path of each token is cheap and has the same result as the plain path."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def test_the_plain_histogram_is_scraped_as_the_librarys() -> None:
 
 
 class Answered:
-    """A prepared request of two choices."""
+    """A generation request with two choices."""
 
     choices = (None, None)
 
@@ -76,7 +76,7 @@ class TextFormatter:
 def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
     texts = [" a", '"quoted"\\', "naïve 🧭", "\x00text\x00", "\n\n", "data: [DONE]"]
     reply = ReplyOptions("m", 1, TextFormatter(), stream=True, include_usage=include_usage, continuous_usage_stats=continuous_usage)
-    writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stand-in for the request
+    writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stub of the request
     written = writer.begin() + b"".join(writer.add([(place % 2, OutputDelta(text))]) for place, text in enumerate(texts))
     events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
     for place, (event, text) in enumerate(zip(events, texts, strict=True)):
@@ -105,7 +105,7 @@ async def test_a_fast_engine_leaves_the_event_loop_its_turns() -> None:
     other = asyncio.create_task(beside())
     async with asyncio.timeout(30):
         for percent in range(messages):
-            assert (await channel.receive()).percent == percent  # type: ignore[union-attr]  # only such were sent
+            assert (await channel.receive()).percent == percent  # type: ignore[union-attr]  # only Loading messages were sent
     other.cancel()
     end.close()
     channel.close()

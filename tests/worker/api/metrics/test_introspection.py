@@ -1,4 +1,4 @@
-"""What a worker says of its requests and steps: histograms, one line for each request, the trace of its schedule."""
+"""Observability of requests and steps: histograms, one log line per request, and the schedule trace."""
 
 import json
 import re
@@ -20,7 +20,7 @@ SECRET = "Nobody may read this sentence in a log. "
 
 @pytest.fixture(scope="module")
 def odd(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker with flags that do not meet."""
+    """A worker with an unusual combination of flags."""
     worker = WorkerProcess(model, tmp_path_factory.mktemp("odd"), "--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000")
     try:
         yield worker.wait_ready()
@@ -111,7 +111,7 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
 
 
 def test_vllms_dashboards_find_their_names(odd: WorkerProcess) -> None:
-    """Before any other request of this worker: its sums are the request's own."""
+    """It runs before any other request of this worker, so the sums are those of the one request."""
     usage = ask(odd, "named", max_tokens=5, ignore_eos=True)["usage"]
     until(lambda: lines(odd, "named"), "the end of the request")
     dashboard = {

@@ -1,4 +1,4 @@
-"""vLLM's own fields, whole and streamed: each does what vLLM's documentation says."""
+"""vLLM's own fields, streamed and whole, work as vLLM documents them."""
 
 from array import array
 from types import SimpleNamespace

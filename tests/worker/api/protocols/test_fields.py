@@ -1,4 +1,4 @@
-"""Every field that the clients' own types know is one that works or is refused by name."""
+"""Every field in the clients' own types works or is refused with its name."""
 
 import json
 from typing import Any, get_type_hints
@@ -58,7 +58,7 @@ def test_a_chats_rules_hold_for_its_fields(path: str) -> None:
     assert refused.value.param == "seed"
 
 
-def test_errors_of_a_chat_are_told_in_the_dialects_names() -> None:
+def test_errors_of_a_chat_name_the_apis_own_fields() -> None:
     with pytest.raises(ApiError) as told, rename_error_fields(BODIES[MESSAGES][1].RENAMED):
         raise invalid("stop: at most 16, not 17; it would stop everything", param="stop")
     assert (told.value.param, told.value.message) == (

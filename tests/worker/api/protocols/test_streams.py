@@ -1,4 +1,4 @@
-"""What streams of Responses and Messages add up to, as the real clients add them up, is the whole answer; however its text was cut."""
+"""Streams of Responses and Messages, as the real clients read them, equal the whole response for every split of the text."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class Submitted:
 
 
 class Answered:
-    """A prepared request that was answered."""
+    """A generation request that has ended."""
 
     needs_prompt_logprobs = False
     submissions = (Submitted(),)
@@ -57,7 +57,7 @@ class Encoder:
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[list[list[Event]], str]:
-    """Events in pieces, and why the answer ended: thoughts, words and calls in any order."""
+    """Events in pieces and a finish reason: reasoning, text and calls in any order."""
     events: list[Event] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=5)):
@@ -90,7 +90,7 @@ def run(writer: Any, pieces: list[list[Event]], *, stream: bool) -> Any:
 
 
 def parsed_response(data: bytes) -> list[Any]:
-    """The events, by OpenAI's client."""
+    """Return the events as OpenAI's client parses them."""
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=data, headers={"content-type": "text/event-stream"}))
     client = openai.OpenAI(api_key="x", base_url="http://x/v1", http_client=httpx.Client(transport=transport))
     with client, client.responses.stream(model="m", input="x") as stream:
@@ -119,7 +119,7 @@ def test_a_response(answer: tuple[list[list[Event]], str]) -> None:
 
 
 def parsed_message(data: bytes) -> Any:
-    """The message, by Anthropic's client."""
+    """Return the message as Anthropic's client parses it."""
     transport = httpx2.MockTransport(lambda request: httpx2.Response(200, content=data, headers={"content-type": "text/event-stream"}))
     client = anthropic.Anthropic(api_key="x", base_url="http://x", http_client=httpx2.Client(transport=transport))
     with client, client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as stream:
@@ -146,7 +146,7 @@ def test_hidden_thinking_leaves_an_empty_block() -> None:
     assert whole["content"] == [{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": "so"}]
 
 
-def test_a_failure_in_mid_stream_is_told_in_the_dialects_form() -> None:
+def test_a_failure_in_mid_stream_has_the_apis_own_form() -> None:
     error = ApiError(500, "the engine could not", type="server_error", code="engine_error")
     responses, messages = writers("stop")
     events = [line for line in (responses.begin() + responses.fail(error)).decode().split("\n\n") if line]

@@ -1,4 +1,4 @@
-"""docs/api.md is current, and true: what it calls refused is refused, and what it calls ignored changes nothing."""
+"""docs/api.md is current and correct: refused fields are refused, and ignored fields change nothing."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from fairlead_worker.api.schema import StreamOptions, parse
 
 ROOT = Path(__file__).parents[4]
 VALUES: dict[str, Any] = {"stream_options": {"include_obfuscation": True}}
-"""Refused ones."""
+"""Refused values."""
 
 
 def understood(path: str, **fields: Any) -> SamplingRequest:
@@ -67,7 +67,7 @@ def test_nothing_is_said_of_fields_that_there_are_not() -> None:
 
 @pytest.mark.parametrize(("path", "params"), [("/v1/completions", completion_create_params), ("/v1/chat/completions", chat_params)])
 def test_every_field_of_the_openai_sdk_is_in_the_table(path: str, params: Any) -> None:
-    """A field that OpenAI adds fails here until somebody decides what becomes of it."""
+    """A new OpenAI field fails here until its support is decided."""
     theirs = {*params.CompletionCreateParamsBase.__annotations__, *params.CompletionCreateParamsStreaming.__annotations__}
     assert theirs <= {*ENDPOINTS[path].__struct_fields__, *OPENAI[path]}
 
@@ -91,5 +91,5 @@ def test_the_document_has_every_path_and_field() -> None:
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
 def test_every_tool_choice_gets_past_the_sampling_fields(choice: Any) -> None:
-    """What is wrong with one is for `tools.tool_use` to say, which knows the tools."""
+    """`tool_choice.parse_tool_use`, which knows the tools, validates them."""
     assert understood("/v1/chat/completions", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=choice).n == 1

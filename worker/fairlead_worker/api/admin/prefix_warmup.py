@@ -65,9 +65,9 @@ async def warm_up(worker: Worker) -> None:
             peer, prefixes = await _fetch_from_peers(worker)
             tokens = await _compute(worker, prefixes) if prefixes else 0
     except TimeoutError:
-        logger.info("warming has ended after %g s (--warm-seconds)", config.warm_seconds)
+        logger.info("warm-up ended after %g s (--warm-seconds)", config.warm_seconds)
     except Exception as error:
-        logger.warning("not warmed, which costs only time: %s: %s", type(error).__name__, error)
+        logger.warning("warm-up failed, which only costs time: %s: %s", type(error).__name__, error)
     else:
         what = f"{len(prefixes)} prefixes, {tokens} tokens from {peer}" if prefixes else "no peer has a prefix that requests share"
         logger.info("warmed in %.1f s: %s", time.monotonic() - began, what)
@@ -93,7 +93,7 @@ async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]
                             raise httpx.HTTPError(f"the answer is longer than {MAX_BYTES} bytes")
                 reply = msgspec.msgpack.decode(body, type=HotPrefixes)
             except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
-                logger.info("peer %s does not tell its prefixes: %s: %s", peer, type(error).__name__, error)
+                logger.info("peer %s did not return its prefixes: %s: %s", peer, type(error).__name__, error)
                 continue
             if reply.format == worker.prompt_etag and reply.prefixes:
                 return peer, reply.prefixes

@@ -21,9 +21,9 @@ async def health(worker: Worker, context: RequestContext) -> None:
         return
     stuck = worker.engine.seconds_without_progress()
     silence = (
-        f"the load has not got on for {stuck:.0f} s"
+        f"the load has made no progress for {stuck:.0f} s"
         if stuck
-        else f"the engine has been silent for {worker.engine.seconds_since_message():.0f} s"
+        else f"the engine has sent no message for {worker.engine.seconds_since_message():.0f} s"
     )
     reason = state.reason or silence
     await context.respond(503, msgspec.json.encode({"status": "failed", "reason": reason}))
@@ -83,7 +83,7 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
     except OSError as error:
         raise unavailable(str(error)) from error
     if not hmac.compare_digest(context.headers.get(b"authorization", b""), expected.encode()):
-        raise ApiError(401, "hot prefixes are told to workers with this service's Redis credential only.", code="unauthorized")
+        raise ApiError(401, "hot prefixes are only for workers with this service's Redis credential.", code="unauthorized")
     requested = context.path.rpartition("/")[2]
     if not requested.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")

@@ -93,7 +93,7 @@ class Adapters:
             if loading.done() or isinstance(interrupted, asyncio.CancelledError):
                 raise
             message = (
-                f"LoRA adapter {quoted(name)} is not loaded after {LOAD_TIMEOUT_SECONDS:.0f} s. It goes on loading: see GET /v1/models"
+                f"LoRA adapter {quoted(name)} is not loaded after {LOAD_TIMEOUT_SECONDS:.0f} s. It continues to load: see GET /v1/models"
             )
             raise ApiError(504, message, type="server_error", code="timeout") from None
 

@@ -78,7 +78,7 @@ class EngineChild:
         """Return why the engine has to be killed, or an empty string while it makes progress."""
         if self._client.serving:
             silence, longest = self._client.seconds_since_message(), self._config.engine_timeout
-            return f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
+            return f"the engine sent no message for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
         if self._process is None:
             return ""
         self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)

@@ -77,4 +77,4 @@ def describe_stuck_load(state: EngineState, seconds: float) -> str:
         "Waiting": "the worker that downloads the model into this cache has stopped: see its log",
         "Loading": "the volume with the weights has stopped answering: see spec.model.uri and spec.model.cache",
     }.get(state.stage, "see the worker's log; --load-timeout gives it longer")
-    return f"the load has not got on for {seconds:.0f} s in {state.step}, {state.percent} %{amount}: {where}"
+    return f"the load has made no progress for {seconds:.0f} s in {state.step}, {state.percent} %{amount}: {where}"

@@ -173,5 +173,5 @@ def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:
         entries += 0 if sampling.logprobs is None else sampling.max_tokens * (sampling.logprobs + 1)
         entries += 0 if sampling.prompt_logprobs is None else len(submission.tokens) * (sampling.prompt_logprobs + 1)
     if entries > most > 0:
-        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are told (--max-logprob-entries)"
-        raise invalid(f"{message}; lower max_tokens, n, or how many of each token are asked for", param="logprobs")
+        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are returned (--max-logprob-entries)"
+        raise invalid(f"{message}; lower max_tokens, n, or the number of log-probabilities per token", param="logprobs")

@@ -62,7 +62,7 @@ class GenerationRun:
             return failed(str(error))
         if str(error).startswith(GRAMMAR_WAITED):
             return busy(str(error), max(1, round(self.worker.config.grammar_timeout)))
-        return invalid(f"{brief(error)}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
+        return invalid(f"{brief(error)}: a limit of the compiler or a dead end of the grammar; make it smaller, or its repetitions shorter")
 
     def record_disconnect(self) -> None:
         """Mark unfinished choices as aborted, because the client disconnected."""

@@ -87,7 +87,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
         logprobs = request.logprobs
     prompt_logprobs = _prompt_logprobs(request)
     if max_tokens == 0 and prompt_logprobs is None and not (isinstance(request, CompletionRequest) and request.echo):
-        raise invalid("max_tokens: 0 leaves nothing to answer; with echo or prompt_logprobs it gives the prompt alone", param="max_tokens")
+        raise invalid("max_tokens: 0 generates nothing; use it with echo or prompt_logprobs to get the prompt alone", param="max_tokens")
     n = request.n or 1
     best_of = _best_of(request, n)
     min_tokens = request.min_tokens or 0
@@ -212,11 +212,13 @@ def _parse_logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for key, value in given.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise invalid(f'logit_bias: {key[:40]!r} is no token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias")
+            raise invalid(
+                f'logit_bias: {key[:40]!r} is not a token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias"
+            )
         if not -MAX_BIAS <= value <= MAX_BIAS:
             raise invalid(f"logit_bias: {value} for token {brief(key)} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
         if int(key) in biases:
-            raise invalid(f"logit_bias: token {brief(int(key))} is there twice", param="logit_bias")
+            raise invalid(f"logit_bias: token {brief(int(key))} appears twice", param="logit_bias")
         biases[int(key)] = value
     return tuple(biases.items())
 

@@ -53,7 +53,7 @@ def _structured(request: CommonRequest) -> Constraint | None:
     kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
     forms = [name for name in kinds if name in asked]
     if unknown := sorted(set(asked) - set(kinds) - {"disable_fallback", "disable_additional_properties"}):
-        raise invalid(f"{field}: does not know {unknown[0]:.60}; it has {', '.join(kinds)}, {', '.join(OPTIONS)}", param=field)
+        raise invalid(f"{field}: {unknown[0]:.60} is not supported; supported are {', '.join(kinds)}, {', '.join(OPTIONS)}", param=field)
     if asked.get("disable_additional_properties"):
         raise invalid(f'{field}.disable_additional_properties: not supported; say "additionalProperties": false in the schema', param=field)
     if len(forms) != 1:
@@ -80,13 +80,13 @@ def _of(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Co
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value) or len(value) > MAX_CHOICES:
             raise invalid(f"{field}: must be a list of 1 to {MAX_CHOICES} strings", param=field)
         if "" in value:
-            raise invalid(f"{field}: an empty string is no answer", param=field)
+            raise invalid(f"{field}: must not contain an empty string", param=field)
     elif kind in ("json", "structural_tag"):
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise invalid(f"{field}: is no JSON: {brief(error)}", param=field) from None
+                raise invalid(f"{field}: is not JSON: {brief(error)}", param=field) from None
         if not isinstance(value, dict | bool):
             raise invalid(f"{field}: must be a JSON schema, an object", param=field)
         if kind == "structural_tag" and not isinstance(value, dict):

@@ -20,35 +20,35 @@ class Refusal:
 _NOTHING: tuple[Any, ...] = ([], {})
 
 REFUSALS: Mapping[str, Refusal] = {
-    "audio": Refusal((), "the model speaks text only"),
+    "audio": Refusal((), "the model outputs text only"),
     "early_stopping": Refusal((False,), "there is no beam search"),
     "ec_transfer_params": Refusal(_NOTHING, "no other process holds a part of the request"),
     "function_call": Refusal((), "tool_choice has replaced it and says the same"),
     "functions": Refusal((), "tools have replaced them: give each as {type: function, function: {…}}"),
     "kv_transfer_params": Refusal(_NOTHING, "a prompt's KV is computed and cached where it is answered"),
     "length_penalty": Refusal((1,), "there is no beam search"),
-    "logits_processors": Refusal(([],), "code of clients is not run; see logit_bias, bad_words and structured_outputs"),
+    "logits_processors": Refusal(([],), "client code is not executed; see logit_bias, bad_words and structured_outputs"),
     "media_io_kwargs": Refusal(_NOTHING, "the model reads text only"),
     "mm_processor_kwargs": Refusal(_NOTHING, "the model reads text only"),
-    "modalities": Refusal((["text"],), "the model speaks text only"),
+    "modalities": Refusal((["text"],), "the model outputs text only"),
     "moderation": Refusal((), "nothing is moderated"),
     "prediction": Refusal((), "no prediction is compared; speculation is the server's (--speculative-method)"),
     "prompt_embeds": Refusal(([],), "prompts are text or token ids"),
     "service_tier": Refusal(("auto", "default"), "there is one tier; see priority"),
     "store": Refusal((False,), "nothing is stored"),
-    "suffix": Refusal(("",), "the model is not asked to fill in the middle"),
+    "suffix": Refusal(("",), "fill-in-the-middle is not supported"),
     "use_beam_search": Refusal((False,), "there is no beam search; see best_of"),
     "verbosity": Refusal(("medium",), "ask for it in the messages, or in chat_template_kwargs"),
     "vllm_xargs": Refusal(_NOTHING, "there are no extensions"),
-    "web_search_options": Refusal((), "the model has no web"),
+    "web_search_options": Refusal((), "the model has no web access"),
 }
 
 HINTS: Mapping[str, str] = {
     "metadata": "only stored answers would have it; nothing is stored",
-    "prompt_cache_key": "prompts that share a prefix meet without it; `cache_salt` parts them",
+    "prompt_cache_key": "prompts share cached prefixes without it; `cache_salt` separates them",
     "prompt_cache_options": "as `prompt_cache_key`",
-    "prompt_cache_retention": "what is kept is what is used",
-    "safety_identifier": "nobody is reported",
+    "prompt_cache_retention": "the cache keeps what is used",
+    "safety_identifier": "nothing is reported",
 }
 """Fields that never change the answer: accepted and ignored."""
 

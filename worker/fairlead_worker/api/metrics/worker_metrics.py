@@ -54,13 +54,13 @@ class Metrics:
         for size in sizes.values():
             self.registry.register(size)
         self.time_to_first_token = histogram["time_to_first_token_seconds"]
-        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Between outputs of one sequence.", GAPS)
+        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Time between outputs of one sequence.", GAPS)
         self.inter_token_latency = gaps.labels(model_name=model_name)
         self.e2e_latency = histogram["e2e_request_latency_seconds"]
         self.queue_time = histogram["request_queue_time_seconds"]
         self.prefill_time = histogram["request_prefill_time_seconds"]
         self.decode_time = histogram["request_decode_time_seconds"]
-        steps = PlainHistogram("fairlead_step_seconds", "Time of a step, by what was in it: prefill, decodes, or both.", GAPS)
+        steps = PlainHistogram("fairlead_step_seconds", "Step time by kind: prefill, decode, or mixed.", GAPS)
         self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
         self.registry.register(gaps)
         self.registry.register(steps)
@@ -76,7 +76,7 @@ class Metrics:
         self.in_flight = in_flight.labels(model_name)
         joined = Gauge(
             "fairlead_index_joined",
-            "1 while the index names this worker, as far as it knows; 0 also without an index.",
+            "1 while this worker is in the index, as far as it knows; 0 without an index.",
             labels,
             registry=self.registry,
         )
@@ -108,7 +108,11 @@ class _EngineCollector(Collector):
         for name, text, value in (
             ("num_requests_running", "Requests in the current step.", load.running),
             ("num_requests_waiting", "Requests that have not started.", load.waiting),
-            ("kv_cache_usage_perc", "KV pages that requests hold, 1 being all.", used / load.pages_total if load.pages_total else 0.0),
+            (
+                "kv_cache_usage_perc",
+                "Share of KV pages that requests hold, from 0 to 1.",
+                used / load.pages_total if load.pages_total else 0.0,
+            ),
             ("kv_cached_pages", "KV pages that the prefix cache holds.", load.pages_cached),
             ("kv_pages", "KV pages in all.", load.pages_total),
             ("host_kv_pages", "Pages that the host tier can hold; 0: there is none.", host.total),
@@ -116,7 +120,7 @@ class _EngineCollector(Collector):
             ("backlog_tokens", "Prompt tokens submitted and not computed yet.", load.backlog_tokens),
             ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
             ("decode_step_seconds", "Recent time of a decode step.", load.step_seconds),
-            ("engine_ready", "1 when the engine serves.", float(self._engine.serving)),
+            ("engine_ready", "1 if the engine is ready.", float(self._engine.serving)),
         ):
             gauge = GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             gauge.add_metric((self._model_name,), value)
@@ -126,30 +130,32 @@ class _EngineCollector(Collector):
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier.", load.cached_tokens),
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
             ("generation_tokens", "Tokens generated.", load.output_tokens),
-            ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
+            ("num_preemptions", "Requests that were preempted and recomputed.", load.retractions),
             (
                 "retraction_recomputed_tokens",
-                "Tokens computed again because their request was retracted, less what was still cached.",
+                "Tokens computed again because their request was preempted, less what was still cached.",
                 load.retraction_recomputed_tokens,
             ),
             ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", load.evicted_pages),
             ("host_kv_saved_pages", "Pages copied from the device to the host tier.", host.saved),
             ("host_kv_loaded_pages", "Pages copied back from the host tier.", host.loaded),
-            ("host_kv_dropped_pages", "Pages that the host tier gave up.", host.dropped),
+            ("host_kv_dropped_pages", "Pages dropped from the host tier.", host.dropped),
             ("engine_steps", "Steps of the engine.", load.steps),
         ):
             counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             counter.add_metric((self._model_name,), value)
             yield counter
         hits = CounterMetricFamily(
-            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by where.", labels=("model_name", "tier")
+            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by tier.", labels=("model_name", "tier")
         )
         hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
         hits.add_metric((self._model_name, "host"), host.cached_tokens)
         yield hits
         if (ready := self._engine.state.ready) is not None:
             labels = ("model_name", "backend", "cpu_level", "native_decoder")
-            info = GaugeMetricFamily("fairlead_engine_info", "What computes: attention backend, CPU level, native decoder.", labels=labels)
+            info = GaugeMetricFamily(
+                "fairlead_engine_info", "Engine configuration: attention backend, CPU level, native decoder.", labels=labels
+            )
             info.add_metric((self._model_name, ready.backend, ready.cpu_level, str(ready.native_decoder).lower()), 1)
             yield info
         start_up = GaugeMetricFamily("fairlead_start_up_seconds", "Time of each phase of the start.", labels=("model_name", "phase"))
@@ -163,8 +169,8 @@ class _EngineCollector(Collector):
         """Yield speculative decoding metrics under vLLM's names. They exist only if speculation is on."""
         for name, text, value in (
             ("spec_decode_num_drafts", "Drafts verified.", drafts.rounds),
-            ("spec_decode_num_draft_tokens", "Tokens guessed.", drafts.tokens),
-            ("spec_decode_num_accepted_tokens", "Guessed tokens that were accepted.", drafts.accepted),
+            ("spec_decode_num_draft_tokens", "Tokens drafted.", drafts.tokens),
+            ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", drafts.accepted),
         ):
             counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             counter.add_metric((self._model_name,), value)

@@ -132,7 +132,7 @@ class _Run:
         metrics = self.worker.metrics
         metrics.count_finished(output.finish or "error")
         if not output.embedding:
-            raise failed(f"the engine gave a text up: {output.error or output.finish}")
+            raise failed(f"the engine could not process a text: {output.error or output.finish}")
         self.num_finished += 1
         self.result.cached_tokens += output.cached_tokens
         metrics.prompt_size.observe(len(self.result.texts[index]))

@@ -23,7 +23,7 @@ class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.truncate_prompt_tokens is not None:
-            raise invalid("truncate_prompt_tokens: is not done here; shorten the text", param="truncate_prompt_tokens")
+            raise invalid("truncate_prompt_tokens: not supported; shorten the text", param="truncate_prompt_tokens")
 
 
 class EmbeddingRequest(PooledRequest, frozen=True, kw_only=True):

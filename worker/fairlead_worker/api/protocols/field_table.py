@@ -19,11 +19,11 @@ NOTES: dict[str, dict[str, str]] = {
         "input": "a text, or items: messages with text, `function_call`, `function_call_output`, `reasoning`; refused: others",
         "instructions": "the first system message; developer messages are system messages, those in front one with it",
         "max_output_tokens": "left out: to the end of the context",
-        "max_tool_calls": "bounds built-in tools, of which there are none",
+        "max_tool_calls": "limits built-in tools, which do not exist here",
         "metadata": "given back",
         "model": "as in chats",
         "parallel_tool_calls": "as in chats",
-        "prompt_cache_key": "given back; prefixes are cached for everybody of a tenant",
+        "prompt_cache_key": "given back; prefixes are cached for all users of a tenant",
         "prompt_cache_options": "`mode` `implicit`; refused: others, `ttl`, `prewarm`",
         "reasoning": "`effort` as a chat's `reasoning_effort`; `summary` `auto`: none is made; `mode` `standard`; `context` `auto`; "
         "refused: others",
@@ -48,7 +48,7 @@ NOTES: dict[str, dict[str, str]] = {
         "stop_sequences": "at most 16; the one that was met is named",
         "stream": "named events",
         "system": "a text or text blocks",
-        "thinking": "`enabled` (`budget_tokens` is a word to the template, nothing is cut off), `adaptive`, `disabled`; `display` "
+        "thinking": "`enabled` (`budget_tokens` is passed to the template and cuts nothing off), `adaptive`, `disabled`; `display` "
         "`omitted`: empty blocks; left out: as the model does by itself. Signatures are empty",
         "tool_choice": "`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`",
         "tools": "with `input_schema`; refused: Anthropic's own tools, `defer_loading`",

@@ -25,12 +25,12 @@ OPENAI: dict[str, tuple[str, ...]] = {
 }
 """OpenAI fields that the worker does not know and ignores, like any other unknown name."""
 NOTES = {
-    "add_special_tokens": "of the tokenizer, around the prompt",
+    "add_special_tokens": "the tokenizer's special tokens around the prompt",
     "allowed_token_ids": "not empty",
-    "cache_salt": "prompts of another salt share no cached KV with it; as vLLM",
-    "bad_words": "1 to 128 characters each, not of spaces alone; where nothing else could come, one may",
+    "cache_salt": "prompts with different salts share no cached KV; as in vLLM",
+    "bad_words": "1 to 128 characters each, not of spaces alone; if nothing else is possible, one may appear",
     "best_of": "at least `n`; above it not with `stream`",
-    "chat_template": "in place of the model's, with `--trust-request-chat-template`; else refused",
+    "chat_template": "replaces the model's, with `--trust-request-chat-template`; else refused",
     "chat_template_kwargs": "variables of the template; no `chat_template`",
     "documents": "for templates that read them",
     "guided_choice": "1 to 1024 strings; as `structured_outputs.choice`",
@@ -43,27 +43,27 @@ NOTES = {
     "max_completion_tokens": "without it and `max_tokens`: to the end of the context",
     "min_tokens": "at most `max_tokens`",
     "model": "one of the served names, or a LoRA adapter's; left out: the first",
-    "priority": "lower goes first, with `--policy priority`; changes nothing with another",
+    "priority": "lower values run first, with `--policy priority`; no effect with other policies",
     "prompt": "at most 1024 sequences, with `n` or `best_of`",
     "prompt_logprobs": "not with `stream`",
     "request_id": "1 to 128 visible ASCII characters, the answer's `id` behind its prefix; left out: the X-Request-Id",
     "response_format": "`text`, `json_object`, `json_schema` or `structural_tag`; see [structured output](structured-output.md)",
     "return_token_ids": "`token_ids` in choices and chunks, `prompt_token_ids` in completions' choices and beside those of chats",
-    "return_tokens_as_token_ids": "log-probabilities name tokens `token_id:7`; not `prompt_logprobs`, which has both",
-    "seed": "left out: drawn",
+    "return_tokens_as_token_ids": "log-probabilities name tokens `token_id:7`; no effect on `prompt_logprobs`, which has ids and texts",
+    "seed": "left out: random",
     "skip_special_tokens": "left out: true",
     "spaces_between_special_tokens": "false: refused for the few tokenizers that put spaces there, where `skip_special_tokens` is false",
     "stop": "at most 16; the text ends before the first; none may be empty",
     "stream_options": "only with `stream`: `include_usage`, `continuous_usage_stats`",
     "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`, with `whitespace_pattern` or "
     "`disable_any_whitespace`; see [structured output](structured-output.md)",
-    "include_reasoning": "false: reasoning is generated, counted and not shown; as vLLM",
-    "parallel_tool_calls": "false: the answer ends with its first call",
+    "include_reasoning": "false: reasoning is generated, counted and not shown; as in vLLM",
+    "parallel_tool_calls": "false: the answer ends after its first call",
     "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` and `thinking` to false",
     "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`; see [tools](tools.md)",
     "tools": "functions, at most 512; see [tools](tools.md)",
     "truncate_prompt_tokens": "the prompt's last ones; -1: as many as leave room for `max_tokens`; 0 is refused",
-    "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
+    "user": "at most 256 characters; the owner of the fair share, with `--policy fair`; no effect with other policies",
     "top_logprobs": "only with `logprobs`",
 }
 OWN_NOTES: dict[str, dict[str, str]] = {
@@ -73,85 +73,86 @@ OWN_NOTES: dict[str, dict[str, str]] = {
         "max_tokens": "left out: 16; 0 is for `echo` and `prompt_logprobs`",
     },
     "/v1/chat/completions": {
-        "add_special_tokens": "left out: false, as templates write them",
-        "echo": "the last message before the answer, where it continues that message or is of the same role",
+        "add_special_tokens": "left out: false, because templates write them",
+        "echo": "the last message before the answer, if the answer continues it or has the same role",
         "max_tokens": "where `max_completion_tokens` is left out",
     },
 }
 VALUES = {
     "prompt": "a text, token ids, or an array of either",
-    "messages": "array of OpenAI's messages, for the model's template; roles: system, developer (a system message where the template "
-    "knows none), user, assistant, tool; refused: others",
+    "messages": "array of OpenAI's messages, for the model's template; roles: system, developer (a system message if the template "
+    "has no such role), user, assistant, tool; refused: others",
 }
 """Texts for fields whose schema types would not read well."""
 POOLED: dict[tuple[str, ...], type[msgspec.Struct]] = {(EMBEDDINGS,): EmbeddingRequest, SCORES: ScoreRequest, RERANKS: RerankRequest}
 """Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
 POOLED_NOTES = {
-    "cache_salt": "as of completions",
-    "dimensions": "the first values, of unit length again; only of models trained for it: `is_matryoshka` or `matryoshka_dimensions` in "
+    "cache_salt": "as in completions",
+    "dimensions": "the first values, of unit length again; only for models trained for it: `is_matryoshka` or `matryoshka_dimensions` in "
     "the model's config, or `--matryoshka`; else refused",
     "documents": "texts, or objects with a `text`; at most 2047",
     "encoding_format": "left out: `float`; `base64`: little-endian float32",
     "input": "a text, token ids, or an array of either, at most 2048; none empty or longer than the context",
     "model": "one of the served names, or a LoRA adapter's; left out: the first",
-    "priority": "lower goes first, with `--policy priority`; changes nothing with another",
+    "priority": "lower values run first, with `--policy priority`; no effect with other policies",
     "query": "a text",
     "return_documents": "left out: true",
     "text_1": "a text, or as many as `text_2`",
     "text_2": "a text, or an array of texts",
     "top_n": "left out: all",
     "truncate_prompt_tokens": "400",
-    "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
+    "user": "at most 256 characters; the owner of the fair share, with `--policy fair`; no effect with other policies",
 }
 TOKENS: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
 TOKEN_NOTES = {
-    "add_generation_prompt": "left out: true; of messages",
-    "add_special_tokens": "left out: true of a prompt, false of messages, as templates write them",
-    "chat_template": "in place of the model's, with `--trust-request-chat-template`; else refused",
+    "add_generation_prompt": "left out: true; for messages",
+    "add_special_tokens": "left out: true for a prompt, false for messages, because templates write them",
+    "chat_template": "replaces the model's, with `--trust-request-chat-template`; else refused",
     "chat_template_kwargs": "variables of the template; no `chat_template`",
     "continue_final_message": "left out: false; the last message is left open",
-    "messages": "as of a chat; they or a `prompt`",
+    "messages": "as in chats; give either them or a `prompt`",
     "model": POOLED_NOTES["model"],
-    "prompt": "a text; longer than the context is counted too",
+    "prompt": "a text; also one that is longer than the context",
     "return_token_strs": "left out: false; each token as the vocabulary writes it",
-    "tokens": "required; token ids; those that the vocabulary has not are left out of the text",
-    "tools": "as of a chat",
+    "tokens": "required; token ids; ids outside the vocabulary are left out of the text",
+    "tools": "as in chats",
 }
 _POOLED = """
-Embeddings have unit length and are the last hidden states of the model, pooled as its files or `--pooling` say ([models](models.md));
-scores are cosines of two of them. Such requests run in the same steps as generation and are counted as its prompts are.
+Embeddings have unit length. They are the model's last hidden states, pooled as its files or `--pooling` define ([models](models.md)).
+Scores are cosines of two embeddings. Such requests run in the same steps as generation and are counted like its prompts.
 """
-_INTRO = """# The API: what becomes of a request's fields
+_INTRO = """# API reference: request fields
 Generated by `make api-docs` from `worker/fairlead_worker/api`; do not edit.
 
-*Supported*: does what OpenAI, or vLLM for its own fields, says. *Refused*: 400 that names the field, as the answer would be another one.
-*Refused in part*: only the values that are said to be taken are. *Accepted*: changes no answer, and is not looked at. *Ignored*: not known.
-A value out of bounds is refused; `null` is as if the field were left out. A field that stands in no table is ignored.
-`GET /openapi.json`, of workers and routers, is the same as an OpenAPI 3.1 document. [Limits](limits.md): bounds on what clients send.
+*Supported*: works as documented by OpenAI, or by vLLM for its own fields. *Refused*: 400 that names the field, because ignoring it would
+change the answer.
+*Refused in part*: only the listed values are accepted. *Accepted*: changes no answer and is not read. *Ignored*: unknown field.
+A value out of bounds is refused. `null` means that the field is absent. A field in no table is ignored.
+`GET /openapi.json` of workers and routers has the same content as an OpenAPI 3.1 document. [Limits](limits.md) lists bounds on requests.
 
 ## Streams
 | | |
 | --- | --- |
 | first | nothing before the first token; then a chunk for each choice: its role (chats), its `echo`, its `prompt_token_ids` |
-| text | whole characters only; what may be the beginning of a stop string waits until it is known |
+| text | whole characters only; text that may be the start of a stop string is held back until that is known |
 | finish | one chunk for each choice, with no text, that has `finish_reason` and vLLM's `stop_reason` |
 | usage | `stream_options.include_usage`: a chunk without choices after all others; `continuous_usage_stats`: in every chunk. |
-| comments | lines that begin with a colon, which SSE clients skip: `: usage …` before the end, through a router with keys |
-| end | `data: [DONE]`; after a fault `data: {"error": …}` in its place, and the end |
+| comments | lines that begin with a colon, which SSE clients ignore: `: usage …` before the end, through a router with keys |
+| end | `data: [DONE]`; after an error, `data: {"error": …}` instead |
 | client gone | its sequences are aborted before the engine's next step |
-| client slow | the worker stops sending, and gives it up at a [bound](limits.md#work) |
+| client slow | the worker stops sending, and ends the request at a [limit](limits.md#work) |
 
-Whole answers come from the same code as streams: `make golden` compares them.
+Whole responses use the same code as streams; `make golden` compares them.
 """
 
 _LORA = """
 ## POST /v1/load_lora_adapter, /v1/unload_lora_adapter
-Of a worker with `--allow-runtime-lora-updating`, not of the router ([LoRA](lora.md)); otherwise 403. The answer is a line of text.
+On a worker with `--allow-runtime-lora-updating`, not on the router ([LoRA](lora.md)); otherwise 403. The response is a line of text.
 | field | | values |
 | --- | --- | --- |
-| `lora_name` | required | letters, digits and `._:/-`; 400 for the model's own and for one that is loaded; to unload: 404 for another |
-| `lora_path` | to load | URI or folder; 400 that says why for what cannot be fetched, read or served |
-| `load_inplace` | to load | boolean; true: in place of the adapter that has the name; requests that run are finished with the old one |
+| `lora_name` | required | letters, digits and `._:/-`; 400 for the model's own name or a loaded adapter; to unload: 404 if unknown |
+| `lora_path` | to load | URI or folder; 400 with the reason if it cannot be fetched, read or served |
+| `load_inplace` | to load | boolean; true: replace the adapter of this name; running requests finish with the old one |
 """
 
 

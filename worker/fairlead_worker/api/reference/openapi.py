@@ -78,7 +78,7 @@ def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, 
                 paths.setdefault(path, {})[method.lower()] = _operation(path)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/api.md says what becomes of each field."},
+        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/api.md describes the support of each field."},
         "paths": paths,
         "components": {"schemas": {**schemas, "Error": _ERROR}},
     }
@@ -102,7 +102,7 @@ def _describe_protocol(properties: dict[str, Any], path: str, chat_properties: d
         elif name in module.REFUSED:
             _restrict(node, _NOTHING, module.REFUSED[name])
         elif name in module.ALLOWED:
-            _restrict(node, [None, *module.ALLOWED[name]], "no other is done")
+            _restrict(node, [None, *module.ALLOWED[name]], "other values are not supported")
         if name in PROTOCOL_NOTES[path]:
             node["description"] = PROTOCOL_NOTES[path][name]
 
