@@ -67,7 +67,7 @@ def names(worker: WorkerProcess) -> list[str]:
     return [model["id"] for model in worker.client.get("/v1/models").json()["data"]]
 
 
-def told(worker: WorkerProcess, model: str, prompt: str = PROMPT) -> str:
+def complete_text(worker: WorkerProcess, model: str, prompt: str = PROMPT) -> str:
     text: str = worker.complete(model=model, prompt=prompt, max_tokens=MOST, temperature=0, ignore_eos=True)["choices"][0]["text"]
     return text
 
@@ -81,8 +81,8 @@ def test_what_each_says_is_what_pefts_merged_model_says(worker: WorkerProcess, a
         want = merged.generate(torch.tensor([tokens]), max_new_tokens=MOST, do_sample=False, eos_token_id=None, pad_token_id=0)
         text = worker.post("/detokenize", tokens=want[0, len(tokens) :].tolist()).json()["prompt"]
         said.add(text)
-        assert told(worker, name) == text
-    assert told(worker, "tiny") not in said and len(said) == 2
+        assert complete_text(worker, name) == text
+    assert complete_text(worker, "tiny") not in said and len(said) == 2
     assert unload(worker, "second") == 200
 
 
@@ -98,7 +98,7 @@ def test_they_are_listed_with_their_parent(worker: WorkerProcess, adapters: dict
 def test_one_comes_and_goes_while_its_request_runs(worker: WorkerProcess, adapters: dict[str, tuple[Path, torch.nn.Module]]) -> None:
     assert load(worker, "third", adapters["third"][0])[0] == 200
     assert load(worker, "third", adapters["third"][0])[0] == 400, "loaded already"
-    alone = told(worker, "third")
+    alone = complete_text(worker, "third")
     with worker.stream("/v1/completions", model="third", prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True) as (_, running):
         said = [next(running)]
         assert unload(worker, "third") == 200
@@ -140,11 +140,11 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
     hashes = block_hashes(prompt_root(format, worker.load()["adapters"]["first"]["digest"]), tokens, format.block_tokens)
     reader = IndexReader(worker_redis(worker), "test/lora")
 
-    async def told() -> bool:
+    async def all_blocks_published() -> bool:
         return (await reader.match(hashes)).get(f"127.0.0.1:{worker.port}") == len(hashes) * format.block_tokens
 
     try:
-        await eventually(told, "all blocks are told")
+        await eventually(all_blocks_published, "all blocks are published")
         assert not await reader.match(block_hashes(prompt_root(format), tokens, format.block_tokens))
     finally:
         await reader.close()
@@ -158,14 +158,14 @@ async def test_through_a_router_an_adapter_is_listed_and_served_and_its_cache_pr
         listed = {model["id"]: model["parent"] for model in (await router.client.get("/v1/models")).json()["data"]}
         assert listed == {"tiny": None, "also": None, "first": "tiny"}
 
-        async def foretold() -> bool:
+        async def adapter_blocks_predicted() -> bool:
             answer = await router.client.post("/v1/completions", json=body)
             assert answer.status_code == 200 and answer.json()["model"] == "first", answer.text
             predicted, cached = (int(answer.headers.get(f"x-fairlead-{word}-tokens", 0)) for word in ("predicted", "cached"))
             assert predicted <= cached
             return predicted > 0
 
-        await eventually(foretold, "the index knows the adapter's blocks")
+        await eventually(adapter_blocks_predicted, "the index knows the adapter's blocks")
         assert (await router.client.post("/v1/completions", json=body | {"model": "second"})).status_code == 404
 
 
@@ -217,7 +217,7 @@ def test_a_broken_adapter_is_a_400_that_names_the_field_and_no_more(
     error = response.json()["error"]
     assert error["param"] == "lora_path" and says in error["message"] and "broken" in error["message"]
     assert names(worker) == ["tiny", "also", "first"]
-    assert told(worker, "first")
+    assert complete_text(worker, "first")
 
 
 def test_a_pipe_is_no_file_and_blocks_no_request(
@@ -229,7 +229,7 @@ def test_a_pipe_is_no_file_and_blocks_no_request(
     os.mkfifo(made / "adapter_model.safetensors")
     status, text = load(worker, "pipe", made)
     assert status == 400 and "adapter_model.safetensors is no file" in text
-    assert told(worker, "first")
+    assert complete_text(worker, "first")
 
 
 @pytest.mark.parametrize(

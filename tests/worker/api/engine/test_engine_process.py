@@ -70,7 +70,7 @@ def requests() -> list[Submit]:
     return made
 
 
-def said(model: Path, **flags: object) -> dict[str, list[int]]:
+def generate(model: Path, **flags: object) -> dict[str, list[int]]:
     """Return each request's tokens, from an engine with these flags."""
     end = Asking(requests())
     config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32"} | flags)
@@ -83,7 +83,7 @@ def said(model: Path, **flags: object) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> dict[str, list[int]]:
-    return said(model)
+    return generate(model)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_steps_launched_ahead_change_no_token(
     launch = OverlappedRunner.launch
     monkeypatch.setattr(OverlappedRunner, "launch", lambda self, plan: launched.append(plan) or launch(self, plan))
     assert {name: len(tokens) for name, tokens in expected.items()} == {str(number): 5 + 4 * number for number in range(6)}
-    assert said(model, overlap="on", **flags) == expected
+    assert generate(model, overlap="on", **flags) == expected
     assert (len(launched) > 10) == ahead
     assert ("--overlap on is ignored beside --speculative-method ngram" in caplog.text) != ahead
 

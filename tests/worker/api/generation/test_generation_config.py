@@ -47,5 +47,5 @@ def test_a_worker_applies_and_names_them(model: Path, start: Callable[..., Worke
     authors, openai = (start("--model", f"file://{folder}", "--generation-config", value) for value in ("auto", "none"))
     assert len(texts(authors)) == 1, "greedy, as the authors say"
     assert len(texts(openai)) > 1
-    assert "generation_config.json: temperature 0 (" in authors.log.read_text()
-    assert "generation_config.json says" not in openai.log.read_text()
+    assert "sampling defaults from generation_config.json: temperature 0 (" in authors.log.read_text()
+    assert "sampling defaults from generation_config.json" not in openai.log.read_text()
