@@ -67,11 +67,11 @@ def test_a_hung_engine_counts_as_dead(start: Start) -> None:
             num_waiting = beside.submit(httpx.post, f"{worker.url}/v1/completions", json={"prompt": "x"}, timeout=60)
             *_, last = events
         assert isinstance(last, dict)
-        assert "no sign of life" in last["error"]["message"]
+        assert "the engine sent no message for" in last["error"]["message"]
         refused = num_waiting.result()
         assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "lost")  # a router counts these
     assert worker.wait(15) == 1
-    assert "no sign of life" in worker.termination_log.read_text()
+    assert "the engine sent no message for" in worker.termination_log.read_text()
 
 
 def test_sigterm_finishes_streams_and_refuses_new_requests(start: Start) -> None:
