@@ -15,7 +15,7 @@ from fairlead_common.discovery import create_source
 from fairlead_index.groups import MOST_GROUPS
 from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
 from fairlead_worker.leader_worker_set import GroupEnvironment
-from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, choose
+from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, select_parsers
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -312,7 +312,7 @@ class WorkerConfig(BaseSettings):
             raise ValueError(f"--lora names {len(self.lora)}, and --max-loras is {self.max_loras}: raise --max-loras")
         if same := sorted(self.loras.keys() & set(self.names)):
             raise ValueError(f"--lora {same[0]}=…: {same[0]!r} is the model's own name; give the adapter another")
-        choose(self.tool_call_parser, self.reasoning_parser, ())
+        select_parsers(self.tool_call_parser, self.reasoning_parser, ())
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         _ = self.redis

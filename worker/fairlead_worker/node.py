@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from fairlead_worker.api.engine.load_progress import ENOUGH_BYTES, ENOUGH_CPU, Work
+from fairlead_worker.api.engine.load_progress import MIN_BYTES, MIN_CPU, Work
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.parallel.keys import unlock
@@ -195,8 +195,8 @@ class Node:
 
     def _tell_progress(self) -> None:
         """The download's own figures, and whether the processes here have read or computed since."""
-        work, before = Work.of(os.getsid(0)), self._work
-        if work.cpu_seconds - before.cpu_seconds >= ENOUGH_CPU or abs(work.bytes - before.bytes) >= ENOUGH_BYTES:
+        work, before = Work.measure(os.getsid(0)), self._work
+        if work.cpu_seconds - before.cpu_seconds >= MIN_CPU or abs(work.bytes - before.bytes) >= MIN_BYTES:
             self._work = work
             self._report = msgspec.structs.replace(self._report, beat=self._report.beat + 1)
         self._say(msgspec.msgpack.encode(self._report))

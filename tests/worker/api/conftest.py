@@ -1,4 +1,4 @@
-"""Real worker processes on a tiny random model. One is shared by the module; tests that end their worker start their own."""
+"""Real worker processes on a tiny random model. Each module shares one; tests that end their worker start their own."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """The worker that no test may end."""
+    """A worker that tests must not end."""
     flags = (
         "--redis-url",
         redis.url,
@@ -45,7 +45,7 @@ def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
-    """Starts workers that the test may end; whatever is left of them afterwards is killed."""
+    """Starts workers that the test may end, and kills the rest afterwards."""
     started: list[WorkerProcess] = []
 
     def begin(*flags: str) -> WorkerProcess:

@@ -18,7 +18,7 @@ PAGES = 600
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
-    """The first true value of `condition`, looked at again and again."""
+    """Poll `condition` and return its first true value."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -27,7 +27,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
 
 
 class WorkerProcess:
-    """`fairlead-worker` on a free port of the loopback."""
+    """`fairlead-worker` on a free loopback port."""
 
     def __init__(self, model: Path, folder: Path, *flags: str, cwd: Path | None = None) -> None:
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ class WorkerProcess:
 
     @property
     def engine_pid(self) -> int:
-        """Of the child that is not the one which tries grammars."""
+        """The child process that is not the grammar checker."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         (pid,) = (int(child) for child in children if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes())
         return pid
@@ -101,7 +101,7 @@ class WorkerProcess:
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any] | str]:
-    """Server-sent events, decoded; `[DONE]` as the string it is."""
+    """Yield decoded server-sent events, with `[DONE]` as a string."""
     for line in response.iter_lines():
         if line.startswith("data: "):
             data = line.removeprefix("data: ")

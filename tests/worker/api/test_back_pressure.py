@@ -1,17 +1,17 @@
-"""A client that does not read: what waits for it is bounded, and then its sequences are given up."""
+"""A client that does not read: its waiting outputs are bounded, and then its sequences are aborted."""
 
 import time
 from array import array
 
 import pytest
 
-from fairlead_worker.api.engine.client import MOST_BEHIND, ClientTooSlow, EngineClient, Submission
-from fairlead_worker.api.http import as_api_error
+from fairlead_worker.api.engine.client import MAX_UNREAD_BYTES, ClientTooSlow, EngineClient, Submission
+from fairlead_worker.api.http import to_api_error
 from fairlead_worker.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
 
 
 class Engine:
-    """The other end of the channel: it keeps what it is told."""
+    """The other end of the channel, which records messages."""
 
     def __init__(self) -> None:
         self.heard: list[ToEngine] = []
@@ -20,16 +20,16 @@ class Engine:
         self.heard.append(message)
 
     async def receive(self) -> FromEngine:
-        raise AssertionError("nobody receives here")
+        raise AssertionError("the test never receives")
 
     def close(self) -> None: ...
 
 
 async def test_a_request_says_when_it_was_asked_for() -> None:
-    """The engine may be in the middle of a step, which is part of the wait."""
+    """The engine may be in the middle of a step, and the rest of that step is part of the wait."""
     engine, before = Engine(), time.monotonic()
     client = EngineClient(engine)
-    client._take(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
+    client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
     async with client.generate([Submission(array("I", [1]), Sampling(max_tokens=1), 0)]):
         (submit,) = engine.heard
         assert isinstance(submit, Submit) and before <= submit.asked <= time.monotonic()
@@ -38,23 +38,23 @@ async def test_a_request_says_when_it_was_asked_for() -> None:
 async def test_what_waits_for_a_client_is_bounded() -> None:
     engine = Engine()
     client = EngineClient(engine)
-    client._take(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
+    client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
     submission = Submission(array("I", [1]), Sampling(max_tokens=1_000_000), 0)
     one = (TokenLogprobs(-1.0, tuple(range(20)), (-1.0,) * 20),)
     async with client.generate([submission, submission]) as generation:
         outputs = generation.outputs()
         first, second = (message.id for message in engine.heard if isinstance(message, Submit))
-        client._take(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
+        client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
         assert [index for index, _ in await anext(outputs)] == [0]
         sent = 0
         while not any(isinstance(message, Abort) for message in engine.heard):
-            client._take(Step(outputs=(Output(first, b"\1\0\0\0", 0, logprobs=one), Output(second, b"\1\0\0\0", 0))))
+            client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0, logprobs=one), Output(second, b"\1\0\0\0", 0))))
             sent += 2
-            assert sent * 256 < 2 * MOST_BEHIND
+            assert sent * 256 < 2 * MAX_UNREAD_BYTES
         assert {message.id for message in engine.heard if isinstance(message, Abort)} == {first, second}
         kept = len(generation._arrived)
-        client._take(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
+        client._handle(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
         assert len(generation._arrived) == kept, "nothing more is kept"
         with pytest.raises(ClientTooSlow) as slow:
             await anext(outputs)
-    assert as_api_error(slow.value).code == "client_too_slow"
+    assert to_api_error(slow.value).code == "client_too_slow"

@@ -1,4 +1,4 @@
-"""Wrong requests: a clean answer that names the field, and a worker that goes on."""
+"""Invalid requests get an error that names the field, and the worker continues."""
 
 import json
 import socket
@@ -105,12 +105,12 @@ def test_wrong_values_are_named(
 @pytest.mark.parametrize(
     "fields", [{"temperature": 1e-50}, {"min_tokens": 2, "stop_token_ids": [4_000_000_000]}], ids=["temperature", "stop_token_ids"]
 )
-def test_extreme_values_are_served_and_harm_nobody(shared: WorkerProcess, fields: dict[str, Any]) -> None:
+def test_extreme_values_are_served_and_harm_no_other_request(shared: WorkerProcess, fields: dict[str, Any]) -> None:
     assert shared.complete(prompt="x", max_tokens=4, ignore_eos=True, **fields)["usage"]["completion_tokens"] == 4
     assert shared.complete(prompt="x", max_tokens=1)["object"] == "text_completion"
 
 
-def test_a_long_prompt_is_told_both_numbers(shared: WorkerProcess) -> None:
+def test_the_error_for_a_long_prompt_has_both_numbers(shared: WorkerProcess) -> None:
     message = shared.post("/v1/completions", prompt=[5] * 5000).json()["error"]["message"]
     assert "4096" in message
     assert "5000" in message
@@ -206,7 +206,7 @@ def test_100_megabytes_are_refused_early(shared: WorkerProcess, framing: bytes) 
             connection.settimeout(0.01 if sent > 8 << 20 or b"chunked" not in framing else 0.0001)
             sent += len(piece)
         connection.settimeout(60)
-        while not answer.endswith(b"}}"):  # head and body may come apart
+        while not answer.endswith(b"}}"):  # head and body may arrive separately
             more = connection.recv(65536)
             assert more, answer
             answer += more

@@ -1,4 +1,4 @@
-"""What people ask and what they are answered is in no log, however much is logged."""
+"""No log contains prompts or answers, at any log level."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_no_log_has_a_prompt_an_answer_or_a_key_even_at_debug(
     )
     answer = worker.complete(prompt=prompt, max_tokens=12, temperature=0)["choices"][0]["text"]
     with worker.stream("/v1/completions", prompt=prompt, max_tokens=400, ignore_eos=True) as (_, events):
-        next(events)  # and goes
+        next(events)  # and disconnect
     until(lambda: worker.load()["running"] == 0, "its request has ended")
     with worker.stream("/v1/completions", prompt=prompt, max_tokens=500, ignore_eos=True) as (_, events):
         next(events)

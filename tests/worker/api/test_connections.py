@@ -1,4 +1,5 @@
-"""Clients that are slow, many, or send no HTTP: bounded, told why, and nobody else's loss. uvicorn on a socket, with our protocol."""
+"""Clients that are slow, numerous, or do not send HTTP are bounded and get a reason, without harm to others. uvicorn on a socket, with the
+worker's protocol."""
 
 import asyncio
 import gc
@@ -14,19 +15,19 @@ from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_C
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
-from fairlead_worker.api.server import Server
+from fairlead_worker.api.server import UvicornServer
 
 LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what a server does inside has no event for tests
+        while not condition():  # noqa: ASYNC110 - the server has no event for its inner state
             await asyncio.sleep(0.01)
 
 
 class Served:
-    """A server of an application that reads the body and says how long it is, once it may."""
+    """A server whose application reads the body and returns its length, once it may."""
 
     def __init__(self, **limits: Any) -> None:
         self.connections = Connections(SimpleNamespace(**LIMITS | limits))
@@ -34,11 +35,11 @@ class Served:
         self.may.set()
         self.gone = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        """Of the last request, once its body was read."""
+        """Headers of the last request, after its body was read."""
         self.piece = b""
-        """What is sent again and again, instead."""
+        """Bytes to send repeatedly instead."""
         self.size = 0
-        """Bytes of each answer, beside the length of the body."""
+        """Size of each response in bytes, beside the length of the body."""
         self.started = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +60,7 @@ class Served:
             await send({"type": "http.response.body", "body": b"x" * self.size, "more_body": True})
         while self.piece:
             await send({"type": "http.response.body", "body": self.piece, "more_body": True})
-            await asyncio.sleep(0)  # a send to nobody does not wait
+            await asyncio.sleep(0)  # a send to a closed connection does not wait
         await send({"type": "http.response.body", "body": b"%d" % size})
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -70,8 +71,8 @@ class Served:
 async def _served(**limits: Any) -> AsyncIterator[Served]:
     served = Served(**limits)
     config = uvicorn.Config(served, http=served.connections.protocol, lifespan="off", log_config=None, ws="none", port=0, host="127.0.0.1")  # type: ignore[arg-type]
-    server = Server(config)
-    tasks = asyncio.create_task(server.serve()), asyncio.create_task(served.connections.look_after())
+    server = UvicornServer(config)
+    tasks = asyncio.create_task(server.serve()), asyncio.create_task(served.connections.monitor())
     await until(lambda: server.started)
     served.port = server.servers[0].sockets[0].getsockname()[1]  # type: ignore[attr-defined]
     yield served
@@ -100,7 +101,9 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
     ],
     ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", "fragment", *UNBOUNDED, *UPGRADES],
 )
-async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
+async def test_a_client_that_makes_no_progress_gets_a_reason_and_is_disconnected(
+    serve: Any, sent: bytes, expected: tuple[int, str]
+) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
         assert await answered(served.port, sent) == expected
         assert (await answered(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
@@ -108,7 +111,7 @@ async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, e
 
 
 async def test_trailers_are_no_headers(serve: Any) -> None:
-    """They may name what only a router says."""
+    """Otherwise a trailer could set a header that only a router may send."""
     async with serve() as served:
         head = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
         assert (await answered(served.port, head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 100 + b"\r\n"))[0] == 200
@@ -127,7 +130,7 @@ async def test_a_client_that_leaves_in_its_body_is_no_request(serve: Any) -> Non
 
 
 async def test_a_refusal_does_not_stand_for_the_answer_before_it(serve: Any) -> None:
-    """The parser refuses the second request when its head is read and the first is not answered."""
+    """The parser refuses the second request when its head is read, while the first is not answered."""
     async with serve() as served:
         served.may.clear()
         reader, writer = await served.open()
@@ -141,7 +144,7 @@ async def test_a_refusal_does_not_stand_for_the_answer_before_it(serve: Any) -> 
 
 
 async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: Any) -> None:
-    """Also while the first takes longer than a body may: nothing is read of the others meanwhile."""
+    """This holds even if the first takes longer than the body timeout: nothing of the others is read meanwhile."""
     async with serve(header_timeout=0.1, body_timeout=0.1) as served:
         served.may.clear()
         reader, writer = await served.open()
@@ -149,7 +152,7 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
         await asyncio.sleep(0)
         await until(lambda: any(one.pipeline for one in served.connections.guard))
         for connection in served.connections.guard:
-            served.connections.guard.close_overdue(connection.loop.time() + 1e6)  # as if so much time had gone
+            served.connections.guard.close_overdue(connection.loop.time() + 1e6)  # as if this much time had passed
         served.may.set()
         writer.write(b"   ")
         answers = await asyncio.wait_for(reader.readuntil(b"4\r\n0\r\n\r\n"), PATIENCE_SECONDS)
@@ -158,7 +161,7 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
 
 
 async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
-    """A client that sends requests behind one that takes its time must not fill the memory with them."""
+    """A client that pipelines requests behind a slow one must not fill the memory with them."""
     async with serve() as served:
         served.may.clear()
         reader, writer = await served.open()
@@ -174,7 +177,7 @@ async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
 
 
 async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -> None:
-    """A client that asks and never reads holds the bytes of one answer, not of all that it asked for."""
+    """A client that sends requests and never reads holds the bytes of one response, not of all."""
     async with serve() as served:
         served.size, count = 60_000, 200
         reader, writer = await served.open()
@@ -193,8 +196,8 @@ async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -
         writer.close()
 
 
-async def test_a_connection_that_is_gone_leaves_nothing_for_the_garbage_collector(serve: Any) -> None:
-    """Full collections hold the event loop up for as long as there are objects, so they are rare."""
+async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(serve: Any) -> None:
+    """Full garbage collections block the event loop in proportion to the number of objects, so they are rare."""
     async with serve() as served:
         gc.collect()
         gc.disable()
@@ -226,8 +229,8 @@ async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) 
             writer.close()
 
 
-async def test_who_takes_nothing_of_an_answer_stops_it_and_is_let_go_in_the_end(serve: Any) -> None:
-    """The application waits with it: no more than the transport's buffer is held."""
+async def test_a_client_that_reads_nothing_stops_its_answer_and_is_disconnected_in_the_end(serve: Any) -> None:
+    """The application waits too, so no more than the transport's buffer is held."""
     async with serve() as served:
         served.piece = b"x" * 65536
         reader, writer = await served.open()

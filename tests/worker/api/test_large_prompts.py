@@ -1,4 +1,4 @@
-"""Prompts that take much memory to tokenize: one at a time, also where a client leaves while its own is under way."""
+"""Prompts that need much memory to tokenize run one at a time, even if a client disconnects meanwhile."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ async def test_a_client_that_leaves_does_not_free_the_turn_of_its_thread() -> No
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    assert await worker.encode(lambda: "short", LARGE) == "short"  # in a thread of its own, beside them
+    assert await worker.encode(lambda: "short", LARGE) == "short"  # in its own thread, beside them
     assert order == ["left"]
     go_on.set()
     assert await stays == "stays"

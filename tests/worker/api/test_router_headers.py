@@ -1,4 +1,4 @@
-"""What the router tells a worker about a request (salt, tenant, priority), what it asks of it (usage), and the bound of its queue."""
+"""Router headers of a request (salt, tenant, priority, usage), and the queue limit."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +23,8 @@ def test_prompts_of_different_salts_share_no_kv(shared: WorkerProcess) -> None:
     anna, boris = cache_salt(b"secret", "anna"), cache_salt(b"secret", "boris")
     assert cached(shared, prompt, anna) == 0
     assert cached(shared, prompt, boris) == 0, "another tenant sees nothing of it"
-    assert cached(shared, prompt) == 0, "nor does who has no salt"
-    assert cached(shared, prompt, cache_salt=anna) == 0, "nor who names the salt in the body: that is salted again"
+    assert cached(shared, prompt) == 0, "nor does a request without a salt"
+    assert cached(shared, prompt, cache_salt=anna) == 0, "nor one with the salt in its body: that is salted again"
     assert cached(shared, prompt, cache_salt="mine") == 0
     assert all(cached(shared, prompt, *one[:1], **one[1]) > 0 for one in ((anna, {}), (boris, {}), ("", {}), ("", {"cache_salt": "mine"})))
 
@@ -35,7 +35,7 @@ def test_headers_that_make_no_sense_are_refused(shared: WorkerProcess, name: str
     assert answer.status_code == 400 and name in answer.json()["error"]["message"]
 
 
-def test_usage_is_told_in_a_header_or_where_asked_in_a_comment_before_the_end(shared: WorkerProcess) -> None:
+def test_usage_is_in_a_header_or_if_requested_in_a_comment_before_the_end(shared: WorkerProcess) -> None:
     body = {"prompt": "one two three", "max_tokens": 7, "ignore_eos": True}
     whole = shared.client.post("/v1/completions", json=body)
     usage = whole.json()["usage"]

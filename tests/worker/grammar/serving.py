@@ -1,4 +1,4 @@
-"""A model with a tokenizer behind the real scheduler, gate and grammars, stepped by hand."""
+"""A model with a tokenizer behind the real scheduler, grammar queue and grammars, stepped by the test."""
 
 from array import array
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 
 @dataclass
 class Model:
-    """A folder's model, its tokenizer and its compiler."""
+    """A model folder with its tokenizer and compiler."""
 
     folder: Path
     loaded: LoadedModel = field(init=False)
@@ -44,7 +44,7 @@ class Model:
         self.compiler = Compiler(text, self.loaded.vocabulary_size, self.loaded.eos_token_ids)
 
     def grammar(self, kind: Kind, text: str | object) -> str:
-        """As the checker answers for it."""
+        """Return the grammar as the checker does."""
         written = text if isinstance(text, str) else msgspec.json.encode(text).decode()
         verdict = check(self.compiler, Constraint(kind, written, "test"))
         assert not verdict.error, verdict.error
@@ -69,7 +69,7 @@ class Ask:
 
 @dataclass
 class Answer:
-    """What came of it."""
+    """The result of a request."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -87,7 +87,7 @@ class Answer:
 
 
 class Serving:
-    """One engine; `settings` are the scheduler's."""
+    """One engine. `settings` are the scheduler's."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Serving:
         self.steps = 0
 
     def serve(self, asks: Sequence[Ask]) -> list[Answer]:
-        """All at once, to their ends."""
+        """Run all requests together to their ends."""
         answers = [Answer() for _ in asks]
         for number, ask in enumerate(asks):
             sampling = Sampling(ask.max_tokens, temperature=ask.temperature, seed=ask.seed, **ask.more)  # type: ignore[arg-type]
@@ -144,6 +144,6 @@ class Serving:
         return answers
 
     def text(self, answer: Answer) -> str:
-        """Without the token that ended it."""
+        """Return the answer's text without the token that ended it."""
         tokens = answer.tokens[:-1] if answer.stop_token is not None else answer.tokens
         return self.model.tokenizer.decode(tokens, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""A grammar beside everything else that a step may do: the same tokens, whoever shares the batch and however they are computed."""
+"""Grammars together with every other feature of a step: the tokens do not depend on the rest of the batch or on the execution mode."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
-from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
+from fairlead_worker.grammar.constraint import Constraint, Kind, ReasoningMarkers
 from fairlead_worker.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER
@@ -23,7 +23,7 @@ LONG = [5 + i % 900 for i in range(150)]
 
 @pytest.fixture(scope="module")
 def asks(model: Model) -> list[Ask]:
-    """With grammars and without, greedy and not, prompts short and long."""
+    """Requests with and without grammars, greedy and sampled, with short and long prompts."""
     grammars = [model.grammar("json", schema(seed)) for seed in range(6)] + [model.grammar("json", LIST), ""]
     return [
         Ask(grammar, LONG[: 10 + 20 * seed], max_tokens=60, temperature=seed % 2, seed=seed, more={"logprobs": 1} if seed % 3 == 0 else {})
@@ -33,7 +33,7 @@ def asks(model: Model) -> list[Ask]:
 
 @pytest.fixture(scope="module")
 def alone(model: Model, asks: list[Ask]) -> list[Answer]:
-    """What each says when nobody else is there."""
+    """The answer of each request when it runs alone."""
     return [Serving(model).serve([ask])[0] for ask in asks]
 
 
@@ -52,13 +52,13 @@ def test_prompts_in_chunks(model: Model, asks: list[Ask], alone: list[Answer], s
 
 @pytest.mark.parametrize("settings", [{}, {"chunked_prefill_size": 32}])
 def test_steps_launched_ahead(model: Model, asks: list[Ask], alone: list[Answer], settings: dict[str, object]) -> None:
-    """Masks are filled when the forward pass that they are for is running already; a late one makes the row of the step ahead void."""
+    """Masks are filled while their forward pass runs. A late mask invalidates the row of the step launched ahead."""
     same(Serving(model, overlap=True, **settings).serve(asks), alone)
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft"])
 def test_drafts_change_nothing(model: Model, asks: list[Ask], alone: list[Answer], method: str) -> None:
-    draft = model.loaded if method == "draft" else None  # it drafts well where it is greedy and nothing is masked
+    draft = model.loaded if method == "draft" else None  # it drafts well for greedy sampling without masks
     serving = Serving(model, draft=draft, speculative_method=method, speculative_num_tokens=4, speculative_ngram_min=1)
     same(serving.serve(asks), alone)
     drafts = serving.scheduler.load().drafts
@@ -74,7 +74,7 @@ def test_drafts_are_accepted_within_a_grammar(model: Model) -> None:
 
 
 def test_a_retracted_request_goes_on_where_it_was(model: Model, asks: list[Ask], alone: list[Answer]) -> None:
-    """Which of them pages run out for depends on when masks come, so the test takes them away: from every decode, now and then."""
+    """Which request runs out of pages depends on when masks arrive. So the test preempts every decode now and then."""
     serving = Serving(model)
     scheduler, plan = serving.scheduler, serving.scheduler.plan
 
@@ -91,7 +91,7 @@ def test_a_retracted_request_goes_on_where_it_was(model: Model, asks: list[Ask],
 
 
 def test_logprobs_are_the_models_own(asks: list[Ask], alone: list[Answer]) -> None:
-    """Of its own distribution, as everywhere: the likeliest token may be one that the grammar forbids."""
+    """Log-probabilities are of the model's own distribution, so the most likely token may be forbidden by the grammar."""
     for ask, answer in zip(asks, alone, strict=True):
         assert len(answer.logprobs) == (len(answer.tokens) if "logprobs" in ask.more else 0)
     assert any(each.top_logprobs[0] > each.chosen for answer in alone for each in answer.logprobs)
@@ -128,7 +128,7 @@ def test_complete_at_the_last_token_is_a_stop(model: Model) -> None:
 
 
 def test_where_the_text_may_go_on_its_end_is_the_models(model: Model) -> None:
-    """An eos where the grammar is complete; not before min_tokens, and never with ignore_eos."""
+    """eos is allowed where the grammar is complete, but not before min_tokens, and never with ignore_eos."""
     digits = model.grammar("regex", "[0-9]+")
     eos = model.loaded.eos_token_ids[0]
     free = {"logit_bias": ((eos, 100.0),)}
@@ -167,7 +167,7 @@ def test_a_grammar_that_does_not_compile_here_is_refused(model: Model) -> None:
 
 
 class Slow(Compiler):
-    """Masks of one grammar come when the test lets them."""
+    """A compiler whose masks of one grammar wait for the test."""
 
     def __init__(self, compiler: Compiler) -> None:
         self.__dict__ = compiler.__dict__
@@ -178,8 +178,8 @@ class Slow(Compiler):
         super().fill(matcher, mask)
 
 
-def test_a_late_mask_holds_up_nobody_else(model: Model) -> None:
-    """The plain request beside it gets a token in each step; the other one its tokens, unchanged, when its masks come."""
+def test_a_late_mask_delays_no_other_request(model: Model) -> None:
+    """The plain request gets a token in each step. The other one gets the same tokens as always, once its masks arrive."""
     choice = model.grammar("choice", ["left", "right"])
     expected = Serving(model).serve([Ask(choice), Ask("", max_tokens=30)])
     slow = Slow(model.compiler)
@@ -191,7 +191,7 @@ def test_a_late_mask_holds_up_nobody_else(model: Model) -> None:
         result = execute(plan)
         plain.append(sum(map(len, result.tokens)))
         if len(plain) == 30:
-            slow.gate.release(100)  # the plain one is through
+            slow.gate.release(100)  # the plain request has ended
         return result
 
     serving.runner.execute = counted  # type: ignore[method-assign]
@@ -200,14 +200,14 @@ def test_a_late_mask_holds_up_nobody_else(model: Model) -> None:
 
 
 def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
-    """Not with the stand-in that a step launched ahead has put behind them, when a busy thread comes to it."""
+    """The grammar must not see the placeholder that a step launched ahead has appended when a busy thread reaches it."""
     asks = [Ask(model.grammar("choice", words)) for words in (["left", "right"], ["up", "down"])]
     expected = Serving(model).serve(asks)
     slow = Slow(model.compiler)
     grammars = Grammars(slow, threads=1)
     serving = Serving(model, grammars=grammars, overlap=True)
     assert all(grammars.compile(ask.grammar).result() == "" for ask in asks), "so that the first step has both"
-    assume = serving.scheduler.assume  # type: ignore[attr-defined]  # it looks ahead
+    assume = serving.scheduler.assume  # type: ignore[attr-defined]  # it is the overlapped scheduler
     stood_in: list[bool] = []
 
     def assumed(plan: StepPlan, awaited: list[Row]) -> None:
@@ -215,7 +215,7 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
         if not stood_in:
             stood_in.extend(row.request.tokens[-1] == PLACEHOLDER for row in plan.rows)
             slow.gate.release(100)
-            with grammars._filled:  # the one thread has come to both by then
+            with grammars._filled:  # by then the one thread has started both
                 assert grammars._filled.wait_for(lambda: not any(each.filling for each in grammars._followed.values()), 60)
 
     serving.scheduler.assume = assumed  # type: ignore[attr-defined]
@@ -233,7 +233,7 @@ def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:
 
 
 class SlowAtFirst(Compiler):
-    """The first masks come when the test lets them, all others at once."""
+    """A compiler whose first masks wait for the test. All others are immediate."""
 
     def __init__(self, compiler: Compiler, slow: int) -> None:
         self.__dict__ = compiler.__dict__ | {"slow": slow, "gate": threading.Semaphore(0)}
@@ -246,7 +246,7 @@ class SlowAtFirst(Compiler):
 
 
 def test_slow_grammars_end_no_request_whose_masks_are_quick(model: Model) -> None:
-    """The time of a mask begins when a thread fills it: the third waits for both threads as long as the first two may take."""
+    """The time limit of a mask begins when a thread starts it. The third waits for both threads as long as the first two may take."""
     slow = SlowAtFirst(model.compiler, 2)
     choice = model.grammar("choice", ["left", "right"])
     serving = Serving(model, grammars=Grammars(slow, threads=2, timeout=0.2))
@@ -258,7 +258,7 @@ def test_slow_grammars_end_no_request_whose_masks_are_quick(model: Model) -> Non
 
 
 def test_masks_that_all_hang_end_their_requests_and_nothing_waits_for_ever(model: Model) -> None:
-    """One thread and one in its place: the others end when those before them would have had their time."""
+    """One thread and one replacement: the others end when those before them would have reached their limit."""
     slow = Slow(model.compiler)
     choice = model.grammar("choice", ["left", "right"])
     serving = Serving(model, grammars=Grammars(slow, threads=1, timeout=0.05))
@@ -306,8 +306,8 @@ def test_an_abort_while_its_mask_is_late_or_its_grammar_compiles(model: Model) -
         ("structural_tag", '{"structures": [7], "triggers": ["a"]}', "get"),
     ],
 )
-def test_what_is_no_grammar_is_said_to_be_none(model: Model, kind: Kind, text: str, says: str) -> None:
-    """And does not end the process that tries them, which the next request would wait for."""
+def test_an_invalid_grammar_is_reported(model: Model, kind: Kind, text: str, says: str) -> None:
+    """An invalid grammar does not end the checker process, which the next request would wait for."""
     assert says in check(model.compiler, Constraint(kind, text, "test")).error
 
 
@@ -315,7 +315,7 @@ def test_grammars_are_kept_and_forgotten(model: Model, monkeypatch: pytest.Monke
     grammars = Grammars(model.compiler, entries=2)
     texts = [model.grammar("choice", [f"word{n}"]) for n in range(3)]
     serving = Serving(model, grammars=grammars)
-    answers = serving.serve([Ask(text) for text in texts])  # more at once than are kept
+    answers = serving.serve([Ask(text) for text in texts])  # more at the same time than the cache keeps
     assert [serving.text(answer) for answer in answers] == ["word0", "word1", "word2"]
     compiled: list[str] = []
     matcher = model.compiler.matcher
@@ -324,21 +324,21 @@ def test_grammars_are_kept_and_forgotten(model: Model, monkeypatch: pytest.Monke
     def compile(*numbers: int) -> None:
         assert {grammars.compile(texts[number]).result(60) for number in numbers} == {""}
 
-    compile(0, 1, 2)  # whichever the requests left behind, these are the latest now
+    compile(0, 1, 2)  # whichever grammars the requests left in the cache, these are the latest now
     compiled.clear()
     compile(1, 2, 0, 2, 1)
-    assert compiled == [texts[0], texts[1]], "of two that are kept, who was asked for last stays"
+    assert compiled == [texts[0], texts[1]], "of the two kept grammars, the most recently used one stays"
 
 
 def test_more_grammars_at_once_than_are_kept(model: Model) -> None:
-    """They come over several steps, and are compiled again while others are being filled: nobody waits for ever."""
+    """They arrive over several steps and are compiled again while others are being filled. No request waits forever."""
     serving = Serving(model, grammars=Grammars(model.compiler, entries=1, threads=1), chunked_prefill_size=16)
     asks = [Ask(model.grammar("choice", [f"word{n}"]), LONG[n : n + 14]) for n in range(8)]
     assert [serving.text(answer) for answer in serving.serve(asks)] == [f"word{n}" for n in range(8)]
 
 
 def test_free_text_with_tags(model: Model) -> None:
-    """After a trigger the tag's own schema holds; outside, anything goes."""
+    """After a trigger the tag's own schema applies; outside, any text is allowed."""
     tag = {"begin": "<f=a>", "schema": {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"]}, "end": "</f>"}
     grammar = model.grammar("structural_tag", {"type": "structural_tag", "structures": [tag], "triggers": ["<f="]})
     matcher = model.compiler.matcher(grammar)
@@ -350,23 +350,23 @@ def test_free_text_with_tags(model: Model) -> None:
 
 
 def test_calls_and_reasoning_before_them(model: Model) -> None:
-    """Each tool has its own schema, with its own references; text before the end marker is free."""
+    """Each tool has its own schema with its own references. Text before the end marker is free."""
     named = {"$defs": {"n": {"const": 1}}, "type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}
     tools = [{"name": "a", "schema": named}, {"name": "b", "schema": {"type": "object"}}]
     text = msgspec.json.encode({"tools": tools, "one": False}).decode()
 
-    def accepts(thought: Thought | None, answer: str) -> bool:
-        verdict = check(model.compiler, Constraint("calls", text, "tools", None, thought))
+    def accepts(reasoning: ReasoningMarkers | None, answer: str) -> bool:
+        verdict = check(model.compiler, Constraint("calls", text, "tools", None, reasoning))
         assert not verdict.error, verdict.error
         matcher, tokens = model.compiler.matcher(verdict.grammar), model.tokens(answer)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     both = '[{"name": "a", "parameters": {"n": 1}}, {"name": "b", "parameters": {}}]'
     assert accepts(None, both) and not accepts(None, both.replace("1", "2")) and not accepts(None, f"So: {both}")
-    opened, maybe = Thought("<t>", "</t>", True), Thought("<t>", "</t>", False)
+    opened, maybe = ReasoningMarkers("<t>", "</t>", True), ReasoningMarkers("<t>", "</t>", False)
     assert accepts(opened, f"any {{ text\n</t>\n\n{both}") and not accepts(opened, both)
     assert accepts(maybe, f"<t>text</t>{both}") and accepts(maybe, both) and not accepts(maybe, f"text</t>{both}")
-    special = Thought("<|im_start|>t", "<|im_start|>so", False, "<|im_start|>x")
+    special = ReasoningMarkers("<|im_start|>t", "<|im_start|>so", False, "<|im_start|>x")
     assert accepts(special, f"<|im_start|>t any<|im_start|>so{both}") and accepts(special, f"<|im_start|>x{both}")
     assert not accepts(special, f"<|im_start|>t any{both}") and not accepts(special, both)
 

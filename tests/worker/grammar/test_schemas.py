@@ -1,4 +1,4 @@
-"""Finished answers validate: generated schemas, a model that knows nothing, temperature 1."""
+"""Finished answers validate against generated schemas, from an untrained model at temperature 1."""
 
 import json
 
@@ -12,7 +12,7 @@ SAMPLE = range(30)
 
 @pytest.fixture(scope="module")
 def answered(model: Model) -> list[tuple[dict[str, object], str, str | None]]:
-    """(schema, text, finish) of each, all in one batch beside plain requests."""
+    """(schema, text, finish) of each, all in one batch together with plain requests."""
     schemas = [schema(seed) for seed in SAMPLE]
     serving = Serving(model, pages=2048)
     asks = [Ask(model.grammar("json", each), max_tokens=300, seed=seed) for seed, each in enumerate(schemas)]

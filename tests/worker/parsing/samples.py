@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - answers as they were written
-"""What models of each family write, in the shape of their chat templates, and what it means."""
+"""Sample answers of each family in the format of its chat template, and their meaning."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,15 +23,15 @@ class Sample:
     """One answer."""
 
     parser: str
-    """Of calls."""
+    """The tool call parser."""
     written: str
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     thinking: str = ""
-    """Its parser."""
+    """The reasoning parser."""
     tail: str = ""
-    """The end of its prompt."""
+    """The end of the prompt."""
 
 
 def _hermes(name: str, arguments: str) -> str:
@@ -158,7 +158,7 @@ SAMPLES = [
 ]  # fmt: skip
 
 BROKEN = [
-    # (parser, written, text that it all remains, calls)
+    # (parser, text written, text that remains, calls)
     Sample("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
     Sample("hermes", "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>"),
     Sample("hermes", '<tool_call>{"name": "now" </tool_call> so', '<tool_call>{"name": "now" </tool_call> so'),

@@ -1,4 +1,4 @@
-"""Which parser reads which model; and that it sees the special tokens that it looks for, and shows no others."""
+"""Parser selection for each model. A parser sees the special tokens that it needs, and other special tokens stay hidden."""
 
 import json
 import random
@@ -9,10 +9,10 @@ from tests.worker.parsing.samples import SAMPLES, SCHEMAS, Sample
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
-from fairlead_worker.api.generation.choice import Choice, Piece
+from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.messages import Output
 from fairlead_worker.parsing.events import gather
-from fairlead_worker.parsing.families import Reader, Wish, choose
+from fairlead_worker.parsing.families import ModelParsers, ParserOptions, select_parsers
 from fairlead_worker.parsing.stage import Tools
 
 SPECIAL = [
@@ -57,25 +57,25 @@ SPECIAL = [
         ("<tool_call>{name}\n<arg_key>", "glm45", ""),
     ],
 )
-def test_a_template_tells(template: str, calls: str, thinking: str) -> None:
-    reader, why = choose("auto", "auto", (template, ""))
-    assert (reader.calls, reader.thinking) == (calls, thinking)
+def test_the_chat_template_selects_the_parsers(template: str, calls: str, thinking: str) -> None:
+    model_parsers, why = select_parsers("auto", "auto", (template, ""))
+    assert (model_parsers.tool_parser, model_parsers.reasoning_parser) == (calls, thinking)
     assert (calls or "none") in why and "from the chat template" in why
 
 
 def test_flags_stand_above_the_template() -> None:
     gpt_oss = "<|start|>assistant<|channel|>analysis<|message|>"
-    assert choose("none", "none", ("<tool_call> <think>",))[0] == Reader()
-    assert choose("hermes", "auto", (gpt_oss,))[0] == Reader("hermes")
-    assert choose("none", "auto", (gpt_oss,))[0] == Reader("", "harmony")
-    assert choose("harmony", "auto", ())[0] == Reader("harmony", "harmony")
+    assert select_parsers("none", "none", ("<tool_call> <think>",))[0] == ModelParsers()
+    assert select_parsers("hermes", "auto", (gpt_oss,))[0] == ModelParsers("hermes")
+    assert select_parsers("none", "auto", (gpt_oss,))[0] == ModelParsers("", "harmony")
+    assert select_parsers("harmony", "auto", ())[0] == ModelParsers("harmony", "harmony")
     with pytest.raises(ValueError, match="do not go together"):
-        choose("harmony", "think", ())
+        select_parsers("harmony", "think", ())
 
 
 @pytest.fixture(scope="module")
 def encoder() -> PromptEncoder:
-    """Bytes, and special tokens."""
+    """A byte-level tokenizer with special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -92,7 +92,7 @@ SEEN = [sample for sample in SAMPLES if sample.parser in ("harmony", "mistral", 
 
 @pytest.mark.parametrize("sample", SEEN, ids=lambda sample: f"{sample.parser}-{SEEN.index(sample)}")
 def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample: Sample) -> None:
-    reader = Reader(sample.parser, sample.thinking)
+    model_parsers = ModelParsers(sample.parser, sample.thinking)
     tokens = encoder.encode_text(sample.written).tolist()
     (other,) = encoder.encode_text("<|other|>")
     for seed in range(5):
@@ -100,29 +100,29 @@ def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample
         choice = Choice(
             encoder,
             encoder.encode_text("prompt"),
-            stops=(),
+            stop_strings=(),
             min_tokens=0,
             eos=(1,),
             logprobs=False,
-            parser=reader.parser(Wish(Tools(SCHEMAS)), sample.tail),
-            shown=encoder.find_special_tokens(reader.markup()),
+            parser=model_parsers.create_parser(ParserOptions(Tools(SCHEMAS)), sample.tail),
+            visible_special_tokens=encoder.find_special_tokens(model_parsers.collect_markers()),
         )
-        given, at, whole = [*tokens, other], 0, Piece()
+        given, at, whole = [*tokens, other], 0, OutputDelta()
         while at < len(given):
             size = chance.randint(1, 9)
             last = at + size >= len(given)
             batch = array("I", given[at : at + size]).tobytes()
-            whole.add(choice.take(Output("r", batch, 0, "stop" if last else None)))
+            whole.add(choice.process(Output("r", batch, 0, "stop" if last else None)))
             at += size
         message = gather(whole.events)
         calls = [(call.name, json.loads(call.arguments)) for call in message.calls]
         assert (message.text, message.reasoning, calls) == (sample.text, sample.reasoning, sample.calls)
-        assert choice.finish_reason == "stop" and choice.shown_reason == ("tool_calls" if sample.calls else "stop")
+        assert choice.finish_reason == "stop" and choice.client_finish_reason == ("tool_calls" if sample.calls else "stop")
 
 
 def test_without_a_parser_special_tokens_are_hidden(encoder: PromptEncoder) -> None:
     stream = encoder.stream()
     assert stream.push(encoder.encode_text("a[TOOL_CALLS]b<|other|>c")) == "abc"
-    shown = encoder.find_special_tokens(Reader("mistral").markup())
+    shown = encoder.find_special_tokens(ModelParsers("mistral").collect_markers())
     assert {encoder.token_text(token) for token in shown} == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
     assert encoder.stream(shown=shown).push(encoder.encode_text("a[TOOL_CALLS]b<|other|>c")) == "a[TOOL_CALLS]bc"

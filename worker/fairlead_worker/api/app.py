@@ -1,4 +1,4 @@
-"""The worker's paths."""
+"""The routes of the worker's HTTP API."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fairlead_common.protocols.paths import COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 from fairlead_worker.api import tokenize
 from fairlead_worker.api.admin import lora, state
-from fairlead_worker.api.http import Exchange, Gate
+from fairlead_worker.api.http import RequestContext, RequestMiddleware
 from fairlead_worker.api.openai import chat, completions
 from fairlead_worker.api.pooling import embeddings, similarity
 from fairlead_worker.api.protocols import anthropic_messages as messages
@@ -20,23 +20,23 @@ from fairlead_worker.api.worker import Worker
 from fairlead_worker.version import release
 
 Part = Literal["all", "inference", "admin"]
-"""Which paths a port serves. `health`, `ready` and `version` are on every port."""
-Handler = Callable[[Worker, Exchange], Awaitable[None]]
+"""The set of paths that a port serves. Every port serves `health`, `ready` and `version`."""
+Handler = Callable[[Worker, RequestContext], Awaitable[None]]
 
 
 class Endpoint:
-    """A handler as the ASGI application of its path."""
+    """Adapts a handler to the ASGI application of its route."""
 
     def __init__(self, worker: Worker, handler: Handler) -> None:
         self._worker = worker
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(self._worker, scope["fairlead.exchange"])
+        await self._handler(self._worker, scope["fairlead.context"])
 
 
 def build(worker: Worker, part: Part = "all") -> ASGIApp:
-    """Return the application of one port. Other paths than those of `part` are answered with 404."""
+    """Return the ASGI application of one port. It answers 404 for paths outside `part`."""
 
     def route(method: str, path: str, handler: Handler) -> BaseRoute:
         return Route(path, Endpoint(worker, handler), methods=[method])
@@ -56,8 +56,8 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         route("POST", "/detokenize", tokenize.detokenize),
     ]
     admin = [
-        route("POST", "/v1/load_lora_adapter", lora.load),
-        route("POST", "/v1/unload_lora_adapter", lora.unload),
+        route("POST", "/v1/load_lora_adapter", lora.load_lora_adapter),
+        route("POST", "/v1/unload_lora_adapter", lora.unload_lora_adapter),
         route("GET", "/load", state.load),
         route("GET", "/internal/prompt-format", state.prompt_format),
         route("GET", "/internal/hot-prefixes/{tokens}", state.hot_prefixes),
@@ -70,11 +70,11 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
     ]
     routes = [*(inference if part != "admin" else ()), *(admin if part != "inference" else ()), *both]
     if part == "admin":
-        return Gate(Router(routes, redirect_slashes=False), worker)
-    document = msgspec.json.encode(openapi.document(routes, release()))
+        return RequestMiddleware(Router(routes, redirect_slashes=False), worker)
+    document = msgspec.json.encode(openapi.build_document(routes, release()))
 
-    async def described(_: Worker, exchange: Exchange) -> None:
-        await exchange.whole(200, document)
+    async def openapi_document(_: Worker, context: RequestContext) -> None:
+        await context.respond(200, document)
 
-    routes.append(route("GET", "/openapi.json", described))
-    return Gate(Router(routes, redirect_slashes=False), worker)
+    routes.append(route("GET", "/openapi.json", openapi_document))
+    return RequestMiddleware(Router(routes, redirect_slashes=False), worker)

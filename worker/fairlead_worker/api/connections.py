@@ -1,6 +1,6 @@
-"""uvicorn's connections with bounds: their number, the bytes of headers and trailers, requests read ahead, unsent answers, and times.
+"""Limits for uvicorn's connections: their number, header and trailer bytes, requests read ahead, unsent responses, and times.
 
-uvicorn bounds none of these, and a client that opens a thousand connections and says nothing would hold each for ever.
+uvicorn limits none of these: a client could open a thousand connections, send nothing, and hold each of them forever.
 """
 
 import asyncio
@@ -16,37 +16,37 @@ from fairlead_common.http.connection_limiter import ConnectionLimiter, Limits
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_worker.api.errors import ApiError
 
-LOOK_SECONDS = 1.0
+CHECK_INTERVAL_SECONDS = 1.0
 STALL_SECONDS = 600.0
-"""A client that takes nothing of an answer for so long is taken for gone."""
+"""Seconds after which a client that reads nothing of its response counts as disconnected."""
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
 
 
 class Connections:
-    """All of them. `protocol` makes one, for uvicorn."""
+    """All connections of a port. `protocol` is the protocol factory for uvicorn."""
 
     def __init__(self, limits: Limits) -> None:
         self.guard: ConnectionLimiter[Connection] = ConnectionLimiter(limits)
-        self.protocol = partial(_Reader, self.guard)
+        self.protocol = partial(_BufferedReader, self.guard)
 
-    async def look_after(self) -> None:
-        """Until cancelled: end those that are late, or take nothing of their answer."""
+    async def monitor(self) -> None:
+        """Until cancelled, end connections that exceed a timeout or do not read their response."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             now = monotonic()
             self.guard.close_overdue(now)
             for connection in self.guard:
                 connection.look(now)
 
 
-class _Reader(asyncio.BufferedProtocol):
-    """Gives uvicorn's protocol reads of a bounded size: a loop calls `get_buffer` only for protocols that are not `asyncio.Protocol`."""
+class _BufferedReader(asyncio.BufferedProtocol):
+    """Bounds the size of reads: an event loop calls `get_buffer` only for protocols that are not `asyncio.Protocol`."""
 
     def __init__(self, guard: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
         self._connection = Connection(guard, *args, **kwargs)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._connection.connection_made(transport)  # type: ignore[arg-type]  # uvloop's does not inherit from asyncio's
+        self._connection.connection_made(transport)  # type: ignore[arg-type]  # uvloop's transport does not inherit from asyncio's
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)
@@ -64,8 +64,8 @@ class _Reader(asyncio.BufferedProtocol):
         self._connection.resume_writing()
 
 
-class _Flow(FlowControl):
-    """uvicorn's flow control, which an application that waits for its client's end cannot resume while a request is read ahead."""
+class _FlowControl(FlowControl):
+    """uvicorn's flow control. While a request is read ahead, an application that waits for a disconnect cannot resume reading."""
 
     held = False
 
@@ -75,9 +75,9 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection.
+    """One client connection.
 
-    At most one request is read ahead, and it starts only when the answers before it are below the high-water mark.
+    At most one request is read ahead. It starts only when the responses before it are below the high-water mark.
     """
 
     def __init__(self, guard: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
@@ -86,11 +86,11 @@ class Connection(HttpToolsProtocol):
         self._guard = guard
         self._framing = Framing()
         self._unparsed = b""
-        """The rest of the read that brought the request which waits. Nothing more is read until that one starts."""
-        self._waits = False
-        """uvicorn has a request to start once the client has taken more of the answer before it."""
-        self._under_way: Any = None
-        """uvicorn's record of the request whose answer comes before that of the one in `pipeline`."""
+        """The rest of the read that contained the waiting request. Reading pauses until that request starts."""
+        self._has_waiting_request = False
+        """True if uvicorn has a request to start once the client has read more of the previous response."""
+        self._current_cycle: Any = None
+        """uvicorn's cycle of the request whose response precedes that of the request in `pipeline`."""
         self._trailers = 0
         self._in_body = self._finished = self._last = False
         self._stalled: float | None = None
@@ -99,7 +99,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport)
+        self.flow = self._flow = _FlowControl(transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         if not self._guard.add(self):
             transport.abort()
@@ -118,14 +118,14 @@ class Connection(HttpToolsProtocol):
             self._feed(self._framing.received(nbytes))
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Parse up to the head of the first request that has to wait; keep the rest unparsed."""
+        """Parse up to the head of the first request that has to wait. Keep the rest unparsed."""
         start = 0
         while start < len(data) and not self._finished and not self.pipeline:
             end = self._framing.cut(data, start)
             if not self._in_body and self._framing.overhead > self._guard.max_header_bytes:
                 self._refuse_head("headers exceed")
                 return
-            super().data_received(data[start:end])  # type: ignore[arg-type]  # the parser takes any buffer
+            super().data_received(data[start:end])  # type: ignore[arg-type]  # the parser accepts any buffer
             if self._in_body and self._framing.overhead > self._guard.max_header_bytes:
                 self._refuse_head("chunk headers and trailers exceed")
             start = end
@@ -137,8 +137,8 @@ class Connection(HttpToolsProtocol):
         self._flow.held = True
         self.flow.pause_reading()
 
-    def _go_on(self) -> None:
-        """Read on, unless a request waits or the client has to take the answer before it first."""
+    def _resume_reading(self) -> None:
+        """Resume reading, unless a request waits or the client has to read the previous response first."""
         if self.transport.is_closing():
             return
         self._flow.held = False
@@ -154,7 +154,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stalled = None
         super().resume_writing()
-        if self._waits:
+        if self._has_waiting_request:
             self._guard.schedule(self._resume)
 
     # httptools
@@ -167,26 +167,26 @@ class Connection(HttpToolsProtocol):
         if not self._in_body:
             super().on_header(name, value)
             return
-        self._trailers += 1  # a trailer is dropped: it becomes no header
+        self._trailers += 1  # trailers are dropped and never become headers
         if self._trailers == self._guard.max_headers + 1:
             self._refuse(431, f"the request has more than {self._guard.max_headers} trailers (--max-headers)", "headers_too_large")
 
     def on_headers_complete(self) -> None:
         if self._finished:
-            return  # it follows a refusal
+            return  # the connection was refused already
         if len(self.headers) > self._guard.max_headers:
             message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--max-headers)"
             self._refuse(431, message, "headers_too_large")
             return
         length, codings = body_headers(self.headers)
         if any(coding.strip().lower() != b"chunked" for coding in codings):
-            self._refuse(400, "Transfer-Encoding: chunked is the only one known here", "bad_request")
+            self._refuse(400, "Transfer-Encoding: only chunked is supported", "bad_request")
             return
         if b"#" in self.url:
             self._refuse(400, FRAGMENT, "bad_request")
             return
         if self._guard.is_full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
-            message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
+            message = f"this worker has the maximum number of connections ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
             return
         upgrade = self.parser.should_upgrade()
@@ -199,10 +199,10 @@ class Connection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if upgrade:
-            self._last, self.cycle.keep_alive = True, False  # no other protocol is spoken: answered, and closed
+            self._last, self.cycle.keep_alive = True, False  # no protocol upgrade is supported: answer, then close
         if self.pipeline:
-            self._under_way = before
-            self._guard.clear_deadline(self)  # the one before it is not answered yet, and nothing is read until it is
+            self._current_cycle = before
+            self._guard.clear_deadline(self)  # the previous request is not answered yet, and reading pauses until it is
 
     def on_body(self, body: bytes) -> None:
         self._framing.body_came(len(body))
@@ -215,7 +215,7 @@ class Connection(HttpToolsProtocol):
         self._guard.clear_deadline(self)
         if not self._finished:
             super().on_message_complete()
-            if self.cycle.response_complete:  # answered before the body was all there
+            if self.cycle.response_complete:  # answered before the whole body arrived
                 self._guard.mark_idle(self)
             self._finished = self._last
 
@@ -223,14 +223,14 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or (self._stalled is None and not self.pipeline):
             self._answered()
             return
-        self._waits = True  # the next request starts in its turn, when the client has taken enough of this answer
+        self._has_waiting_request = True  # the next request starts in turn, once the client has read enough of this response
         self._hold()
         if self._stalled is None:
             self._guard.schedule(self._resume)
 
     def _resume(self) -> None:
-        if self._waits and self._stalled is None:
-            self._waits = False
+        if self._has_waiting_request and self._stalled is None:
+            self._has_waiting_request = False
             self._answered()
 
     def _answered(self) -> None:
@@ -241,32 +241,32 @@ class Connection(HttpToolsProtocol):
             self._guard.expects_head(self)
         elif self.cycle.response_complete:
             self._guard.mark_idle(self)
-        self._go_on()
+        self._resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """For what is not HTTP: uvicorn would answer in plain text."""
+        """Answer bytes that are not HTTP. uvicorn would answer in plain text."""
         self._refuse(400, msg, "bad_request")
 
-    # What the guard asks
+    # Callbacks of the guard
 
     def late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete and not self._in_body:
-            return  # it is the request after the one under way, which is not read now
+            return  # the waiting request follows the running one, and is not read now
         if not self._in_body and not self._framing.overhead:
-            self.transport.abort()  # it has said nothing
+            self.transport.abort()  # it sent nothing
             return
         what = "body" if self._in_body else "headers"
-        self._refuse(408, f"the request's {what} took too long to come (--{what.rstrip('s')}-timeout)", "request_timeout")
+        self._refuse(408, f"the request's {what} took too long to arrive (--{what.rstrip('s')}-timeout)", "request_timeout")
 
     def close_idle(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # it takes nothing of its answer, so a close would never finish
+            self.transport.abort()  # the client reads nothing, so a close would never finish
         else:
             self.transport.close()
 
     def look(self, now: float) -> None:
         if self._stalled is None and self.transport.is_closing():
-            self._stalled = now  # what is left of its answer is below the high-water mark
+            self._stalled = now  # the rest of the response is below the high-water mark
         if self._stalled is not None and now - self._stalled > STALL_SECONDS:
             self.transport.abort()
 
@@ -275,20 +275,20 @@ class Connection(HttpToolsProtocol):
         self._refuse(431, message, "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """For what is not a request: no endpoint knows of it."""
+        """Answer something that is not a valid request. No endpoint sees it."""
         if self._finished:
             return
         self._finished = True
         if self.pipeline:
             self.pipeline.clear()
-            self._under_way.keep_alive = False  # its answer comes first, and then the end: ours would be taken for it
+            self._current_cycle.keep_alive = False  # its response comes first, then the close: the client would take ours for it
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and (cycle.response_started or not self._in_body):
             if cycle.response_started and self._in_body:
-                self.transport.close()  # it was answered without its body, and more of that is not waited for
+                self.transport.close()  # it was answered without its body, so the rest of the body is not awaited
             else:
-                cycle.keep_alive = False  # its answer comes first, and then the end: ours would be taken for it
+                cycle.keep_alive = False  # its response comes first, then the close: the client would take ours for it
             return
         body = ApiError(status, message, code=code).body()
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
@@ -296,7 +296,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.transport.write(head % (status, _REASONS[status], retry, len(body)) + body)
-        self.transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
+        self.transport.write_eof()  # a close on unread bytes is a TCP reset, which overtakes the response
         self.loop.call_later(REFUSAL_LINGER_SECONDS, self.transport.abort)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected, cycle.waiting_for_100_continue = True, False

@@ -1,15 +1,15 @@
-"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in that of the API that was asked."""
+"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in the shape of the API of the request."""
 
 from fairlead_common.protocols import errors as protocol_errors
 
 RETRY_OTHER = ("x-fairlead-retry", "other")
-"""Tells the router that another pod may well answer."""
+"""Tells the router that another pod may be able to answer."""
 RETRY_LOST = ("x-fairlead-retry", "lost")
-"""... and that the engine ended while it had the request, which may be the cause: routers count these."""
+"""Tells the router that the engine ended while it had the request. The request may be the cause, so routers count these."""
 
 
 class ApiError(Exception):
-    """An answer that is not a completion."""
+    """An error response."""
 
     def __init__(
         self,
@@ -30,21 +30,21 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self, path: str = "") -> bytes:
-        """The document, as the API of `path` has it."""
+        """Return the JSON document in the shape of the API of `path`."""
         return protocol_errors.document(path, self.status, self.message, self.type, self.param, self.code)
 
     def event(self, path: str = "") -> bytes:
-        """The last event of a stream that broke."""
+        """Return the last event of a stream that failed, in the shape of the API of `path`."""
         return protocol_errors.event(path, self.body(path))
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request is wrong in itself; no pod would take it."""
+    """Return a 400: the request itself is wrong, and every pod would refuse it."""
     return ApiError(400, message, param=param, code=code)
 
 
 def too_long(message: str, limit: int, field: str) -> ApiError:
-    """`field`: the one that the prompt came in."""
+    """Return a 400 for a prompt that exceeds the context length. `field`: the request field of the prompt."""
     return invalid(f"this model's context holds {limit} tokens, but {message}", param=field, code="context_length_exceeded")
 
 
@@ -53,21 +53,21 @@ def too_large(limit: int) -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """This worker cannot answer now; another may."""
+    """Return a 503: this worker cannot answer now, but another may."""
     return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_OTHER]))
 
 
 def busy(message: str, retry_after: int) -> ApiError:
-    """This worker's queue is full; another's may not be."""
+    """Return a 429: this worker's queue is full, but another worker's may not be. `retry_after`: seconds."""
     headers = dict([RETRY_OTHER, ("retry-after", str(retry_after))])
     return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
 
 
 def lost(message: str) -> ApiError:
-    """The engine ended under this request; another pod may answer it, or end the same way."""
+    """Return a 503: the engine ended during this request. Another pod may answer it, or end in the same way."""
     return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_LOST]))
 
 
 def failed(message: str) -> ApiError:
-    """The engine could not do this request."""
+    """Return a 500: the engine could not process this request."""
     return ApiError(500, message, type="server_error", code="engine_error")

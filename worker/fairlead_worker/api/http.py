@@ -1,4 +1,4 @@
-"""The ASGI side: one exchange (a request and its answer), bodies read within a limit, and the gate in front of every path."""
+"""The ASGI side of a request: its context, its bounded body, and the middleware in front of every route."""
 
 import asyncio
 import logging
@@ -12,17 +12,20 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
-from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineRefuses
+from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
-"""How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a
-reset overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and tries again."""
+"""Time (seconds) and size (bytes) limits for reading and discarding a refused body; the router has the same limits.
+
+A close on unread data sends a TCP reset, and the reset overtakes the answer. Clients send the whole body before they read: the openai
+client reports a reset as a connection error and retries.
+"""
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
-"""For the engine."""
+"""Paths whose requests go to the engine."""
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
 
@@ -30,40 +33,40 @@ class ClientGone(Exception):
     """The client closed the connection."""
 
 
-class Exchange:
-    """One request and its answer."""
+class RequestContext:
+    """One request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str) -> None:
         self.path: str = scope["path"]
         self.headers = dict(scope["headers"])
         self.request_id = _request_id(self.headers.get(b"x-request-id", b""))
-        self.started = False
-        self.read = False
-        """The whole request body was received."""
-        self.close = False
-        """Tell the client to open a new connection for its next request."""
-        self._common = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
+        self.response_started = False
+        self.body_received = False
+        """True once the whole request body was received."""
+        self.close_connection = False
+        """True to tell the client to open a new connection for its next request."""
+        self._common_headers = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
         if self.path in (MESSAGES, COUNT_TOKENS):
-            self._common.append((b"request-id", self.request_id.encode()))  # Anthropic's name for it
+            self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
         self._receive = receive
         self._send = send
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            self.read = True
+            self.body_received = True
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
-            message["headers"] = [*message.get("headers", ()), *self._common]
-            if self.close:
+            self.response_started = True
+            message["headers"] = [*message.get("headers", ()), *self._common_headers]
+            if self.close_connection:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
-    async def body(self, limit: int) -> bytes:
-        """The request's body; ApiError 413 as soon as it is larger than `limit` bytes."""
+    async def read_body(self, limit: int) -> bytes:
+        """Return the request's body. Raise ApiError 413 as soon as it is larger than `limit` bytes."""
         parts, size = [], 0
         while True:
             message = await self.receive()
@@ -77,33 +80,33 @@ class Exchange:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def start(self, status: int, headers: dict[str, str]) -> None:
+    async def start_response(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes, more: bool = True) -> None:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def json(self, value: Any, headers: dict[str, str] | None = None) -> None:
-        await self.whole(200, msgspec.json.encode(value), headers)
+    async def respond_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
+        await self.respond(200, msgspec.json.encode(value), headers)
 
-    async def whole(self, status: int, data: bytes, headers: dict[str, str] | None = None, type: str = "application/json") -> None:
-        await self.start(status, {"content-type": type, "content-length": str(len(data)), **(headers or {})})
-        if not self.read:
+    async def respond(self, status: int, data: bytes, headers: dict[str, str] | None = None, type: str = "application/json") -> None:
+        await self.start_response(status, {"content-type": type, "content-length": str(len(data)), **(headers or {})})
+        if not self.body_received:
             await self.write(data)
-            await self._linger()
+            await self._discard_body()
             data = b""
         await self.write(data, more=False)
 
-    async def fail(self, error: ApiError) -> None:
-        """Answer with an error. A body that was not read is not waited for."""
-        if not self.read:
-            self.close = True
-        await self.whole(error.status, error.body(self.path), error.headers)
+    async def respond_error(self, error: ApiError) -> None:
+        """Answer with an error. Do not wait for a body that was not read."""
+        if not self.body_received:
+            self.close_connection = True
+        await self.respond(error.status, error.body(self.path), error.headers)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it is done, or until the client goes: then it is cancelled and ClientGone is raised."""
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
+        """Run `work` until it is done. If the client disconnects first, cancel it and raise ClientGone."""
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_disconnect())
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -114,20 +117,20 @@ class Exchange:
             task.cancel()
             await asyncio.gather(task, gone, return_exceptions=True)
 
-    async def _disconnect(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def _linger(self) -> None:
-        seen = 0
+    async def _discard_body(self) -> None:
+        discarded = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
-                while not self.read and seen < LINGER_BYTES:
-                    seen += len((await self.receive()).get("body", b""))
+                while not self.body_received and discarded < LINGER_BYTES:
+                    discarded += len((await self.receive()).get("body", b""))
 
 
-class Gate:
-    """Refuses what must not be read further, counts what a drain waits for, and gives every error its API's shape."""
+class RequestMiddleware:
+    """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API."""
 
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app = app
@@ -135,47 +138,47 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
-        exchange = Exchange(scope, receive, send, self._worker.config.pod)
-        exchange.close = self._worker.draining
-        scope["fairlead.exchange"] = exchange
-        # Starlette's router raises its 404 and 405 only inside an application, and answers in plain text otherwise.
+            raise RuntimeError(f"only HTTP is supported, not {scope['type']}")
+        context = RequestContext(scope, receive, send, self._worker.config.pod)
+        context.close_connection = self._worker.draining
+        scope["fairlead.context"] = context
+        # Starlette's router raises its 404 and 405 only inside an application. Outside of one, it answers in plain text.
         scope["app"] = self
         try:
             if scope["path"] in INFERENCE:
-                self._worker.admit()
+                self._worker.check_serving()
                 if scope["path"] in GENERATING:
-                    self._worker.make_way(1)  # before the body is read and tokenized for nothing
-                with self._worker.request():
-                    self._check_length(exchange)
-                    await self._app(scope, exchange.receive, exchange.send)
+                    self._worker.check_queue_limit(1)  # before the body is read and tokenized
+                with self._worker.track_request():
+                    self._check_length(context)
+                    await self._app(scope, context.receive, context.send)
             else:
-                self._check_length(exchange)
-                await self._app(scope, exchange.receive, exchange.send)
+                self._check_length(context)
+                await self._app(scope, context.receive, context.send)
         except ClientGone:
-            logger.debug("client gone: request %s", exchange.request_id)
+            logger.debug("client gone: request %s", context.request_id)
         except Exception as error:
-            await _answer(exchange, error)
+            await _send_error(context, error)
 
-    def _check_length(self, exchange: Exchange) -> None:
-        length = exchange.headers.get(b"content-length", b"0")
+    def _check_length(self, context: RequestContext) -> None:
+        length = context.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._worker.config.max_body_bytes:
             raise too_large(self._worker.config.max_body_bytes)
 
 
-async def _answer(exchange: Exchange, error: Exception) -> None:
+async def _send_error(context: RequestContext, error: Exception) -> None:
     if not isinstance(error, ApiError | EngineGone | HTTPException):
-        logger.error("request %s failed", exchange.request_id, exc_info=error)
-    if not exchange.started:
-        await exchange.fail(as_api_error(error))
+        logger.error("request %s failed", context.request_id, exc_info=error)
+    if not context.response_started:
+        await context.respond_error(to_api_error(error))
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of an exception."""
+def to_api_error(error: Exception) -> ApiError:
+    """Return the error response for an exception."""
     match error:
         case ApiError():
             return error
-        case EngineRefuses():
+        case EngineNotReady():
             return unavailable(f"the engine has ended: {error}")
         case EngineGone():
             return lost(f"the engine has ended: {error}")
@@ -188,6 +191,6 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _request_id(given: bytes) -> str:
-    """The client's own id where it is fit for a header and a log, else a new one."""
+    """Return the client's request id if it fits a header and a log line, else a new one."""
     text = given.decode("latin-1")
     return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else uuid.uuid4().hex

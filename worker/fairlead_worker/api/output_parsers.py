@@ -1,4 +1,4 @@
-"""How answers of this model are read: by the parsers of its family, and with a grammar that lets it think first."""
+"""Parsers for the answers of the loaded model, and grammars that let the model reason first."""
 
 from array import array
 from collections.abc import Callable
@@ -8,45 +8,49 @@ import msgspec
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.tool_choice import ToolUse
-from fairlead_worker.grammar.constraint import Constraint, Thought
-from fairlead_worker.parsing.families import TAIL_TOKENS, Reader, Wish
+from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
+from fairlead_worker.parsing.families import TAIL_TOKENS, ModelParsers, ParserOptions
 from fairlead_worker.parsing.stage import Parser, Tools
 
 _NO_CALLS = ("json", "choice")
-"""Forms in which there is no room for a call: what looks like one is the answer."""
+"""Constraint kinds that exclude tool calls: text that looks like a call is part of the answer."""
 
 
-class Reading:
-    """The parsers of a model that is loaded."""
+class OutputParsers:
+    """The output parsers of a loaded model."""
 
-    def __init__(self, reader: Reader, encoder: PromptEncoder) -> None:
-        self.shown = encoder.find_special_tokens(reader.markup())
-        """Special tokens that its parsers look for."""
-        self._reader, self._encoder = reader, encoder
+    def __init__(self, parser_selection: ModelParsers, encoder: PromptEncoder) -> None:
+        self.visible_special_tokens = encoder.find_special_tokens(parser_selection.collect_markers())
+        """Special tokens that the parsers look for."""
+        self._model_parsers, self._encoder = parser_selection, encoder
 
-    def form(self, asked: Constraint | None, use: ToolUse, prompt: "array[int]") -> Constraint | None:
-        """The grammar of an answer to `prompt`. Raises ApiError 400 where the client asks for one and for calls."""
-        forced = use.constraint()
-        if asked is not None and forced is not None:
-            raise invalid(f"tool_choice: an answer that has to be a call cannot have the form of {asked.field} too", param="tool_choice")
-        form = forced or asked or use.strict_tags(self._reader.calls)
-        format = self._reader.thinking_format
-        if form is None or format is None or form.kind == "structural_tag":
-            return form
+    def build_constraint(self, requested: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Constraint | None:
+        """Return the constraint of an answer to `prompt`. Raise ApiError 400 if the request has a format and also requires a call."""
+        forced = tool_use.build_constraint()
+        if requested is not None and forced is not None:
+            raise invalid(
+                f"tool_choice: an answer that must be a call cannot also have the format of {requested.field}", param="tool_choice"
+            )
+        constraint = forced or requested or tool_use.build_strict_tags(self._model_parsers.tool_parser)
+        format = self._model_parsers.reasoning_format
+        if constraint is None or format is None or constraint.kind == "structural_tag":
+            return constraint
         tail = self._tail(prompt)
-        if self._reader.closed(tail):
-            return form
-        return msgspec.structs.replace(form, thought=Thought(format.start, format.end, self._reader.opened(tail), format.answer))
+        if self._model_parsers.ends_after_reasoning(tail):
+            return constraint
+        return msgspec.structs.replace(
+            constraint, reasoning=ReasoningMarkers(format.start, format.end, self._model_parsers.ends_in_reasoning(tail), format.answer)
+        )
 
-    def parsers(self, form: Constraint | None, use: ToolUse, prompt: "array[int]") -> Callable[[], Parser | None]:
-        """A parser for each answer to `prompt`; None where all of it is text."""
-        constrained = form is not None and form.kind != "structural_tag"
-        callable = use.must or form is None or form.kind not in _NO_CALLS
-        wish = Wish(use.tools if callable else Tools(), use.must, use.named, constrained)
-        if not self._reader.reads(wish):
+    def build_parser_factory(self, constraint: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Callable[[], Parser | None]:
+        """Return a function that creates a parser for each answer to `prompt`. It returns None if the whole answer is text."""
+        constrained = constraint is not None and constraint.kind != "structural_tag"
+        may_call = tool_use.is_required or constraint is None or constraint.kind not in _NO_CALLS
+        options = ParserOptions(tool_use.tools if may_call else Tools(), tool_use.is_required, tool_use.required_function, constrained)
+        if not self._model_parsers.needs_parser(options):
             return lambda: None
         tail = self._tail(prompt)
-        return lambda: self._reader.parser(wish, tail)
+        return lambda: self._model_parsers.create_parser(options, tail)
 
     def _tail(self, prompt: "array[int]") -> str:
         return self._encoder.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)

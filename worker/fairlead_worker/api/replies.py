@@ -1,4 +1,4 @@
-"""Answers of every API: one JSON document, or server-sent events. Nothing is sent before the first token is there."""
+"""Responses of every API: one JSON document, or server-sent events. No byte is sent before the first token."""
 
 import asyncio
 import logging
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.choice import Piece
-from fairlead_worker.api.generation.prepare import Prepared
-from fairlead_worker.api.generation.run import Run
-from fairlead_worker.api.http import ClientGone, Exchange, as_api_error
+from fairlead_worker.api.generation.choice import OutputDelta
+from fairlead_worker.api.generation.prepare import GenerationRequest
+from fairlead_worker.api.generation.run import GenerationRun
+from fairlead_worker.api.http import ClientGone, RequestContext, to_api_error
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -17,86 +17,108 @@ logger = logging.getLogger(__name__)
 CACHED_HEADER, USAGE_HEADER = "x-fairlead-cached-tokens", "x-fairlead-usage"
 
 
-class Writer(Protocol):
-    """One API's words for one answer. Of a stream `begin`, `add` as often as needed, and `end` or `fail`; else `keep` and `whole`."""
+class ResponseWriter(Protocol):
+    """Serializes one response for one API.
 
-    def keep(self, batch: list[tuple[int, Piece]]) -> None:
-        """Take in (choice, piece), to show them at the end."""
+    A stream calls `begin`, `add` for each batch, and `end` or `fail`. A whole response calls `collect` and `document`.
+    """
 
-    def whole(self) -> dict[str, Any]:
-        """The document of all that was kept."""
+    def collect(self, batch: list[tuple[int, OutputDelta]]) -> None:
+        """Store a batch of (choice, delta) for `document`."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of everything that was collected."""
 
     def begin(self) -> bytes:
-        """What a stream begins with."""
+        """Return the first bytes of a stream."""
 
-    def add(self, batch: list[tuple[int, Piece]]) -> bytes:
-        """The events of (choice, piece). Their choices have taken in all of the batch."""
+    def add(self, batch: list[tuple[int, OutputDelta]]) -> bytes:
+        """Return the events of a batch of (choice, delta). The choices have already processed the whole batch."""
 
     def end(self, comment: bytes) -> bytes:
-        """The last events, and among the very last bytes `comment`, which is for the router."""
+        """Return the last events of a stream. `comment` is for the router and is part of the last bytes."""
 
     def fail(self, error: ApiError) -> bytes:
-        """What a stream that broke ends with."""
+        """Return the last bytes of a stream that failed."""
 
 
-async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, writer: Writer, *, stream: bool, usage_comment: bool) -> None:
-    """Generate and send. A client that goes takes its sequences with it. `usage_comment`: of a stream, the router wants to know it."""
-    run = Run(worker, prepared)
+async def send_answer(
+    context: RequestContext,
+    worker: Worker,
+    generation_request: GenerationRequest,
+    writer: ResponseWriter,
+    *,
+    stream: bool,
+    usage_comment: bool,
+) -> None:
+    """Generate and send the response. Abort its sequences if the client disconnects. `usage_comment`: end a stream with a usage comment."""
+    run = GenerationRun(worker, generation_request)
 
     async def work() -> None:
-        worker.make_way(len(prepared.submissions))
-        async with worker.engine.generate(prepared.submissions) as generation:
-            pieces = run.pieces(generation)
+        worker.check_queue_limit(len(generation_request.submissions))
+        async with worker.engine.generate(generation_request.submissions) as generation:
+            deltas = run.deltas(generation)
             if stream:
-                await _stream(exchange, prepared, writer, pieces, usage_comment)
+                await _send_stream(context, generation_request, writer, deltas, usage_comment)
             else:
-                await _whole(exchange, prepared, writer, pieces)
+                await _send_document(context, generation_request, writer, deltas)
 
     try:
-        await exchange.while_connected(work())
+        await context.while_connected(work())
     except ClientGone:
-        run.gone()
+        run.record_disconnect()
         raise
     finally:
-        run.log(exchange.request_id)
+        run.log_summary(context.request_id)
 
 
-async def _whole(exchange: Exchange, prepared: Prepared, writer: Writer, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
-    async for batch in pieces:
-        writer.keep(batch)
-    # Twenty entries for each token of a long prompt take seconds: not in the way of everybody's streams.
-    document = await asyncio.to_thread(writer.whole) if prepared.scored else writer.whole()
-    await exchange.json(document, {CACHED_HEADER: str(_cached(prepared)), USAGE_HEADER: _spent(prepared)})
+async def _send_document(
+    context: RequestContext,
+    generation_request: GenerationRequest,
+    writer: ResponseWriter,
+    deltas: AsyncIterator[list[tuple[int, OutputDelta]]],
+) -> None:
+    async for batch in deltas:
+        writer.collect(batch)
+    # Twenty entries for each token of a long prompt take seconds. A thread keeps the other streams running meanwhile.
+    document = await asyncio.to_thread(writer.document) if generation_request.needs_prompt_logprobs else writer.document()
+    await context.respond_json(
+        document, {CACHED_HEADER: str(_cached_tokens(generation_request)), USAGE_HEADER: _usage_header(generation_request)}
+    )
 
 
-async def _stream(
-    exchange: Exchange, prepared: Prepared, writer: Writer, pieces: AsyncIterator[list[tuple[int, Piece]]], usage_comment: bool
+async def _send_stream(
+    context: RequestContext,
+    generation_request: GenerationRequest,
+    writer: ResponseWriter,
+    deltas: AsyncIterator[list[tuple[int, OutputDelta]]],
+    usage_comment: bool,
 ) -> None:
     try:
-        async for batch in pieces:
+        async for batch in deltas:
             before = b""
-            if not exchange.started:
+            if not context.response_started:
                 headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-                await exchange.start(200, headers | {CACHED_HEADER: str(_cached(prepared))})
+                await context.start_response(200, headers | {CACHED_HEADER: str(_cached_tokens(generation_request))})
                 before = writer.begin()
             if data := before + writer.add(batch):
-                await exchange.write(data)
+                await context.write(data)
     except Exception as error:
-        if not exchange.started:
+        if not context.response_started:
             raise
-        logger.warning("request %s ended in mid-stream: %s", exchange.request_id, error)
-        await exchange.write(writer.fail(as_api_error(error)), more=False)
+        logger.warning("request %s ended in mid-stream: %s", context.request_id, error)
+        await context.write(writer.fail(to_api_error(error)), more=False)
         return
-    comment = f": usage {_spent(prepared)}\n\n".encode() if usage_comment else b""
-    await exchange.write(writer.end(comment), more=False)
+    comment = f": usage {_usage_header(generation_request)}\n\n".encode() if usage_comment else b""
+    await context.write(writer.end(comment), more=False)
 
 
-def _cached(prepared: Prepared) -> int:
-    cached: int = prepared.usage()["prompt_tokens_details"]["cached_tokens"]
+def _cached_tokens(generation_request: GenerationRequest) -> int:
+    cached: int = generation_request.usage()["prompt_tokens_details"]["cached_tokens"]
     return cached
 
 
-def _spent(prepared: Prepared) -> str:
-    """Prompt tokens and generated ones."""
-    usage = prepared.usage()
+def _usage_header(generation_request: GenerationRequest) -> str:
+    """Return the number of prompt tokens and of generated tokens, separated by a space."""
+    usage = generation_request.usage()
     return f"{usage['prompt_tokens']} {usage['completion_tokens']}"

@@ -1,4 +1,4 @@
-"""Request bodies, as msgspec structs: types and bounds here, meaning in `sampling.py`."""
+"""Request bodies as msgspec structs. Types and bounds are here; `generation/sampling.py` has the meaning."""
 
 import logging
 from typing import Annotated, Any, TypeVar
@@ -16,16 +16,16 @@ Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
-"""Each is looked at in every step until `min_tokens` are out."""
+"""Every step checks each of them until `min_tokens` tokens are generated."""
 Limit = 2**31 - 1
-"""Of counts that no model can reach: the engine's tensors hold 64 bits, JSON any number."""
+"""Upper bound of counts that no model reaches: the engine's tensors hold 64 bits, and JSON any number."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(ge=0.01, le=100)]
-"""Beyond these a logit would leave the range of float32."""
+"""Outside these bounds, a logit would leave the range of float32."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 RequestId = Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}$")]
-"""As fit for a header and a log as an X-Request-Id."""
+"""The same rule as for an X-Request-Id header, so that it fits a header and a log line."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints take. `None` everywhere means what leaving the field out means."""
+    """Fields of both endpoints. `None` always means that the field is absent."""
 
     model: str | None = None
     max_tokens: Count | None = None
@@ -68,7 +68,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
-    """Each is looked for at every token."""
+    """Each is searched for at every token."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -78,7 +78,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     request_id: RequestId | None = None
 
-    # What `refused.py` says of these.
+    # Checked by `generation/unsupported_fields.py`.
     early_stopping: Any = None
     ec_transfer_params: Any = None
     kv_transfer_params: Any = None
@@ -96,7 +96,7 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
     logprobs: TopLogprobs | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
-    """0: nothing but the prompt."""
+    """0: return the prompt only."""
     echo: bool | None = None
     best_of: Choices | None = None
     suffix: Any = None
@@ -121,7 +121,7 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
 
-    # What `refused.py` says of these.
+    # Checked by `generation/unsupported_fields.py`.
     audio: Any = None
     media_io_kwargs: Any = None
     modalities: Any = None
@@ -158,7 +158,7 @@ class LoadLoraRequest(msgspec.Struct, frozen=True):
     lora_name: str
     lora_path: str
     load_inplace: bool | None = None
-    """Replace the adapter that has the name."""
+    """Replace the adapter that has this name."""
 
 
 class UnloadLoraRequest(msgspec.Struct, frozen=True):
@@ -169,11 +169,11 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def parse(data: bytes, type: type[Body]) -> Body:
-    """`data` as `type`; an ApiError 400 that names the field otherwise. Unknown fields are ignored, with a line for who debugs."""
+    """Decode `data` as `type`. Raise ApiError 400 that names the invalid field. Ignore unknown fields and log them at debug level."""
     try:
         raw = msgspec.json.decode(data)
     except msgspec.ValidationError:  # a number that no type can hold
-        raise _out_of_range(data, type) from None
+        raise _out_of_range_error(data, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not JSON: {brief(error)}", code="invalid_json") from None
     except RecursionError:
@@ -181,42 +181,42 @@ def parse(data: bytes, type: type[Body]) -> Body:
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object")
     if unknown := raw.keys() - set(type.__struct_fields__):
-        # A client may put anything into a name: what is not one is not repeated.
+        # A client can put anything into a field name, so only plain identifiers are logged.
         names = sorted(name for name in unknown if name.isascii() and name.isidentifier() and len(name) <= 64)
         logger.debug("ignored %d unknown fields: %s", len(unknown), ", ".join(names[:20]))
-    return converted(raw, type)
+    return convert(raw, type)
 
 
-def converted(raw: dict[str, Any], type: type[Body]) -> Body:
-    """Fields as `type`; an ApiError 400 that names the one that is wrong otherwise."""
+def convert(raw: dict[str, Any], type: type[Body]) -> Body:
+    """Convert decoded fields to `type`. Raise ApiError 400 that names the invalid field."""
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:
-        raise _named(error, type) from None
+        raise _to_api_error(error, type) from None
 
 
-def _named(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> ApiError:
+def _to_api_error(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> ApiError:
     message, _, path = str(error).rpartition(" - at `$")
     if not message:
         message, path = str(error), ""
     message = brief(message)
-    param = path.rstrip("`").lstrip(".") or _missing(message)
-    if message.startswith("Invalid enum value") and (allowed := _allowed(param, type)):
+    param = path.rstrip("`").lstrip(".") or _find_missing_field(message)
+    if message.startswith("Invalid enum value") and (allowed := _list_allowed_values(param, type)):
         message += f"; give {allowed}"
     return invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param)
 
 
-def _out_of_range(data: bytes, type: type[Body]) -> ApiError:
-    """Where it is only a decoder says that knows the fields, if it is in one of them."""
+def _out_of_range_error(data: bytes, type: type[Body]) -> ApiError:
+    """Return the error for an out-of-range number. Only a decoder that knows the fields can name the field."""
     try:
         msgspec.json.decode(data, type=type)
     except msgspec.ValidationError as error:
-        return _named(error, type)
+        return _to_api_error(error, type)
     return invalid("the body has a number that is out of range")
 
 
-def _allowed(field: str | None, type: type[msgspec.Struct]) -> str:
-    """The values of a field that takes a few only."""
+def _list_allowed_values(field: str | None, type: type[msgspec.Struct]) -> str:
+    """Return the values that an enumerated field accepts, for an error message."""
     (body,) = inspect.multi_type_info([type])
     assert isinstance(body, inspect.StructType)
     kinds = [kind for one in body.fields if one.name == field for kind in getattr(one.type, "types", (one.type,))]
@@ -224,7 +224,7 @@ def _allowed(field: str | None, type: type[msgspec.Struct]) -> str:
     return " or ".join(repr(value) for value in values)
 
 
-def _missing(message: str) -> str | None:
-    """The field in "Object missing required field `tokens`"."""
+def _find_missing_field(message: str) -> str | None:
+    """Return the field in "Object missing required field `tokens`"."""
     _, found, rest = message.partition("required field `")
     return rest.rstrip("`") if found else None

@@ -1,4 +1,4 @@
-"""A worker's life: bind, load, serve, drain, end. Whatever happens, it ends with the engine ended too."""
+"""The lifecycle of a worker: bind, load, serve, drain, exit. The engine process always ends with the worker."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ import uvicorn
 
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import freeze_gc
-from fairlead_worker.api.admin.prefix_warmup import warm, warms
+from fairlead_worker.api.admin.prefix_warmup import should_warm_up, warm_up
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.engine.index_publisher import Publisher
+from fairlead_worker.api.engine.index_publisher import IndexPublisher
 from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
@@ -30,20 +30,20 @@ from fairlead_worker.transport import ZmqChannel
 
 logger = logging.getLogger(__name__)
 
-FAILED_SECONDS = 2.0
-"""How long a worker whose engine has ended goes on answering 503: streams get their error event, probes and routers see why."""
-QUICK_SECONDS = 1.0
-"""What SIGINT leaves to running streams: a person waits at a terminal."""
+FAILURE_LINGER_SECONDS = 2.0
+"""Seconds that a worker answers 503 after its engine has ended. Streams get their error event, and probes and routers see the reason."""
+INTERRUPT_DRAIN_SECONDS = 1.0
+"""Seconds that running streams get after SIGINT, because a person waits at a terminal."""
 CLOSING_SECONDS = 2.0
-"""For the last bytes of streams that were cut."""
+"""Seconds for the last bytes of streams that the drain has cut."""
 ENGINE_STOP_SECONDS = 10.0
-"""For the engine to finish its current step; then it is killed."""
+"""Seconds for the engine to finish its current step before it is killed."""
 KEEP_ALIVE_SECONDS = 75
-"""Longer than a client's pool keeps an idle connection (the router's 30 s): a server that closes first races with a request."""
+"""Longer than a client's pool keeps an idle connection (30 s in the router): a server that closes first races with a new request."""
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: a drain comes before its shutdown."""
+class UvicornServer(uvicorn.Server):
+    """uvicorn without its own signal handling, because the worker drains before uvicorn shuts down."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,28 +52,28 @@ class Server(uvicorn.Server):
 
 @dataclass(frozen=True)
 class Listeners:
-    """Bound sockets. `admin`: of `--admin-port`; None: one port serves all paths."""
+    """Bound sockets. `admin` is the socket of `--admin-port`; with None, one port serves all paths."""
 
     inference: socket.socket
     admin: socket.socket | None = None
 
 
 async def serve(config: WorkerConfig, listeners: Listeners) -> str:
-    """Live. The reason of a failure; empty after an ordered end."""
+    """Run the worker until it ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
     channel = ZmqChannel()
     try:
         async with asyncio.TaskGroup() as tasks:
-            life = Life(config, listeners, channel)
-            background = [tasks.create_task(work, name=name) for name, work in life.background()]
+            server = Server(config, listeners, channel)
+            background = [tasks.create_task(work, name=name) for name, work in server.background_tasks()]
             try:
-                return await life.run()
+                return await server.run()
             finally:
-                life.child.kill()
-                life.worker.close()
+                server.child.kill()
+                server.worker.close()
                 for task in background:
                     task.cancel()
     except* Exception as errors:
-        logger.exception("a part of the worker failed")
+        logger.exception("a task of the worker failed")
         reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
     finally:
         channel.close()
@@ -81,17 +81,17 @@ async def serve(config: WorkerConfig, listeners: Listeners) -> str:
 
 
 class Port:
-    """One listening port: its HTTP server, and bounds on its connections that no other port's clients use up."""
+    """One listening port: its HTTP server and its own connection limits, which clients of another port cannot exhaust."""
 
     def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
         bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
         self.connections = Connections(worker.config)
         self._listener = listener
-        self.server = Server(
+        self.server = UvicornServer(
             uvicorn.Config(
                 build(worker, part),
-                http=self.connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
+                http=self.connections.protocol,  # type: ignore[arg-type]  # a protocol factory, not a class
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -104,11 +104,11 @@ class Port:
         )
 
     async def serve(self) -> None:
-        """Serve until `server.should_exit`."""
+        """Serve until `server.should_exit` is set."""
         await self.server.serve(sockets=[self._listener])
 
 
-class Life:
+class Server:
     """The parts of a running worker."""
 
     def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel) -> None:
@@ -118,28 +118,28 @@ class Life:
         metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
         self.worker = Worker(config, self.client, metrics, config.address(port))
         self.child = EngineChild(config, channel.address, self.client)
-        self.publisher: Publisher | None = None
+        self.publisher: IndexPublisher | None = None
         self._channel = channel
         self._port = port
-        self._asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._signal: signal.Signals | None = None
-        self._cut = False
-        """Streams were ended by the drain's deadline: no failure of the engine."""
+        self._streams_cut = False
+        """True if the drain's deadline ended streams. That is not an engine failure."""
         self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all")]
         if listeners.admin is not None:
             self._ports.append(Port(self.worker, listeners.admin, "admin"))
 
-    def background(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """What runs beside the HTTP server."""
+    def background_tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """Yield the tasks that run beside the HTTP server, as (name, coroutine)."""
         yield "engine messages", self.client.run()
         yield "engine process", self.child.run()
         yield "engine watch", self.child.watch()
         yield "start", self._start()
         for port in self._ports:
-            yield f"connections of port {port.number}", port.connections.look_after()
+            yield f"connections of port {port.number}", port.connections.monitor()
 
     async def run(self) -> str:
-        """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""
+        """Serve until a signal arrives or the engine ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -147,18 +147,19 @@ class Life:
         logger.info("listening on http://%s:%d as %s, advertised as %s", self.config.host, self._port, self.config.pod, self.worker.address)
         if len(self._ports) > 1:
             logger.info("admin paths on http://%s:%d", self.config.host, self._ports[1].number)
-        gone = asyncio.create_task(self.client.gone.wait())
-        asked = asyncio.create_task(self._asked.wait())
+        engine_ended = asyncio.create_task(self.client.ended.wait())
+        stop_requested = asyncio.create_task(self._stop_requested.wait())
         try:
-            await asyncio.wait((gone, asked, *servers), return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
+            await asyncio.wait((engine_ended, stop_requested, *servers), return_when=asyncio.FIRST_COMPLETED)
+            if stop_requested.done():
                 await self._drain()
             else:
-                leaving = asyncio.create_task(self._leave_index())  # at once: no router should choose us while we explain ourselves
-                await asyncio.wait((asked,), timeout=FAILED_SECONDS)
+                # immediately, so that no router chooses this worker while it answers 503
+                leaving = asyncio.create_task(self._leave_index())
+                await asyncio.wait((stop_requested,), timeout=FAILURE_LINGER_SECONDS)
                 await leaving
-            failure = self.client.state.reason if self.client.gone.is_set() and not self._cut else ""
-            if any(server.done() for server in servers) and not asked.done():
+            failure = self.client.state.reason if self.client.ended.is_set() and not self._streams_cut else ""
+            if any(server.done() for server in servers) and not stop_requested.done():
                 failure = failure or "the HTTP server ended"
             await self._leave_index()
             await self.child.stop(ENGINE_STOP_SECONDS)
@@ -168,33 +169,33 @@ class Life:
             logger.info("ended: %s", failure or "in order")
             return failure
         finally:
-            for task in (gone, asked, *servers):
+            for task in (engine_ended, stop_requested, *servers):
                 task.cancel()
 
     async def _start(self) -> None:
-        """Once the engine is ready: encode prompts, join the index, serve."""
+        """Wait for the engine; then build the prompt encoder, join the index, and start to serve."""
         await self.client.ready.wait()
         ready = self.client.state.ready
         assert ready is not None
         try:
             if redis := self.config.redis:
-                self.publisher = Publisher(self.config, redis, self.worker.address, ready.page_size)
+                self.publisher = IndexPublisher(self.config, redis, self.worker.address, ready.page_size)
                 writer = self.publisher.writer
                 self.worker.incarnation = lambda: writer.incarnation
                 self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))
                 self.worker.metrics.index_full.set_function(lambda: float(writer.stats.full))
                 self.client.on_events = self.publisher.on_events
                 self.client.on_load = self.publisher.on_load
-            self.worker.warming = warms(self.config)
-            await asyncio.to_thread(self.worker.loaded, ready)
+            self.worker.warming = should_warm_up(self.config)
+            await asyncio.to_thread(self.worker.set_ready, ready)
             freeze_gc()
         except Exception as error:
-            self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
+            self.client.mark_failed(f"the engine is ready, but the worker cannot serve: {error}")
             return
         start_up = self.client.state.start_up
         if self.worker.warming:
             start_up.enter("warm", time.monotonic())
-            await warm(self.worker)
+            await warm_up(self.worker)
             self.worker.warming = False
         if self.publisher is not None and not self.worker.draining:
             self.publisher.start(lambda: start_up.join(time.monotonic()))
@@ -208,21 +209,21 @@ class Life:
             ready.backend,
         )
         if ready.sampling_defaults:
-            told = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
-            logger.info("requests that leave them out get what generation_config.json says: %s (--generation-config none: OpenAI's)", told)
+            defaults = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
+            logger.info("sampling defaults from generation_config.json: %s (--generation-config none: OpenAI's defaults)", defaults)
 
     async def _drain(self) -> None:
-        """Leave the index, let running requests finish within the deadline, end the rest with an error event."""
+        """Leave the index, let running requests finish within the deadline, and end the rest with an error event."""
         self.worker.draining = True
-        seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(QUICK_SECONDS, self.config.drain_timeout)
+        seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(INTERRUPT_DRAIN_SECONDS, self.config.drain_timeout)
         logger.info("%s: draining %d requests, at most %g s", self._signal and self._signal.name, self.worker.in_flight, seconds)
         leaving = asyncio.create_task(self._leave_index())
         try:
             async with asyncio.timeout(seconds):
                 await self.worker.idle.wait()
         except TimeoutError:
-            self._cut = not self.client.gone.is_set()
-            self.client.died(f"this worker is shutting down, and the request did not end within {seconds:g} s")
+            self._streams_cut = not self.client.ended.is_set()
+            self.client.mark_failed(f"this worker is shutting down, and the request did not end within {seconds:g} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSING_SECONDS):
                     await self.worker.idle.wait()
@@ -235,8 +236,8 @@ class Life:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signal is not None:
-            # The second one: whoever sent it does not want to wait. The engine ends with the pipe that it hangs on.
+            # A second signal means that the sender does not want to wait. The engine exits when its stdin closes.
             shutil.rmtree(self._channel.address, ignore_errors=True)
             os._exit(128 + number)
         self._signal = number
-        self._asked.set()
+        self._stop_requested.set()

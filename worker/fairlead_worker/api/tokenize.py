@@ -8,8 +8,8 @@ import msgspec
 from fairlead_common.truncate import quoted
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.router_headers import origin
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
 from fairlead_worker.api.worker import Worker
 
@@ -17,12 +17,13 @@ HEADER = b"x-fairlead-prompt-tokens"
 FORMAT = b"x-fairlead-prompt-format"
 
 
-def split(exchange: Exchange, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
-    """(prompt tokens, JSON) of a tokenized body: n uint32 in front of the JSON, n in the header. (None, JSON) of a plain one.
+def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
+    """Return (prompt tokens, JSON) of a tokenized body: n uint32 before the JSON, with n in a header. Return (None, JSON) of a plain body.
 
-    Also (None, JSON) where the tokens are of another prompt format than `etag`: this worker is newer than the router's last look at it.
+    Also return (None, JSON) if the tokens were made with another prompt format than `etag`: the router has not read this worker's new
+    format yet.
     """
-    header = exchange.headers.get(HEADER)
+    header = context.headers.get(HEADER)
     if header is None:
         return None, body
     if not header.isdigit() or len(header) > 12 or 4 * int(header) > len(body):
@@ -30,28 +31,29 @@ def split(exchange: Exchange, body: bytes, etag: str) -> "tuple[array[int] | Non
             f"X-Fairlead-Prompt-Tokens: {quoted(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
         )
     end = 4 * int(header)
-    if exchange.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):
+    if context.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):
         return None, body[end:]
     return tokens_from_bytes(memoryview(body)[:end]), body[end:]
 
 
-def trusted(worker: Worker, template: str | None, kwargs: dict[str, Any] | None) -> None:
-    """A template is a program: only clients that the operator trusts may bring one. Raises ApiError 400."""
+def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, Any] | None) -> None:
+    """Raise ApiError 400 unless the operator allows chat templates in requests. A template is a program, so only trusted clients may send
+    one."""
     if "chat_template" in (kwargs or {}):
-        raise invalid("chat_template_kwargs: a chat_template is a field of its own", param="chat_template_kwargs")
+        raise invalid("chat_template_kwargs: chat_template is a separate field of the request", param="chat_template_kwargs")
     if template is not None and not worker.config.trust_request_chat_template:
-        message = "chat_template: this server renders its model's own template only (--trust-request-chat-template)"
+        message = "chat_template: this server accepts only its model's own template (--trust-request-chat-template)"
         raise invalid(message, param="chat_template")
 
 
-async def tokenize(worker: Worker, exchange: Exchange) -> None:
-    """`POST /tokenize`, as vLLM: a prompt or messages to token ids."""
-    body = await exchange.body(worker.config.max_body_bytes)
+async def tokenize(worker: Worker, context: RequestContext) -> None:
+    """Handle `POST /tokenize` as vLLM does: convert a prompt or messages to token ids."""
+    body = await context.read_body(worker.config.max_body_bytes)
     request = parse(body, TokenizeRequest)
     worker.check_model(request.model)
-    trusted(worker, request.chat_template, request.chat_template_kwargs)
-    encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, origin(exchange, None).salt
-    continues = bool(request.continue_final_message)
+    check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
+    encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, read_origin(context, None).salt
+    continue_final = bool(request.continue_final_message)
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
@@ -61,8 +63,8 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
             lambda: encoder.encode_chat(
                 messages,
                 tools=request.tools or None,
-                add_generation_prompt=request.add_generation_prompt is not False and not continues,
-                continue_final_message=continues,
+                add_generation_prompt=request.add_generation_prompt is not False and not continue_final,
+                continue_final_message=continue_final,
                 template_kwargs=request.chat_template_kwargs,
                 scope=salt,
                 template=request.chat_template,
@@ -73,15 +75,15 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
 
     def document() -> bytes:
         texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
-        said = {"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts}
-        return msgspec.json.encode(said)
+        document_fields = {"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts}
+        return msgspec.json.encode(document_fields)
 
-    await exchange.whole(200, await worker.encode(document, len(tokens)))
+    await context.respond(200, await worker.encode(document, len(tokens)))
 
 
-async def detokenize(worker: Worker, exchange: Exchange) -> None:
-    """`POST /detokenize`, as vLLM: token ids to text."""
-    request = parse(await exchange.body(worker.config.max_body_bytes), DetokenizeRequest)
+async def detokenize(worker: Worker, context: RequestContext) -> None:
+    """Handle `POST /detokenize` as vLLM does: convert token ids to text."""
+    request = parse(await context.read_body(worker.config.max_body_bytes), DetokenizeRequest)
     worker.check_model(request.model)
     text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
-    await exchange.json({"prompt": text})
+    await context.respond_json({"prompt": text})

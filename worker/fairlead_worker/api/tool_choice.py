@@ -1,5 +1,4 @@
-"""A chat request's tools: which the answer may call, which it must, and the grammar that makes it. Checked here, with the field's name in
-every refusal."""
+"""Tools of a chat request: which the answer may call, which it must call, and the grammar for it. Every error names the field."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from fairlead_worker.parsing.stage import Tools
 MAX_TOOLS = 512
 """OpenAI allows 128."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-"""OpenAI's names, and the dots and colons that tool servers put between theirs."""
+"""OpenAI's names, plus the dots and colons that tool servers put into theirs."""
 _CHOICES = "none, auto, required, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools: {mode, tools}}"
 _ANY_OBJECT = {"type": "object"}
 
@@ -29,39 +28,39 @@ class Function:
     parameters: dict[str, Any]
     strict: bool
     field: str
-    """Where it stands in the request."""
+    """Path of the function in the request, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of calls."""
+    """The tool-call rules of a request."""
 
-    callable: tuple[Function, ...] = ()
-    """Those that the answer may call; none: it may call nothing."""
-    must: bool = False
-    """It has to call."""
-    named: str = ""
-    """... this one."""
-    one: bool = False
-    """At most one call."""
+    functions: tuple[Function, ...] = ()
+    """Functions that the answer may call. Empty: calls are not allowed."""
+    is_required: bool = False
+    """True if the answer must be a call."""
+    required_function: str = ""
+    """The function that the answer must call. Empty: any of `functions`."""
+    at_most_one: bool = False
+    """True if the answer may have one call at most."""
 
     @property
     def tools(self) -> Tools:
-        return Tools({function.name: function.parameters for function in self.callable}, self.one)
+        return Tools({function.name: function.parameters for function in self.functions}, self.at_most_one)
 
-    def constraint(self) -> Constraint | None:
-        """The grammar of an answer that is nothing but calls; None where it may be something else."""
-        if not self.must:
+    def build_constraint(self) -> Constraint | None:
+        """Return the constraint of an answer that consists of calls only, or None if it may be something else."""
+        if not self.is_required:
             return None
-        if self.named:
-            function = self.callable[0]
-            return Constraint("json", _text(_ANY_OBJECT | function.parameters), f"{function.field}.parameters")
-        listed = [{"name": each.name, "schema": _ANY_OBJECT | each.parameters} for each in self.callable]
-        return Constraint("calls", _text({"tools": listed, "one": self.one}), "tools")
+        if self.required_function:
+            function = self.functions[0]
+            return Constraint("json", _to_json(_ANY_OBJECT | function.parameters), f"{function.field}.parameters")
+        listed = [{"name": each.name, "schema": _ANY_OBJECT | each.parameters} for each in self.functions]
+        return Constraint("calls", _to_json({"tools": listed, "one": self.at_most_one}), "tools")
 
-    def strict_tags(self, calls: str) -> Constraint | None:
-        """Where a `strict` function may be called of the model's own accord: its arguments as its schema says, in the format `calls`."""
-        if calls != "hermes" or self.must or not any(function.strict for function in self.callable):
+    def build_strict_tags(self, calls: str) -> Constraint | None:
+        """Return the constraint for optional calls of `strict` functions: their arguments follow the schema, in the tool format `calls`."""
+        if calls != "hermes" or self.is_required or not any(function.strict for function in self.functions):
             return None
         structures = [
             {
@@ -69,39 +68,41 @@ class ToolUse:
                 "schema": _ANY_OBJECT | (each.parameters if each.strict else {}),
                 "end": "}\n</tool_call>",
             }
-            for each in self.callable
+            for each in self.functions
         ]
-        return Constraint("structural_tag", _text({"structures": structures, "triggers": ["<tool_call>"]}), "tools")
+        return Constraint("structural_tag", _to_json({"structures": structures, "triggers": ["<tool_call>"]}), "tools")
 
 
-def tool_use(request: ChatRequest) -> ToolUse:
-    """What a request says of calls. Raises ApiError 400 that names the field."""
-    functions = [_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
+def parse_tool_use(request: ChatRequest) -> ToolUse:
+    """Parse a request's `tools` and `tool_choice`. Raise ApiError 400 that names the field."""
+    functions = [_parse_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
     if len(functions) > MAX_TOOLS:
         raise invalid(f"tools: at most {MAX_TOOLS}, not {len(functions)}", param="tools")
     by_name: dict[str, Function] = {}
     for function in functions:
         if function.name in by_name:
-            raise invalid(f"{function.field}.name: {quoted(function.name)} is there twice", param=f"{function.field}.name")
+            raise invalid(f"{function.field}.name: {quoted(function.name)} appears twice", param=f"{function.field}.name")
         by_name[function.name] = function
-    one = request.parallel_tool_calls is False
+    at_most_one = request.parallel_tool_calls is False
     choice = request.tool_choice
     match choice:
         case "none":
             return ToolUse()
         case None | "auto":
-            return ToolUse(tuple(functions), one=one)
+            return ToolUse(tuple(functions), at_most_one=at_most_one)
         case "required":
-            return ToolUse(_some(functions), must=True, one=one)
+            return ToolUse(_require_some(functions), is_required=True, at_most_one=at_most_one)
         case {"type": "function", "function": {"name": str(name)}}:
-            return ToolUse((_known(by_name, name, "tool_choice.function.name"),), must=True, named=name, one=True)
+            return ToolUse(
+                (_find_function(by_name, name, "tool_choice.function.name"),), is_required=True, required_function=name, at_most_one=True
+            )
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)}}:
-            chosen = _allowed(by_name, listed)
-            return ToolUse(_some(chosen) if mode == "required" else chosen, must=mode == "required", one=one)
+            chosen = _parse_allowed_tools(by_name, listed)
+            return ToolUse(_require_some(chosen) if mode == "required" else chosen, is_required=mode == "required", at_most_one=at_most_one)
     raise invalid(f"tool_choice: must be one of {_CHOICES}", param="tool_choice")
 
 
-def _function(tool: dict[str, Any], field: str) -> Function:
+def _parse_function(tool: dict[str, Any], field: str) -> Function:
     if tool.get("type", "function") != "function":
         raise invalid(f"{field}.type: {tool['type']!r:.40} is not supported; only function is", param=f"{field}.type")
     function = tool.get("function")
@@ -123,29 +124,29 @@ def _function(tool: dict[str, Any], field: str) -> Function:
     return Function(name, parameters or {}, bool(function.get("strict")), where)
 
 
-def _some(functions: "list[Function] | tuple[Function, ...]") -> tuple[Function, ...]:
+def _require_some(functions: "list[Function] | tuple[Function, ...]") -> tuple[Function, ...]:
     if not functions:
         raise invalid("tool_choice: a call is required, but there are no tools to call", param="tool_choice")
     return tuple(functions)
 
 
-def _known(by_name: dict[str, Function], name: str, field: str) -> Function:
+def _find_function(by_name: dict[str, Function], name: str, field: str) -> Function:
     if name not in by_name:
         raise invalid(f"{field}: {name!r:.80} is none of the request's tools", param=field)
     return by_name[name]
 
 
-def _allowed(by_name: dict[str, Function], listed: list[Any]) -> tuple[Function, ...]:
+def _parse_allowed_tools(by_name: dict[str, Function], listed: list[Any]) -> tuple[Function, ...]:
     chosen: dict[str, Function] = {}
     for at, each in enumerate(listed):
         field = f"tool_choice.allowed_tools.tools[{at}]"
         match each:
             case {"type": "function", "function": {"name": str(name)}}:
-                chosen[name] = _known(by_name, name, f"{field}.function.name")
+                chosen[name] = _find_function(by_name, name, f"{field}.function.name")
             case _:
                 raise invalid(f"{field}: must be {{type: function, function: {{name}}}}", param=field)
     return tuple(chosen.values())
 
 
-def _text(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()

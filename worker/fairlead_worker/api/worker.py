@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the prompt encoder, and whether this worker takes requests."""
+"""The state that all endpoints share: the engine, the prompt encoder, and whether this worker accepts requests."""
 
 import asyncio
 import gzip
@@ -20,25 +20,25 @@ from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.engine.adapters import Adapters
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
-from fairlead_worker.api.grammar_check import GrammarCheck
-from fairlead_worker.api.output_parsers import Reading
+from fairlead_worker.api.grammar_checker import GrammarChecker
+from fairlead_worker.api.output_parsers import OutputParsers
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Ready
-from fairlead_worker.parsing.families import choose
+from fairlead_worker.parsing.families import select_parsers
 
 if TYPE_CHECKING:
     from fairlead_worker.api.metrics.worker_metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-THREAD_ABOVE = 4096
-"""Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
+INLINE_ENCODE_SIZE = 4096
+"""Characters up to which prompts are tokenized in the event loop. For short prompts, a thread costs more than the work."""
 
 Encoded = TypeVar("Encoded")
 
-MOST_ROOTS = 4096
-"""Of clients' salts that are remembered."""
+MAX_ROOTS = 4096
+"""Root hashes of client salts to remember."""
 
 
 class Worker:
@@ -51,42 +51,45 @@ class Worker:
         self.address = address
         self.draining = False
         self.warming = False
-        """It computes what its peers' clients share, before it takes requests."""
+        """True while the worker computes prefixes that its peers' clients share, before it accepts requests."""
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        self.plain_roots: OrderedDict[int, None] = OrderedDict()
-        """Root numbers of requests lately that the bare model answered. What is cached under any other is not for a peer to compute."""
+        self.base_model_roots: OrderedDict[int, None] = OrderedDict()
+        """Root hashes of recent requests to the base model. Peers must not compute prefixes under any other root hash."""
         self.started = int(time.time())
         self.incarnation: Callable[[], str] = lambda: ""
-        """What the index knows this worker by: routers use its records only while this is what it says itself."""
+        """The incarnation that the index knows this worker by. Routers use the index's records only if the worker reports the same value.
+        """
         self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
-        self._packed: asyncio.Future[bytes] | None = None
-        self._large = asyncio.Lock()
+        self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
+        self._large_encoding = asyncio.Lock()
         self.token_cache = TokenCache(config.token_cache_bytes)
-        self._grammars: GrammarCheck | None = None
-        self._model: tuple[Ready, PromptEncoder, Reading] | None = None
+        self._grammars: GrammarChecker | None = None
+        self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
 
-    def loaded(self, ready: Ready) -> None:
-        """The engine is ready: from now on prompts can be encoded."""
+    def set_ready(self, ready: Ready) -> None:
+        """Build the prompt encoder and the output parsers, once the engine is ready."""
         format = msgspec.json.decode(ready.prompt_format, type=PromptFormat)
-        self._grammars = GrammarCheck(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
+        self._grammars = GrammarChecker(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
         encoder = PromptEncoder(format, self.token_cache)
-        reader, why = choose(self.config.tool_call_parser, self.config.reasoning_parser, (format.chat_template, format.tool_template))
+        reader, why = select_parsers(
+            self.config.tool_call_parser, self.config.reasoning_parser, (format.chat_template, format.tool_template)
+        )
         logger.info("parsers of answers: %s", why)
-        self._model = ready, encoder, Reading(reader, encoder)
-        self.adapters.loaded(ready.adapters)
+        self._model = ready, encoder, OutputParsers(reader, encoder)
+        self.adapters.set_initial(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
-    def plain_root(self, salt: str) -> int:
-        """The root number of a prompt for the bare model: no adapter has a part in its KV."""
+    def base_model_root(self, salt: str) -> int:
+        """Return the root hash of a base-model prompt, whose KV no adapter affects. Remember the hash."""
         root = prompt_root(self.encoder.format, salt=salt)
-        self.plain_roots[root] = None
-        self.plain_roots.move_to_end(root)
-        if len(self.plain_roots) > MOST_ROOTS:
-            self.plain_roots.popitem(last=False)
+        self.base_model_roots[root] = None
+        self.base_model_roots.move_to_end(root)
+        if len(self.base_model_roots) > MAX_ROOTS:
+            self.base_model_roots.popitem(last=False)
         return root
 
     @property
@@ -95,34 +98,36 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        """The engine lives, as far as anybody knows."""
-        if self.engine.state.phase == "failed" or self.engine.stuck_for() >= self.config.load_timeout:
+        """True if the engine is alive, as far as is known."""
+        if self.engine.state.phase == "failed" or self.engine.seconds_without_progress() >= self.config.load_timeout:
             return False
-        return self.engine.silent_for() < self.config.engine_timeout
+        return self.engine.seconds_since_message() < self.config.engine_timeout
 
-    def admit(self) -> None:
-        """Raises the 503 that sends the router to another pod, unless this worker takes requests."""
+    def check_serving(self) -> None:
+        """Raise the 503 that sends the router to another pod, unless this worker accepts requests."""
         if self.draining:
             raise unavailable("this worker is shutting down")
         state = self.engine.state
         if state.phase == "failed":
             raise unavailable(f"the engine has ended: {state.reason}")
         if self.warming:
-            raise unavailable("this worker is being warmed and takes no requests yet")
+            raise unavailable("this worker is warming up and accepts no requests yet")
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 
-    def make_way(self, sequences: int) -> None:
-        """Raises the 429 that sends the router to another pod where `sequences` more would be too many that wait. One request always may:
-        however many sequences it has, it could otherwise never be served."""
-        limit, waiting = self.config.max_waiting_requests, self.engine.unbegun
+    def check_queue_limit(self, sequences: int) -> None:
+        """Raise the 429 that sends the router to another pod if `sequences` more would exceed the waiting limit.
+
+        An empty queue always accepts one request. Otherwise a request with more sequences than the limit could never be served.
+        """
+        limit, waiting = self.config.max_waiting_requests, self.engine.num_waiting
         if limit and waiting and waiting + sequences > limit:
-            message = f"{waiting} sequences wait for their first token here, and at most {limit} may (--max-waiting-requests)"
-            raise busy(message, max(1, round(self.engine.expected_wait())))
+            message = f"{waiting} sequences wait for their first token, and the limit is {limit} (--max-waiting-requests)"
+            raise busy(message, max(1, round(self.engine.estimate_wait())))
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """A request that a drain waits for."""
+    def track_request(self) -> Iterator[None]:
+        """Count a request that a drain waits for, while the context lasts."""
         self.in_flight += 1
         self.idle.clear()
         try:
@@ -134,24 +139,24 @@ class Worker:
 
     @property
     def ready(self) -> Ready:
-        return self._loaded()[0]
+        return self._require_model()[0]
 
     @property
     def encoder(self) -> PromptEncoder:
-        return self._loaded()[1]
+        return self._require_model()[1]
 
     @property
-    def reading(self) -> Reading:
-        return self._loaded()[2]
+    def output_parsers(self) -> OutputParsers:
+        return self._require_model()[2]
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and output: what the model was made for, and what the KV pages hold."""
+        """Longest prompt plus output in tokens, by the model's context length and by the number of KV pages."""
         ready = self.ready
         return min(ready.max_model_len, ready.pages * ready.page_size)
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises 404 for a model that is not served here."""
+        """Return the model name for the answer. Raise ApiError 404 for a model that this worker does not serve."""
         if name is None or name in self.config.names:
             return name or self.config.names[0]
         if name in self.adapters:
@@ -162,64 +167,65 @@ class Worker:
         )
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
-        """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400.
+        """Run an encoding of about `size` characters or tokens, in a thread if it is long. Raise ApiError 400 for a PromptError.
 
-        Large ones go one after the other: each takes 170 times its size for a moment, and there may be as many threads as cores.
+        Large encodings run one at a time: each briefly needs 170 times its size in memory, and there may be as many threads as cores.
         """
         try:
-            if size <= THREAD_ABOVE:
+            if size <= INLINE_ENCODE_SIZE:
                 return encode()
             if size <= LARGE:
                 return await asyncio.to_thread(encode)
-            await self._large.acquire()
+            await self._large_encoding.acquire()
             encoding = asyncio.ensure_future(asyncio.to_thread(encode))
-            encoding.add_done_callback(self._have_encoded)
-            return await asyncio.shield(encoding)  # the client may go, and the thread works on: so long it is nobody else's turn
+            encoding.add_done_callback(self._release_large_encoding)
+            # The client may disconnect while the thread continues. The lock is held until the thread ends.
+            return await asyncio.shield(encoding)
         except PromptTooLong as error:
             message = f"your prompt has at least {error.least} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
 
-    def _have_encoded(self, encoding: "asyncio.Future[Encoded]") -> None:
-        """A large prompt: what that needed is given back, and its turn."""
+    def _release_large_encoding(self, encoding: "asyncio.Future[Encoded]") -> None:
+        """Return the memory of a large encoding to the system and release the lock."""
         if not encoding.cancelled():
-            encoding.exception()  # told to whoever still waits for it
+            encoding.exception()  # marks the exception as retrieved; a waiting request has received it
         asyncio.get_running_loop().run_in_executor(None, trim_heap)
-        self._large.release()
+        self._large_encoding.release()
 
-    async def packed_prompt_format(self) -> bytes:
-        """The prompt format under gzip: a tokenizer of 17 MB becomes 4. Packed once, in a thread, by the first who asks."""
-        if self._packed is None:
-            self._packed = asyncio.ensure_future(asyncio.to_thread(gzip.compress, self.ready.prompt_format, 6))
-        return await asyncio.shield(self._packed)
+    async def gzipped_prompt_format(self) -> bytes:
+        """Return the prompt format under gzip: a tokenizer of 17 MB becomes 4 MB. The first request compresses it, in a thread."""
+        if self._gzipped_prompt_format is None:
+            self._gzipped_prompt_format = asyncio.ensure_future(asyncio.to_thread(gzip.compress, self.ready.prompt_format, 6))
+        return await asyncio.shield(self._gzipped_prompt_format)
 
-    async def grammar(self, constraint: Constraint | None) -> str:
-        """What the engine needs to keep an answer in its form; empty: it may be anything. ApiError 400 for one that does not work."""
+    async def compile_grammar(self, constraint: Constraint | None) -> str:
+        """Return the engine's grammar for `constraint`, or an empty string without one. Raise ApiError 400 for an invalid constraint."""
         if constraint is None:
             return ""
         if self._grammars is None:
             raise unavailable("the model is not loaded yet")
-        self.engine.checked += 1
+        self.engine.grammars_pending += 1
         try:
-            return await self._grammars.grammar(constraint)
+            return await self._grammars.compile(constraint)
         finally:
-            self.engine.checked -= 1
+            self.engine.grammars_pending -= 1
 
     def close(self) -> None:
-        """Ends what was started beside the engine."""
+        """End the grammar checker's process."""
         if self._grammars is not None:
             self._grammars.close()
 
     def check_tokens(self, tokens: "array[int]", field: str) -> None:
-        """Token ids from outside: not none, and all in the vocabulary (a stray one would index past the embedding)."""
+        """Raise ApiError 400 unless there are token ids and all are in the vocabulary. A larger id would index past the embedding."""
         if not tokens:
             raise invalid(f"{field}: has no tokens", param=field.partition("[")[0])
         size = min(self.encoder.vocabulary_size, self.ready.vocabulary_size)
         if (largest := max(tokens)) >= size:
             raise invalid(f"{field}: token id {largest} is not in the model's vocabulary of {size}", param=field.partition("[")[0])
 
-    def _loaded(self) -> tuple[Ready, PromptEncoder, Reading]:
+    def _require_model(self) -> tuple[Ready, PromptEncoder, OutputParsers]:
         if self._model is None:
             raise unavailable("the model is not loaded yet")
         return self._model

@@ -1,2 +1,5 @@
-"""Structured output: what a request may say, as a grammar; its compiler (llguidance), and the process that tries one before the engine
-sees it. No torch; and the API's process imports `constraint` alone."""
+"""Structured output: constraints of requests, their grammars, the compiler (llguidance), and the process that checks grammars before the
+engine.
+
+Imports no torch. The API process imports only `constraint`.
+"""

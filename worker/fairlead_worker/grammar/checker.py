@@ -1,8 +1,8 @@
-"""The process that tries a grammar before the engine sees it: `python -m fairlead_worker.grammar.checker`.
+"""The process that checks a grammar before the engine gets it: `python -m fairlead_worker.grammar.checker`.
 
-A grammar is a program that a client wrote. What crashes, fills the memory or never ends does so here, in a process that its parent
-(`api/grammar_check.py`) can kill, and whose memory is bounded. It reads lines of JSON: first `Setup`, then `Constraint`s; each line is
-answered with a `Verdict`. The end of its input is its end.
+A grammar is a program written by a client. It may crash, fill the memory, or never end. Here it does so in a process with bounded memory
+that its parent (`api/grammar_checker.py`) can kill. The process reads lines of JSON: first `Setup`, then `Constraint`s. It answers each
+line with a `Verdict`, and exits at the end of its input.
 """
 
 import os
@@ -13,36 +13,39 @@ import sys
 import msgspec
 import numpy as np
 
-from fairlead_worker.grammar.compiler import ENDLESS, Compiler, GrammarError, Matcher, error_of
+from fairlead_worker.grammar.compiler import ENDLESS_MESSAGE, Compiler, GrammarError, Matcher, describe_error
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 from fairlead_worker.grammar.lower import lower
 
-TRIED_TOKENS = 32
-"""Of each grammar: so many steps of a walk through it are tried."""
-LIMIT = "; it has met a limit of the compiler: make it smaller, or its repetitions shorter"
+WALK_TOKENS = 32
+"""Steps of the walk through each grammar."""
+LIMIT_MESSAGE = "; it exceeds a limit of the compiler: make it smaller, or its repetitions shorter"
 NICENESS = 10
-"""Below the engine and the API, who must not wait for the cores."""
+"""Priority below the engine and the API, which must not wait for CPU cores."""
 
 
 def check(compiler: Compiler, constraint: Constraint) -> Verdict:
-    """Compiles a constraint and walks through it for some tokens."""
+    """Compile a constraint and walk through its grammar for some tokens."""
     try:
         grammar = lower(constraint, compiler.special)
         matcher = compiler.matcher(grammar)
         try:
             _walk(compiler, matcher)
         except GrammarError as error:
-            limited = matcher.is_error() and str(error) != ENDLESS
-            raise GrammarError(f"{error}{LIMIT if limited else ''}") from error
-    except Exception as error:  # whatever a library raises (some have errors of their own), it is for this grammar
+            limited = matcher.is_error() and str(error) != ENDLESS_MESSAGE
+            raise GrammarError(f"{error}{LIMIT_MESSAGE if limited else ''}") from error
+    except Exception as error:  # libraries raise errors of their own, and any error concerns this grammar
         return Verdict(error=" ".join(str(error).split())[:500] or type(error).__name__)
     return Verdict(grammar=grammar)
 
 
 def _walk(compiler: Compiler, matcher: Matcher) -> None:
-    """Along tokens from all over the vocabulary: laziness puts the cost of a grammar into its first masks. Raises GrammarError."""
+    """Walk through the grammar with tokens from all over the vocabulary. Raise GrammarError.
+
+    The compiler is lazy, so the first masks carry a grammar's cost.
+    """
     mask = np.zeros(compiler.words, np.uint32)
-    for step in range(TRIED_TOKENS):
+    for step in range(WALK_TOKENS):
         compiler.fill(matcher, mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not len(allowed):
@@ -54,7 +57,7 @@ def _walk(compiler: Compiler, matcher: Matcher) -> None:
             return
         taken = matcher.consume_token(token)
         if matcher.is_error():
-            raise GrammarError(error_of(matcher))
+            raise GrammarError(describe_error(matcher))
         if not taken or matcher.is_stopped():
             return
 
@@ -68,17 +71,17 @@ def main() -> None:
     try:
         compiler = Compiler(setup.tokenizer_json, setup.vocabulary, setup.eos)
     except GrammarError as error:
-        _say(Verdict(error=str(error)))
+        _write(Verdict(error=str(error)))
         return
-    _say(Verdict())
+    _write(Verdict())
     for line in lines:
-        signal.alarm(int(setup.timeout) + 2)  # by default that ends the process, whatever it is in the middle of
+        signal.alarm(int(setup.timeout) + 2)  # SIGALRM ends the process by default, whatever it is doing
         verdict = check(compiler, msgspec.json.decode(line, type=Constraint))
         signal.alarm(0)
-        _say(verdict)
+        _write(verdict)
 
 
-def _say(verdict: Verdict) -> None:
+def _write(verdict: Verdict) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
     sys.stdout.buffer.flush()
 

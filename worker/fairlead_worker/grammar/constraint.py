@@ -1,4 +1,4 @@
-"""What a request may say of its answer's form, and what the checker's process hears and says of it. Light: the API's process imports it."""
+"""The answer formats of requests, and the messages of the checker process. Without heavy imports, for the API process."""
 
 from typing import Literal
 
@@ -7,46 +7,46 @@ import msgspec
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag", "calls"]
 
 
-class Thought(msgspec.Struct, frozen=True):
-    """Reasoning that may come before what has a form."""
+class ReasoningMarkers(msgspec.Struct, frozen=True):
+    """Markers of optional reasoning before a constrained answer."""
 
     start: str
     end: str
-    opened: bool
-    """The prompt has ended with `start`: reasoning there is. Else an answer may do without."""
+    is_open: bool
+    """True if the prompt ended with `start`, so that reasoning is certain. Else the answer may have none."""
     answer: str = ""
-    """What an answer without reasoning begins with."""
+    """The start of an answer without reasoning."""
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """The form that one request asks for."""
+    """The answer format of one request."""
 
     kind: Kind
     text: str
     """A JSON schema, a regular expression, a JSON array of strings, a grammar (EBNF or Lark), a structural tag's JSON, or for `calls`
     `{"tools": [{"name", "schema"}], "one": at most one}`."""
     field: str
-    """Of the request, for errors."""
+    """Field of the request, for errors."""
     whitespace: str | None = None
-    """Regular expression between the parts of JSON; None: WHITESPACE, "" : nothing."""
-    thought: Thought | None = None
+    """Regular expression for whitespace in JSON. None: WHITESPACE. Empty: no whitespace."""
+    reasoning: ReasoningMarkers | None = None
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the first line says."""
+    """The first line of the checker's input."""
 
     tokenizer_json: str
     vocabulary: int
     eos: tuple[int, ...]
     timeout: float
-    """Seconds for one grammar. The parent's clock kills; should the parent be gone, this process's own alarm does."""
+    """Seconds for one grammar. The parent kills the process after that. If the parent is gone, the process's own alarm does."""
     memory: int
-    """Bytes of address space."""
+    """Address space in bytes."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a line."""
+    """The checker's answer to a line."""
 
     error: str = ""
     grammar: str = ""
-    """For the engine."""
+    """The grammar for the engine."""

@@ -3,14 +3,14 @@
 import sys
 from importlib import import_module
 
-from fairlead_worker.imports import uncollected
+from fairlead_worker.imports import gc_frozen
 
 
 def import_transformers() -> None:
     """Import transformers and torch, which is most of a start. Does nothing if they are imported already."""
     if "transformers.modeling_utils" in sys.modules:
         return
-    with uncollected():
+    with gc_frozen():
         _without_torchao("transformers.quantizers.quantizer_torchao")
         import_module("transformers.modeling_utils")
 

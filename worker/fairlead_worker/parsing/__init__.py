@@ -1,2 +1,4 @@
-"""Answers read back: reasoning and tool calls told apart from text, by the format of the model's family. Tables and small state machines;
-no torch, no I/O. Imports nothing of the worker but its own files."""
+"""Output parsers: separate reasoning and tool calls from text, in the format of the model's family.
+
+Tables and small state machines without torch or I/O. Imports no other package of the worker.
+"""

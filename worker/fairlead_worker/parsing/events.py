@@ -1,31 +1,33 @@
-"""What an answer consists of, in the order in which it was generated. Streamed answers show the events, whole ones gather the same events:
-so the two cannot differ."""
+"""The parts of an answer in generation order.
+
+Streams show the events, and whole responses gather the same events, so that the two cannot differ.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 TOOL_CALLS = "tool_calls"
-"""The finish reason of an answer that ended by itself, with calls that are all whole."""
+"""The finish reason of an answer that ended on its own and whose calls are all complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Some of the answer itself."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Some of what the model thought before it answered."""
+    """A piece of the model's reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
-    """The answer calls a tool; its arguments follow. `index`: 0 for an answer's first call."""
+class CallStart:
+    """The start of a tool call, whose arguments follow. `index`: 0 for the answer's first call."""
 
     index: int
     id: str
@@ -34,35 +36,35 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Some of the text of a call's arguments: JSON, once all of it is there."""
+    """A piece of a call's arguments, which are JSON once they are complete."""
 
     index: int
     text: str
 
 
-Event = Text | Reasoning | CallBegun | CallArguments
+Event = Text | Reasoning | CallStart | CallArguments
 
 
 class AnswerParser(Protocol):
-    """Reads one answer. How its text is cut into pieces makes no difference to what the events gather to."""
+    """Parses one answer. The gathered events do not depend on how the text is split."""
 
     reasoning_tokens: int
-    """Tokens that were reasoning, its markers included."""
+    """Reasoning tokens, including the markers."""
 
     @property
     def complete(self) -> bool:
-        """Nothing more is wanted of this answer: it may call one tool only, and has."""
+        """True if the answer may have one call only and that call is complete."""
 
     def feed(self, text: str, token: bool = True) -> list[Event]:
-        """The text that came with the next token, which may be none; `token` is false for what comes without one, at the end."""
+        """Parse the text of the next token, which may be empty. `token` is False for text without a token, at the end."""
 
     def finish(self, reason: str) -> tuple[list[Event], str]:
-        """(what was held back, why the answer ended for its client). `reason`: why the sequence ended: `stop` or `length`."""
+        """Return (events of the held-back text, finish reason for the client). `reason`: why the sequence ended, `stop` or `length`."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A whole call, or as much of it as there is."""
+    """A call, complete or cut off."""
 
     id: str
     name: str
@@ -79,7 +81,7 @@ class Message:
 
 
 def gather(events: Iterable[Event]) -> Message:
-    """The message that events amount to."""
+    """Return the message that the events add up to."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Call] = []
@@ -90,7 +92,7 @@ def gather(events: Iterable[Event]) -> Message:
                 texts.append(text)
             case Reasoning(text):
                 thoughts.append(text)
-            case CallBegun(_, id, name):
+            case CallStart(_, id, name):
                 calls.append(Call(id, name))
                 arguments.append([])
             case CallArguments(index, text):

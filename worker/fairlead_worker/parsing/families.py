@@ -1,22 +1,22 @@
-"""Which parsers read a model's answers: named by flags, or told from its chat template, which shows how the model was taught to call."""
+"""Selection of a model's parsers: by flags, or by its chat template, which shows how the model was trained to call tools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairlead_worker.parsing import harmony
-from fairlead_worker.parsing.json_calls import FORCED, JSON_CALLS, Content, Given, JsonFormat
+from fairlead_worker.parsing.json_calls import FORCED_CALLS, JSON_CALLS, JsonFormat, NamedCall, TextWithCalls
 from fairlead_worker.parsing.parameter_calls import PARAMETER_CALLS, ParameterFormat
 from fairlead_worker.parsing.pythonic import PythonicFormat
-from fairlead_worker.parsing.stage import Parser, Plain, Stage, Tools, call_id, short_call_id
-from fairlead_worker.parsing.thinking import THINKING, Thinking, ThinkingFormat
+from fairlead_worker.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningStage
+from fairlead_worker.parsing.stage import Parser, PlainText, Stage, Tools, call_id, short_call_id
 
 CallFormat = JsonFormat | ParameterFormat | PythonicFormat
 CALLS: dict[str, CallFormat] = {**JSON_CALLS, **PARAMETER_CALLS, "pythonic": PythonicFormat()}
 HARMONY = "harmony"
 TOOL_CALL_PARSERS = ("auto", "none", HARMONY, *CALLS)
-REASONING_PARSERS = ("auto", "none", HARMONY, *THINKING)
+REASONING_PARSERS = ("auto", "none", HARMONY, *REASONING_FORMATS)
 TAIL_TOKENS = 32
-"""Of a prompt, that are looked at for a start marker."""
+"""Tokens at the end of a prompt in which a reasoning start marker is searched."""
 
 _CALL_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
@@ -34,8 +34,8 @@ _CALL_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('{"name": function name, "parameters":',)),
 )
-"""(parser, what a template has that teaches its format), the more particular ones first."""
-_THINKING_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
+"""(parser, strings in a template that teaches its format). More specific formats come first."""
+_REASONING_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     ("mistral", ("[THINK]",)),
     ("seed_oss", ("<seed:think>",)),
@@ -46,74 +46,74 @@ _THINKING_SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request wants read out of its answer."""
+class ParserOptions:
+    """The parser settings of a request."""
 
     tools: Tools = field(default_factory=Tools)
-    """Those that may be called; none: nothing is taken for a call."""
-    forced: bool = False
-    """A grammar makes the answer nothing but calls: `FORCED`'s list, or the arguments of `named`."""
-    named: str = ""
-    constrained: bool = False
-    """A grammar makes the answer, after the reasoning."""
+    """Tools that may be called. Empty: no text is read as a call."""
+    only_calls: bool = False
+    """True if a grammar restricts the answer to calls: the list of `FORCED_CALLS`, or the arguments of `required_tool`."""
+    required_tool: str = ""
+    has_grammar: bool = False
+    """True if a grammar restricts the answer after the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """The parsers of one model; empty names: there is none."""
+class ModelParsers:
+    """The parser names of one model. An empty name means no parser."""
 
-    calls: str = ""
-    thinking: str = ""
-
-    @property
-    def format(self) -> CallFormat | None:
-        return CALLS.get(self.calls)
+    tool_parser: str = ""
+    reasoning_parser: str = ""
 
     @property
-    def thinking_format(self) -> ThinkingFormat | None:
-        """What a grammar has to let pass before the answer."""
-        return harmony.THINKING if self.thinking == HARMONY else THINKING.get(self.thinking)
+    def tool_format(self) -> CallFormat | None:
+        return CALLS.get(self.tool_parser)
 
-    def reads(self, wish: Wish) -> bool:
-        """Whether anything is to be told from text: if not, an answer needs no parser."""
-        return bool(self.thinking) or wish.forced or (bool(self.calls) and bool(wish.tools.schemas))
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """Return the reasoning format, which a grammar must allow before the answer."""
+        return harmony.REASONING_FORMAT if self.reasoning_parser == HARMONY else REASONING_FORMATS.get(self.reasoning_parser)
 
-    def opened(self, tail: str) -> bool:
-        """Whether a prompt ends within reasoning: its template has written the start marker."""
-        format = self.thinking_format
+    def needs_parser(self, options: ParserOptions) -> bool:
+        """Return False if all of an answer is text, so that it needs no parser."""
+        return bool(self.reasoning_parser) or options.only_calls or (bool(self.tool_parser) and bool(options.tools.schemas))
+
+    def ends_in_reasoning(self, tail: str) -> bool:
+        """Return True if the prompt ends inside reasoning, because its template has written the start marker."""
+        format = self.reasoning_format
         if format is None:
             return False
         tail = tail.rstrip()
         return tail.endswith(format.start) or (format.always and not tail.endswith(format.end))
 
-    def closed(self, tail: str) -> bool:
-        """Whether a prompt ends behind reasoning: its template leaves none to do."""
-        format = self.thinking_format
+    def ends_after_reasoning(self, tail: str) -> bool:
+        """Return True if the prompt ends after reasoning, because its template disables reasoning."""
+        format = self.reasoning_format
         return format is not None and tail.rstrip().endswith(format.end)
 
-    def parser(self, wish: Wish, tail: str) -> Parser:
-        """For one answer; `tail`: the end of its prompt."""
-        new_id = short_call_id if self.calls == "mistral" else call_id
-        if self.thinking == HARMONY and not wish.forced and not wish.constrained:
-            return Parser(harmony.Messages(), wish.tools if self.calls else Tools(), new_id)
-        stage: Stage = Plain()
-        if wish.named:
-            stage = Given(wish.named)
-        elif wish.forced:
-            stage = Content(FORCED)
-        elif wish.tools.schemas and self.format is not None:
-            stage = Content(self.format)
-        format = self.thinking_format
+    def create_parser(self, options: ParserOptions, tail: str) -> Parser:
+        """Return the parser of one answer. `tail`: the end of its prompt."""
+        new_id = short_call_id if self.tool_parser == "mistral" else call_id
+        if self.reasoning_parser == HARMONY and not options.only_calls and not options.has_grammar:
+            return Parser(harmony.Messages(), options.tools if self.tool_parser else Tools(), new_id)
+        stage: Stage = PlainText()
+        if options.required_tool:
+            stage = NamedCall(options.required_tool)
+        elif options.only_calls:
+            stage = TextWithCalls(FORCED_CALLS)
+        elif options.tools.schemas and self.tool_format is not None:
+            stage = TextWithCalls(self.tool_format)
+        format = self.reasoning_format
         if format is not None:
-            stage = Thinking(format, self.opened(tail), stage)
-        return Parser(stage, wish.tools, new_id)
+            stage = ReasoningStage(format, self.ends_in_reasoning(tail), stage)
+        return Parser(stage, options.tools, new_id)
 
-    def markup(self) -> str:
-        """All that its formats are made of: special tokens that are in it must be seen."""
-        parts: list[str] = list(harmony.MARKERS) if HARMONY in (self.calls, self.thinking) else []
-        if (thinking := self.thinking_format) is not None:
+    def collect_markers(self) -> str:
+        """Return all markup of the formats. Special tokens in it must stay visible in the decoded text."""
+        parts: list[str] = list(harmony.MARKERS) if HARMONY in (self.tool_parser, self.reasoning_parser) else []
+        if (thinking := self.reasoning_format) is not None:
             parts += [thinking.start, thinking.end]
-        match self.format:
+        match self.tool_format:
             case JsonFormat(markers=markers, head=head, tail=tail):
                 parts += [*markers, head, tail]
             case ParameterFormat(markers=markers, head=head, parameter=parameter, value_end=end, tail=tail):
@@ -123,25 +123,28 @@ class Reader:
         return "\0".join(parts).replace("\\", "")
 
 
-def choose(tool_call_parser: str, reasoning_parser: str, templates: Sequence[str]) -> tuple[Reader, str]:
-    """(parsers for a model with these chat templates, why these, in words). Raises ValueError for two that do not go together."""
+def select_parsers(tool_call_parser: str, reasoning_parser: str, templates: Sequence[str]) -> tuple[ModelParsers, str]:
+    """Return (parsers for a model with these chat templates, the reasons in words). Raise ValueError for an invalid combination."""
     text = "\0".join(templates)
-    calls = _told(text, _CALL_SIGNS) if tool_call_parser == "auto" else tool_call_parser
-    thinking = _told(text, _THINKING_SIGNS) if reasoning_parser == "auto" else reasoning_parser
-    if calls == HARMONY != thinking:  # one format for both
-        calls, thinking = _together(calls, HARMONY, tool_call_parser, reasoning_parser)
+    calls = _detect(text, _CALL_SIGNS) if tool_call_parser == "auto" else tool_call_parser
+    thinking = _detect(text, _REASONING_SIGNS) if reasoning_parser == "auto" else reasoning_parser
+    if calls == HARMONY != thinking:  # harmony is one format for both
+        calls, thinking = _resolve_harmony(calls, HARMONY, tool_call_parser, reasoning_parser)
     elif thinking == HARMONY and calls not in (HARMONY, "none"):
-        calls, thinking = _together(HARMONY, thinking, tool_call_parser, reasoning_parser)
-    reader = Reader("" if calls == "none" else calls, "" if thinking == "none" else thinking)
+        calls, thinking = _resolve_harmony(HARMONY, thinking, tool_call_parser, reasoning_parser)
+    selected = ModelParsers("" if calls == "none" else calls, "" if thinking == "none" else thinking)
     shown = ", ".join(
         f"{name}: {value or 'none'} ({'from the chat template' if flag == 'auto' else 'as the flag says'})"
-        for name, value, flag in (("tool calls", reader.calls, tool_call_parser), ("reasoning", reader.thinking, reasoning_parser))
+        for name, value, flag in (
+            ("tool calls", selected.tool_parser, tool_call_parser),
+            ("reasoning", selected.reasoning_parser, reasoning_parser),
+        )
     )
-    return reader, shown
+    return selected, shown
 
 
-def _together(calls: str, thinking: str, tool_call_parser: str, reasoning_parser: str) -> tuple[str, str]:
-    """Harmony for calls and reasoning, unless a flag says otherwise: then it is for neither."""
+def _resolve_harmony(calls: str, thinking: str, tool_call_parser: str, reasoning_parser: str) -> tuple[str, str]:
+    """Use harmony for calls and reasoning, unless a flag names another parser. Then use it for neither."""
     if HARMONY in (tool_call_parser, reasoning_parser) and {tool_call_parser, reasoning_parser} - {"auto", HARMONY}:
         flags = f"--tool-call-parser {tool_call_parser} and --reasoning-parser {reasoning_parser}"
         raise ValueError(f"{flags} do not go together: harmony is for both")
@@ -152,5 +155,5 @@ def _together(calls: str, thinking: str, tool_call_parser: str, reasoning_parser
     return calls, thinking
 
 
-def _told(text: str, signs: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+def _detect(text: str, signs: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     return next((name for name, parts in signs if all(part in text for part in parts)), "none")

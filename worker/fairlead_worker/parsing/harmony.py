@@ -1,6 +1,6 @@
-"""Harmony, the format of gpt-oss: an answer is messages, each on a channel.
+"""Harmony, the format of gpt-oss: an answer consists of messages, each on a channel.
 
-`<|channel|>analysis<|message|>…<|end|>` is reasoning, `final` is the answer, and `commentary` a call where it has a recipient
+`<|channel|>analysis<|message|>…<|end|>` is reasoning. The channel `final` is the answer, and `commentary` with a recipient is a call
 (https://github.com/openai/harmony, docs/format.md).
 """
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import regex
 
 from fairlead_worker.parsing.pattern import match
-from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
-from fairlead_worker.parsing.thinking import ThinkingFormat
+from fairlead_worker.parsing.reasoning import ReasoningFormat
+from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, first, overlap
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _FINAL = "<|channel|>final<|message|>"
-THINKING = ThinkingFormat("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_FINAL}", answer=_FINAL)
-"""Where a grammar makes the answer: reasoning, or none, and then the final channel."""
+REASONING_FORMAT = ReasoningFormat("<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_FINAL}", answer=_FINAL)
+"""With a grammar, an answer is optional reasoning followed by the final channel."""
 _HEADER = (
     r"\s*(?:<\|start\|>)?(?:assistant)?(?:\s*to=(?P<to>[^\s<]{1,256}))?"
     r"\s*<\|channel\|>(?P<channel>\w{1,32})(?P<more>[^<]{0,512}(?:<\|constrain\|>[^<]{0,64})?)<\|message\|>"
@@ -23,29 +23,29 @@ _HEADER = (
 _RECIPIENT = r"to=(?:functions\.)?(?P<name>[^\s<]{1,256})"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _BETWEEN = ("<|start|>", "<|channel|>")
-"""These begin the next message, the others end one."""
+"""These markers begin the next message. The others end a message."""
 
 
 class Messages:
-    """Before a message. An answer that does not begin as one is text: a grammar may have asked for it."""
+    """The stage before a message. An answer that does not begin with a message is text, because a grammar may require that."""
 
-    thinks = False
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(_HEADER, text, partial=not final)
         if found is not None and found.partial:
             return text, self
         if found is None:
-            return text, Plain()
+            return text, PlainText()
         named = regex.search(_RECIPIENT, f"to={found['to']}" if found["to"] else found["more"])
         name = named["name"] if named is not None else ""
         if found["channel"] == "analysis" and not name:
             return text[found.end() :], _Body("reasoning", self)
-        if name and name in out.tools.schemas:
-            out.begin(name)
+        if name and name in sink.tools.schemas:
+            sink.begin_call(name)
             return text[found.end() :], _Body("call", self)
-        if name:  # of no tool: what it says is not lost
-            out.text(text[: found.end()])
+        if name:  # unknown tool: show its markup as text, so that nothing is lost
+            sink.add_text(text[: found.end()])
         return text[found.end() :], _Body("text", self)
 
 
@@ -54,36 +54,36 @@ class _Body:
     """The content of a message."""
 
     kind: str
-    back: Stage
+    next_stage: Stage
 
     @property
-    def thinks(self) -> bool:
+    def is_reasoning(self) -> bool:
         return self.kind == "reasoning"
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         at, marker = first(text, _ENDS)
         if marker:
-            self._say(text[:at], out)
-            self._over(out)
-            return text[at if marker in _BETWEEN else at + len(marker) :], self.back
+            self._emit(text[:at], sink)
+            self._end_message(sink)
+            return text[at if marker in _BETWEEN else at + len(marker) :], self.next_stage
         keep = 0 if final else overlap(text, _ENDS)
-        self._say(text[: len(text) - keep], out)
+        self._emit(text[: len(text) - keep], sink)
         if final:
-            self._over(out)
-            return "", self.back
+            self._end_message(sink)
+            return "", self.next_stage
         return text[len(text) - keep :], self
 
-    def _say(self, text: str, out: Out) -> None:
+    def _emit(self, text: str, sink: EventSink) -> None:
         match self.kind:
             case "reasoning":
-                out.reasoning(text)
+                sink.add_reasoning(text)
             case "call":
-                out.arguments(text)
+                sink.add_arguments(text)
             case _:
-                out.text(text)
+                sink.add_text(text)
 
-    def _over(self, out: Out) -> None:
+    def _end_message(self, sink: EventSink) -> None:
         if self.kind == "reasoning":
-            out.answer()
+            sink.end_reasoning()
         elif self.kind == "call":
-            out.end()
+            sink.end_call()

@@ -1,7 +1,7 @@
-"""Calls whose arguments are written as JSON, in the formats of most families.
+"""Tool calls with JSON arguments, in the formats of most families.
 
-A format is data: markers that begin calls, the head of a call up to the brace of its arguments, and what may stand between and after calls.
-Patterns are tried on text that grows: a *partial* match (of the `regex` library) waits for more.
+A format is data: markers that begin calls, the head of a call up to the opening brace of its arguments, and the markup between and after
+calls. Patterns are tried on growing text: a *partial* match (of the `regex` library) waits for more text.
 """
 
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fairlead_worker.parsing.gap import Gap
-from fairlead_worker.parsing.head import NAME, Head, Taken
+from fairlead_worker.parsing.between_calls import BetweenCalls
+from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
 from fairlead_worker.parsing.scanner import Scanner
-from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
+from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, first, overlap
 
 _HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
 _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
@@ -20,44 +20,44 @@ _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """One family's calls."""
+    """The call format of one family."""
 
     markers: tuple[str, ...]
-    """Any of them begins calls, anywhere in an answer."""
+    """Each of them begins calls, anywhere in an answer."""
     head: str
-    """From there on, and for each further call: `name`, and `open`, the brace of the arguments. `object`: the brace of an object that holds
-    both; where it is missing, nothing surrounds the arguments."""
+    """Head of each call, after a marker or another call. Groups: `name`, `open` (the brace of the arguments), and `object` (the brace of an
+    object that holds both). Without `object`, nothing surrounds the arguments."""
     tail: str = ""
-    """Between and after calls: `more` where another call begins, `close` behind the last. Empty: calls end with their arguments."""
+    """Markup between and after calls: `more` where another call begins, `close` after the last. Empty: calls end with their arguments."""
     any_object: str = ""
-    """How an object begins (`open`) whose keys have another order than in `head`. Empty: there is none."""
+    """Start (`open`) of an object whose keys have another order than in `head`. Empty: not supported."""
     at_start: str = ""
-    """Characters that begin calls where an answer begins with one of them."""
+    """An answer that begins with one of these characters begins with calls."""
     forced: bool = False
-    """A grammar makes the whole answer."""
+    """True if a grammar makes the whole answer."""
 
-    def stage(self, opening: str, back: Stage) -> Stage:
-        """What follows a marker, or the beginning of an answer."""
+    def stage(self, opening: str, next_stage: Stage) -> Stage:
+        """Return the stage after a marker, or at the start of an answer."""
 
-        def begins(found: Any, text: str, out: Out) -> tuple[str, Stage]:
+        def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             scanner, at = Scanner(), found.start("open")
-            out.begin(found["name"])
+            sink.begin_call(found["name"])
             if found.groupdict().get("object"):
                 scanner.scan(text[found.start("object") : at])
-            return text[at:], _Arguments(self, scanner, scanner.depth, back)
+            return text[at:], _Arguments(self, scanner, scanner.depth, next_stage)
 
-        def may_begin(found: Any, text: str, out: Out) -> tuple[str, Stage]:
+        def start_object(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
             at = found.start("open")
-            return text[at:], _AnyObject(self, opening + text[:at], back, Scanner())
+            return text[at:], _AnyObject(self, opening + text[:at], next_stage, Scanner())
 
-        ways: list[tuple[str, Taken]] = [(self.head, begins)]
+        patterns: list[tuple[str, HeadHandler]] = [(self.head, start_call)]
         if self.any_object:
-            ways.append((self.any_object, may_begin))
-        return Head(ways, opening, back, self.forced)
+            patterns.append((self.any_object, start_object))
+        return CallHead(patterns, opening, next_stage, self.forced)
 
-    def gap(self, back: Stage) -> Stage:
-        """What follows a call."""
-        return Gap(self.tail, lambda: self.stage("", back), back)
+    def gap(self, next_stage: Stage) -> Stage:
+        """Return the stage after a call."""
+        return BetweenCalls(self.tail, lambda: self.stage("", next_stage), next_stage)
 
 
 JSON_CALLS: dict[str, JsonFormat] = {
@@ -92,129 +92,129 @@ JSON_CALLS: dict[str, JsonFormat] = {
         ("<|tool_call|>",), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|\]?\s*(?P<close><\|/tool_call\|>))", _LIST_ANY
     ),
 }  # fmt: skip
-FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{", forced=True)
-"""An answer that a grammar has made: `[{"name": …, "parameters": {…}}, …]`."""
+FORCED_CALLS = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{", forced=True)
+"""The format of an answer that a grammar forces to be calls: `[{"name": …, "parameters": {…}}, …]`."""
 
 
 class Format(Protocol):
-    """What all formats of calls have."""
+    """The interface of all call formats."""
 
     @property
     def markers(self) -> tuple[str, ...]: ...
     @property
     def at_start(self) -> str: ...
-    def stage(self, opening: str, back: Stage) -> Stage: ...
+    def stage(self, opening: str, next_stage: Stage) -> Stage: ...
 
 
-class Content:
+class TextWithCalls:
     """Text in which calls may begin."""
 
-    thinks = False
+    is_reasoning = False
 
     def __init__(self, format: Format) -> None:
         self._format = format
-        self._begun = not format.at_start
+        self._started = not format.at_start
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        if not self._begun:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
+        if not self._started:
             stripped = text.lstrip()
             if not stripped and not final:
                 return text, self
-            self._begun = True
+            self._started = True
             if stripped and stripped[0] in self._format.at_start:
-                out.text(text[: len(text) - len(stripped)])
+                sink.add_text(text[: len(text) - len(stripped)])
                 return stripped, self._format.stage("", self)
         at, marker = first(text, self._format.markers)
         if marker:
-            out.text(text[:at])
+            sink.add_text(text[:at])
             return text[at + len(marker) :], self._format.stage(marker, self)
         keep = 0 if final else overlap(text, self._format.markers)
-        out.text(text[: len(text) - keep])
+        sink.add_text(text[: len(text) - keep])
         return text[len(text) - keep :], self
 
 
-class Given:
-    """An answer that is the arguments of one call and nothing else: the grammar of a tool's schema has made it."""
+class NamedCall:
+    """An answer that consists of one call's arguments, made by the grammar of a tool's schema."""
 
-    thinks = False
+    is_reasoning = False
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         stripped = text.lstrip()
         if not stripped:
             return ("" if final else text), self
-        out.begin(self._name)
-        return stripped, _Arguments(JsonFormat((), ""), Scanner(), 0, Plain())
+        sink.begin_call(self._name)
+        return stripped, _Arguments(JsonFormat((), ""), Scanner(), 0, PlainText())
 
 
 @dataclass(slots=True)
 class _Arguments:
-    """The object of a call's arguments, passed on as it is written."""
+    """The object of a call's arguments, which is passed on unchanged."""
 
     format: JsonFormat
     scanner: Scanner
     depth: int
-    """Around it."""
-    back: Stage
-    thinks = False
+    """Depth of the brackets around the arguments."""
+    next_stage: Stage
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text, self.depth)
-        out.arguments(text[:used])
+        sink.add_arguments(text[:used])
         if ended:
-            out.end()
-            return text[used:], _Closing(self.format, self.scanner, self.back) if self.depth else self.format.gap(self.back)
-        return text[used:], self if used == len(text) else self.back
+            sink.end_call()
+            return text[used:], _Closing(self.format, self.scanner, self.next_stage) if self.depth else self.format.gap(self.next_stage)
+        return text[used:], self if used == len(text) else self.next_stage
 
 
 @dataclass(slots=True)
 class _Closing:
-    """The rest of an object whose arguments are over."""
+    """The rest of an object after its arguments."""
 
     format: JsonFormat
     scanner: Scanner
-    back: Stage
-    thinks = False
+    next_stage: Stage
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
         if ended:
-            return text[used:], self.format.gap(self.back)
-        return text[used:], self if used == len(text) else self.back
+            return text[used:], self.format.gap(self.next_stage)
+        return text[used:], self if used == len(text) else self.next_stage
 
 
 @dataclass(slots=True)
 class _AnyObject:
-    """An object that may be a call, with its keys in another order: known once all of it is there."""
+    """An object that may be a call with keys in another order. This is known once the object is complete."""
 
     format: JsonFormat
     raw: str
-    """All since the marker, which is text should this be no call."""
-    back: Stage
+    """All text since the marker. It is plain text if the object is no call."""
+    next_stage: Stage
     scanner: Scanner
-    thinks = False
+    is_reasoning = False
     _parts: list[str] = field(default_factory=list)
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
         self._parts.append(text[:used])
         if not ended and used == len(text) and not final:
             return "", self
         written = "".join(self._parts)
-        call = _call(written) if ended else None
-        if call is None or call[0] not in out.tools.schemas:
-            out.text(self.raw + written)
-            return text[used:], self.back
-        out.begin(call[0])
-        out.arguments(call[1])
-        out.end()
-        return text[used:], self.format.gap(self.back)
+        call = _parse_call(written) if ended else None
+        if call is None or call[0] not in sink.tools.schemas:
+            sink.add_text(self.raw + written)
+            return text[used:], self.next_stage
+        sink.begin_call(call[0])
+        sink.add_arguments(call[1])
+        sink.end_call()
+        return text[used:], self.format.gap(self.next_stage)
 
 
-def _call(written: str) -> tuple[str, str] | None:
-    """(name, arguments) of an object that is a call."""
+def _parse_call(written: str) -> tuple[str, str] | None:
+    """Return (name, arguments) of an object, or None if it is no call."""
     try:
         value = msgspec.json.decode(written)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

@@ -1,14 +1,14 @@
-"""Calls whose arguments are written one by one between tags, as plain text: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2."""
+"""Tool calls whose arguments are written as plain text between tags: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from fairlead_worker.parsing.gap import Gap
-from fairlead_worker.parsing.head import NAME, Head
+from fairlead_worker.parsing.between_calls import BetweenCalls
+from fairlead_worker.parsing.call_head import NAME, CallHead
 from fairlead_worker.parsing.pattern import match
-from fairlead_worker.parsing.stage import Out, Stage, overlap
+from fairlead_worker.parsing.stage import EventSink, Stage, overlap
 
 _TEXT = frozenset({"string"})
 _KINDS: dict[type, frozenset[str]] = {
@@ -20,34 +20,34 @@ _KINDS: dict[type, frozenset[str]] = {
     dict: frozenset({"object"}),
     type(None): frozenset({"null"}),
 }
-"""The types that a schema may call a value."""
+"""JSON schema types of a Python value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterFormat:
-    """One family's calls."""
+    """The call format of one family."""
 
     markers: tuple[str, ...]
     head: str
-    """From a marker to the parameters: `name`. `rest`, where it is there, is no part of the head."""
+    """Head of a call, from a marker to the parameters: `name`. The group `rest`, if present, is not part of the head."""
     parameter: str
-    """The beginning of a parameter (`key`; `string` is "true" where its value is no JSON), or the `end` of the call."""
+    """Start of a parameter (`key`; `string` is "true" if the value is not JSON), or the `end` of the call."""
     value_end: str
     tail: str = ""
-    """After a call: `more` where another begins, `close` behind the last. Empty: calls end with `end`."""
+    """Markup after a call: `more` where another call begins, `close` after the last. Empty: calls end with `end`."""
     at_start: str = ""
 
-    def stage(self, opening: str, back: Stage) -> Stage:
-        def begins(found: Any, text: str, out: Out) -> tuple[str, Stage]:
-            out.begin(found["name"])
+    def stage(self, opening: str, next_stage: Stage) -> Stage:
+        def start_call(found: Any, text: str, sink: EventSink) -> tuple[str, Stage]:
+            sink.begin_call(found["name"])
             rest = found.start("rest") if found.groupdict().get("rest") else found.end()
-            return text[rest:], _Parameters(self, out.tools.schemas[found["name"]], back)
+            return text[rest:], _Parameters(self, sink.tools.schemas[found["name"]], next_stage)
 
-        return Head([(self.head, begins)], opening, back)
+        return CallHead([(self.head, start_call)], opening, next_stage)
 
-    def gap(self, back: Stage) -> Stage:
-        """What follows a call."""
-        return Gap(self.tail, lambda: self.stage("", back), back)
+    def gap(self, next_stage: Stage) -> Stage:
+        """Return the stage after a call."""
+        return BetweenCalls(self.tail, lambda: self.stage("", next_stage), next_stage)
 
 
 PARAMETER_CALLS: dict[str, ParameterFormat] = {
@@ -83,92 +83,92 @@ PARAMETER_CALLS: dict[str, ParameterFormat] = {
 
 @dataclass(slots=True)
 class _Parameters:
-    """Between the parameters of a call."""
+    """The stage between the parameters of a call."""
 
     format: ParameterFormat
     schema: Any
-    back: Stage
+    next_stage: Stage
     separator: str = "{"
-    """What JSON has before the next one."""
-    thinks = False
+    """JSON text before the next parameter."""
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         found = match(self.format.parameter, text, partial=True)
         if found is None:
-            return text, self.back
+            return text, self.next_stage
         if found.partial:
             return ("" if final else text), self
         groups = found.groupdict()
         if groups["end"]:
-            out.arguments("{}" if self.separator == "{" else "}")
-            out.end()
-            return text[found.end() :], self.format.gap(self.back)
+            sink.add_arguments("{}" if self.separator == "{" else "}")
+            sink.end_call()
+            return text[found.end() :], self.format.gap(self.next_stage)
         key = groups["key"].strip()
-        told = groups.get("string")
-        kinds = (_TEXT if told == "true" else frozenset()) if told else kinds_of(self.schema, key)
-        out.arguments(f"{self.separator}{_written(key)}: ")
+        is_string = groups.get("string")
+        kinds = (_TEXT if is_string == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
+        sink.add_arguments(f"{self.separator}{_to_json(key)}: ")
         self.separator = ", "
         return text[found.end() :], _Text(self) if kinds == _TEXT else _Value(self, kinds)
 
 
 @dataclass(slots=True)
 class _Text:
-    """A parameter that is a string: passed on as it is written, but for the line breaks next to its tags."""
+    """A string parameter. It is passed on unchanged, except for the line breaks next to its tags."""
 
     parameters: _Parameters
     begun: bool = False
-    thinks = False
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         end = self.parameters.format.value_end
         if not self.begun:
             if not text or (text == "\n" and not final):
                 return text, self
             self.begun = True
-            out.arguments('"')
+            sink.add_arguments('"')
             text = text.removeprefix("\n")
         at = text.find(end)
         if at >= 0:
-            out.arguments(_written(text[:at].removesuffix("\n"))[1:-1] + '"')
+            sink.add_arguments(_to_json(text[:at].removesuffix("\n"))[1:-1] + '"')
             return text[at + len(end) :], self.parameters
         keep = 0 if final else overlap(text, (f"\n{end}", end))
-        out.arguments(_written(text[: len(text) - keep])[1:-1])
+        sink.add_arguments(_to_json(text[: len(text) - keep])[1:-1])
         return text[len(text) - keep :], self
 
 
 @dataclass(slots=True)
 class _Value:
-    """A parameter of another type: converted once all of it is there."""
+    """A parameter of another type. It is converted once it is complete."""
 
     parameters: _Parameters
     kinds: frozenset[str]
-    """Types that it may have; none: any."""
+    """JSON types that the value may have. Empty: any."""
     seen: int = 0
-    thinks = False
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         end = self.parameters.format.value_end
         at = text.find(end, max(0, self.seen - len(end)))
         self.seen = len(text)
         if at >= 0:
-            out.arguments(_converted(text[:at], self.kinds))
+            sink.add_arguments(_convert(text[:at], self.kinds))
             return text[at + len(end) :], self.parameters
         if final:
-            out.arguments(text)  # not lost, though it is not whole
+            sink.add_arguments(text)  # incomplete, but not dropped
             return "", self
         return text, self
 
 
-def kinds_of(schema: Any, key: str) -> frozenset[str]:
-    """The JSON types that a schema of parameters allows for one of them, as far as it says; none where it does not."""
+def find_kinds(schema: Any, key: str) -> frozenset[str]:
+    """Return the JSON types that a parameter schema allows for `key`, or an empty set if it declares none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     declared = properties.get(key) if isinstance(properties, dict) else None
     branches = next((declared[word] for word in ("anyOf", "oneOf") if declared.get(word)), None) if isinstance(declared, dict) else None
-    each = [_declared(branch) for branch in (branches if isinstance(branches, list) else [declared])]
+    each = [_declared_kinds(branch) for branch in (branches if isinstance(branches, list) else [declared])]
     return frozenset().union(*each) if all(each) else frozenset()
 
 
-def _declared(schema: Any) -> frozenset[str]:
+def _declared_kinds(schema: Any) -> frozenset[str]:
     said = schema.get("type") if isinstance(schema, dict) else None
     if isinstance(said, str | list):
         return frozenset([said] if isinstance(said, str) else (kind for kind in said if isinstance(kind, str)))
@@ -176,23 +176,23 @@ def _declared(schema: Any) -> frozenset[str]:
     return _TEXT if isinstance(words, list) and all(isinstance(word, str) for word in words) else frozenset()
 
 
-def _converted(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: itself where it is some of a kind that it may have, with Python's words for JSON's, else a string.
+def _convert(text: str, kinds: frozenset[str]) -> str:
+    """Return a value as JSON: unchanged if it is JSON of an allowed type, also with Python's words (`True`, `None`), else as a string.
 
-    An optional string, which a schema gives as a string or null, is one also where it reads as a number.
+    An optional string (a schema of string or null) is a string even if it reads as a number.
     """
     bare = text.strip()
     bare = {"True": "true", "False": "false", "None": "null"}.get(bare, bare)
     try:
         value = msgspec.json.decode(bare)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _string(text)
-    return _string(text) if "string" in kinds and not kinds & _KINDS[type(value)] else bare
+        return _string_to_json(text)
+    return _string_to_json(text) if "string" in kinds and not kinds & _KINDS[type(value)] else bare
 
 
-def _string(text: str) -> str:
-    return _written(text.removeprefix("\n").removesuffix("\n"))
+def _string_to_json(text: str) -> str:
+    return _to_json(text.removeprefix("\n").removesuffix("\n"))
 
 
-def _written(text: str) -> str:
+def _to_json(text: str) -> str:
     return msgspec.json.encode(text).decode()

@@ -1,22 +1,22 @@
-"""Patterns that are tried on text while it grows, token after token: each try has to cost little, whatever the model writes."""
+"""Patterns that are matched against growing text at every token. Each match must be cheap, whatever the model writes."""
 
 from functools import cache
 
 import regex
 
-MOST_BLANKS = 256
-"""Taken for what may stand between the parts of a call. Behind more of them no part is looked for: they could go on for ever."""
+MAX_BLANKS = 256
+"""Blanks that are allowed between the parts of a call. A longer run ends the search, because it could continue forever."""
 
 
 def match(pattern: str, text: str, partial: bool) -> "regex.Match[str] | None":
-    """`pattern` at the beginning of a text; `partial`: or as much of it as there is, where the text ends too early.
+    """Match `pattern` at the start of a text. `partial`: also return a match that the end of the text cuts off.
 
-    Its `\\s*` takes MOST_BLANKS at most and gives none back: two of them in a row would try every way to share a run of blanks, which
-    are as many as its length, at each token. So nothing else that a pattern has may need a blank that stood in front of it.
+    Each `\\s*` takes MAX_BLANKS at most and is possessive. Two of them in a row would otherwise try every split of a run of blanks, as
+    many as its length, at each token. So no other part of a pattern may need a blank that stands before it.
     """
     return _compiled(pattern).match(text, partial=partial)
 
 
 @cache
 def _compiled(pattern: str) -> "regex.Pattern[str]":
-    return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MOST_BLANKS}}}+"))
+    return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_BLANKS}}}+"))

@@ -1,4 +1,4 @@
-"""Calls written as Python: `[get_weather(city="Paris"), now()]` (Llama 3.2 and 4)."""
+"""Tool calls written as Python: `[get_weather(city="Paris"), now()]` (Llama 3.2 and 4)."""
 
 import ast
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from fairlead_worker.parsing.gap import Gap
-from fairlead_worker.parsing.head import Head
+from fairlead_worker.parsing.between_calls import BetweenCalls
+from fairlead_worker.parsing.call_head import CallHead
 from fairlead_worker.parsing.scanner import Scanner
-from fairlead_worker.parsing.stage import Out, Stage
+from fairlead_worker.parsing.stage import EventSink, Stage
 
 _HEAD = r"\s*\[\s*(?P<name>[A-Za-z_][\w.]{0,255})\s*\("
 _CLOSE = r"\s*<\|python_end\|>"
@@ -18,49 +18,49 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 @dataclass(frozen=True, slots=True)
 class PythonicFormat:
-    """Python between markers that some models leave out."""
+    """Python between markers, which some models omit."""
 
     markers: tuple[str, ...] = ("<|python_start|>",)
     at_start: str = "["
 
-    def stage(self, opening: str, back: Stage) -> Stage:
-        return _head(opening, back)
+    def stage(self, opening: str, next_stage: Stage) -> Stage:
+        return _head(opening, next_stage)
 
 
-def _head(opening: str, back: Stage) -> Stage:
-    """A list of calls may begin here."""
-    return Head([(_HEAD, lambda found, text, out: (text, _Calls(opening, back)))], opening, back)
+def _head(opening: str, next_stage: Stage) -> Stage:
+    """Return the stage in which a list of calls may begin."""
+    return CallHead([(_HEAD, lambda found, text, sink: (text, _Calls(opening, next_stage)))], opening, next_stage)
 
 
 @dataclass(slots=True)
 class _Calls:
-    """A list of calls, held until it is whole: what its names and quotes mean is known then."""
+    """A list of calls. It is held until it is complete, because only then are its names and quotes known."""
 
     raw: str
-    back: Stage
+    next_stage: Stage
     scanner: Scanner = field(default_factory=lambda: Scanner("\"'", outside=None))
     parts: list[str] = field(default_factory=list)
-    thinks = False
+    is_reasoning = False
 
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+    def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
         self.parts.append(text[:used])
         if not ended and not final:
             return "", self
         written = "".join(self.parts)
-        calls = _read(written.strip()) if ended else None
-        if not calls or any(name not in out.tools.schemas for name, _ in calls):
-            out.text(self.raw + written)
-            return text[used:], self.back
-        for name, arguments in calls[:1] if out.tools.one else calls:
-            out.begin(name)
-            out.arguments(msgspec.json.encode(arguments).decode())
-            out.end()
-        return text[used:], Gap(_CLOSE, lambda: _head("", self.back), self.back)
+        calls = _parse_calls(written.strip()) if ended else None
+        if not calls or any(name not in sink.tools.schemas for name, _ in calls):
+            sink.add_text(self.raw + written)
+            return text[used:], self.next_stage
+        for name, arguments in calls[:1] if sink.tools.at_most_one else calls:
+            sink.begin_call(name)
+            sink.add_arguments(msgspec.json.encode(arguments).decode())
+            sink.end_call()
+        return text[used:], BetweenCalls(_CLOSE, lambda: _head("", self.next_stage), self.next_stage)
 
 
-def _read(written: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """(name, arguments) of each call; None for anything else. Nothing is run: only literals are read."""
+def _parse_calls(written: str) -> list[tuple[str, dict[str, Any]]] | None:
+    """Return (name, arguments) of each call, or None for anything else. Only literals are read; nothing is executed."""
     try:
         tree = ast.parse(written, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -72,7 +72,7 @@ def _read(written: str) -> list[tuple[str, dict[str, Any]]] | None:
         if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
             return None
         try:
-            arguments = {str(word.arg): _value(word.value) for word in call.keywords}
+            arguments = {str(word.arg): _parse_literal(word.value) for word in call.keywords}
             msgspec.json.encode(arguments)
             calls.append((ast.unparse(call.func), arguments))
         except (ValueError, TypeError, RecursionError, OverflowError):
@@ -80,15 +80,17 @@ def _read(written: str) -> list[tuple[str, dict[str, Any]]] | None:
     return calls
 
 
-def _value(node: ast.expr) -> Any:
-    """A literal, with JSON's words too."""
+def _parse_literal(node: ast.expr) -> Any:
+    """Return the value of a literal. JSON's `true`, `false` and `null` are allowed too."""
     match node:
         case ast.Name(id) if id in _WORDS:
             return _WORDS[id]
         case ast.List(elts) | ast.Tuple(elts):
-            return [_value(each) for each in elts]
+            return [_parse_literal(each) for each in elts]
         case ast.Dict(keys, values):
-            return {str(_value(key)) if key is not None else "": _value(value) for key, value in zip(keys, values, strict=True)}
+            return {
+                str(_parse_literal(key)) if key is not None else "": _parse_literal(value) for key, value in zip(keys, values, strict=True)
+            }
         case _:
             value = ast.literal_eval(node)
             if not isinstance(value, str | int | float | bool | None):

@@ -1,23 +1,24 @@
-"""Where a JSON value ends, found while it is being written."""
+"""Finds the end of a JSON value while it is being generated."""
 
 _OUTSIDE = frozenset('{}[]:,"0123456789+-.eEtrufalsn \t\r\n')
-"""All that JSON has outside its strings."""
+"""All characters that JSON has outside strings."""
 
 
 class Scanner:
-    """Follows brackets and strings; whether what they hold is right is for a decoder to say once all is there."""
+    """Tracks brackets and strings. A decoder validates the value once it is complete."""
 
     def __init__(self, quotes: str = '"', outside: "frozenset[str] | None" = _OUTSIDE) -> None:
-        """`outside`: the only characters outside strings; None: any."""
+        """`outside`: the only characters allowed outside strings. None: any."""
         self.depth = 0
         self._quotes, self._outside = quotes, outside
         self._quote = ""
         self._escaped = False
 
     def scan(self, text: str, until: int = 0) -> tuple[int, bool]:
-        """(characters that belong to the value, whether it has ended): up to the bracket that brings the depth down to `until`.
+        """Return (characters that belong to the value, whether it has ended). The value ends with the bracket that brings the depth down to
+        `until`.
 
-        Fewer characters than there are, and no end: the next one is nothing that the value can hold.
+        Fewer characters than given, without an end, mean that the next character cannot belong to the value.
         """
         for at, char in enumerate(text):
             if self._quote:

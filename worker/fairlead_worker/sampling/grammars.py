@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
+from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, describe_error
 from fairlead_worker.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.scheduler.plan import Row
@@ -191,7 +191,7 @@ class Grammars:
             if not matcher.consume_token(token):
                 del chosen[place:]
                 each.masks = None
-                return f"its grammar does not go on: {error_of(matcher)}"
+                return f"its grammar does not go on: {describe_error(matcher)}"
             if matcher.is_stopped():
                 del chosen[place + 1 :]
                 return ""
@@ -310,7 +310,7 @@ class Grammars:
             if matcher.is_stopped():
                 break
         if consumed and not matcher.rollback(consumed):
-            raise GrammarError(error_of(matcher))
+            raise GrammarError(describe_error(matcher))
         return masks[:filled]
 
     def _start(self, each: _Followed) -> Matcher:
@@ -318,7 +318,7 @@ class Grammars:
         assert each.prototype is not None, "set before it was queued"
         matcher: Matcher = each.prototype.result().deep_copy()
         if each.known and not matcher.consume_tokens(each.known):
-            raise GrammarError(error_of(matcher))
+            raise GrammarError(describe_error(matcher))
         return matcher
 
     def _ends(self, mask: np.ndarray, request: Request, accepting: bool) -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: chosen by name, listed, loaded and unloaded while requests run."""
+"""LoRA adapters over HTTP: selected by name, listed, loaded and unloaded while requests run."""
 
 import json
 import os
@@ -34,7 +34,7 @@ MOST = 12
 
 @pytest.fixture(scope="module")
 def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, torch.nn.Module]]:
-    """Three of the model's, and what peft makes of the model with each."""
+    """Three adapters of the model, and transformers with peft's version of each."""
     folder = tmp_path_factory.mktemp("adapters")
     made = {}
     for seed, name in enumerate(("first", "second", "third")):
@@ -67,7 +67,7 @@ def names(worker: WorkerProcess) -> list[str]:
     return [model["id"] for model in worker.client.get("/v1/models").json()["data"]]
 
 
-def told(worker: WorkerProcess, model: str, prompt: str = PROMPT) -> str:
+def complete_text(worker: WorkerProcess, model: str, prompt: str = PROMPT) -> str:
     text: str = worker.complete(model=model, prompt=prompt, max_tokens=MOST, temperature=0, ignore_eos=True)["choices"][0]["text"]
     return text
 
@@ -81,8 +81,8 @@ def test_what_each_says_is_what_pefts_merged_model_says(worker: WorkerProcess, a
         want = merged.generate(torch.tensor([tokens]), max_new_tokens=MOST, do_sample=False, eos_token_id=None, pad_token_id=0)
         text = worker.post("/detokenize", tokens=want[0, len(tokens) :].tolist()).json()["prompt"]
         said.add(text)
-        assert told(worker, name) == text
-    assert told(worker, "tiny") not in said and len(said) == 2
+        assert complete_text(worker, name) == text
+    assert complete_text(worker, "tiny") not in said and len(said) == 2
     assert unload(worker, "second") == 200
 
 
@@ -98,7 +98,7 @@ def test_they_are_listed_with_their_parent(worker: WorkerProcess, adapters: dict
 def test_one_comes_and_goes_while_its_request_runs(worker: WorkerProcess, adapters: dict[str, tuple[Path, torch.nn.Module]]) -> None:
     assert load(worker, "third", adapters["third"][0])[0] == 200
     assert load(worker, "third", adapters["third"][0])[0] == 400, "loaded already"
-    alone = told(worker, "third")
+    alone = complete_text(worker, "third")
     with worker.stream("/v1/completions", model="third", prompt=PROMPT, max_tokens=400, temperature=0, ignore_eos=True) as (_, running):
         said = [next(running)]
         assert unload(worker, "third") == 200
@@ -140,17 +140,17 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
     hashes = block_hashes(prompt_root(format, worker.load()["adapters"]["first"]["digest"]), tokens, format.block_tokens)
     reader = IndexReader(worker_redis(worker), "test/lora")
 
-    async def told() -> bool:
+    async def all_blocks_published() -> bool:
         return (await reader.match(hashes)).get(f"127.0.0.1:{worker.port}") == len(hashes) * format.block_tokens
 
     try:
-        await eventually(told, "all blocks are told")
+        await eventually(all_blocks_published, "all blocks are published")
         assert not await reader.match(block_hashes(prompt_root(format), tokens, format.block_tokens))
     finally:
         await reader.close()
 
 
-async def test_through_a_router_it_is_listed_served_and_its_cache_foretold(worker: WorkerProcess) -> None:
+async def test_through_a_router_an_adapter_is_listed_and_served_and_its_cache_predicted(worker: WorkerProcess) -> None:
     flags = {"workers": f"static://127.0.0.1:{worker.port}", "redis_url": worker_redis(worker), "index_namespace": "test/lora"}
     body = {"model": "first", "prompt": "What a router foretells of an adapter. " * 40, "max_tokens": 2, "temperature": 0}
     async with running_router(**flags) as router:
@@ -158,14 +158,14 @@ async def test_through_a_router_it_is_listed_served_and_its_cache_foretold(worke
         listed = {model["id"]: model["parent"] for model in (await router.client.get("/v1/models")).json()["data"]}
         assert listed == {"tiny": None, "also": None, "first": "tiny"}
 
-        async def foretold() -> bool:
+        async def adapter_blocks_predicted() -> bool:
             answer = await router.client.post("/v1/completions", json=body)
             assert answer.status_code == 200 and answer.json()["model"] == "first", answer.text
             predicted, cached = (int(answer.headers.get(f"x-fairlead-{word}-tokens", 0)) for word in ("predicted", "cached"))
             assert predicted <= cached
             return predicted > 0
 
-        await eventually(foretold, "the index knows the adapter's blocks")
+        await eventually(adapter_blocks_predicted, "the index knows the adapter's blocks")
         assert (await router.client.post("/v1/completions", json=body | {"model": "second"})).status_code == 404
 
 
@@ -217,19 +217,19 @@ def test_a_broken_adapter_is_a_400_that_names_the_field_and_no_more(
     error = response.json()["error"]
     assert error["param"] == "lora_path" and says in error["message"] and "broken" in error["message"]
     assert names(worker) == ["tiny", "also", "first"]
-    assert told(worker, "first")
+    assert complete_text(worker, "first")
 
 
-def test_a_pipe_is_no_file_and_holds_nobody_up(
+def test_a_pipe_is_no_file_and_blocks_no_request(
     worker: WorkerProcess, adapters: dict[str, tuple[Path, torch.nn.Module]], tmp_path: Path
 ) -> None:
-    """Whoever read it would wait for a writer, and the engine with all its streams."""
+    """Reading a pipe would wait for a writer and block the engine with all its streams."""
     made = Path(shutil.copytree(adapters["first"][0], tmp_path / "pipe"))
     (made / "adapter_model.safetensors").unlink()
     os.mkfifo(made / "adapter_model.safetensors")
     status, text = load(worker, "pipe", made)
     assert status == 400 and "adapter_model.safetensors is not a regular file" in text
-    assert told(worker, "first")
+    assert complete_text(worker, "first")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_broken_one_at_the_start_is_the_reason_of_the_end(model: Path, tmp_pat
 
 
 class End:
-    """An engine's end that keeps the reason of a failure."""
+    """An engine end that keeps the reason of a failure."""
 
     reason = ""
 
@@ -280,13 +280,14 @@ def test_without_the_flag_nothing_is_changed_over_http(shared: WorkerProcess) ->
         assert response.status_code == 403 and "--allow-runtime-lora-updating" in response.json()["error"]["message"]
 
 
-async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub does not answer: who asked gets 504, others load and unload meanwhile, and it is there once the hub has answered."""
+async def test_a_load_that_hangs_is_answered_and_blocks_no_other_load(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the hub does not answer, the load request gets 504. Other adapters load and unload meanwhile, and the load succeeds once the hub
+    answers."""
     answers, engine = threading.Event(), Mock(EngineClient)
     engine.change_adapter = AsyncMock(
         side_effect=lambda message: AdapterChanged(message.number, info=AdapterInfo(message.number, message.name, "", "", 8))
     )
-    monkeypatch.setattr("fairlead_worker.api.engine.adapters.LOAD_SECONDS", 0.2)
+    monkeypatch.setattr("fairlead_worker.api.engine.adapters.LOAD_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(
         "fairlead_worker.lora.source.adapter_folder", lambda name, uri, cache: (name != "slow" or answers.wait(30)) and tmp_path
     )

@@ -1,4 +1,4 @@
-"""A second worker of a service starts with what the clients of the first one share, and nothing about that can hold it up."""
+"""Prefix warm-up: a second worker starts with the prefixes that clients of the first one share, and no failure delays its start."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from tests.worker.api.process import WorkerProcess
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
-from fairlead_worker.api.admin.prefix_warmup import bearer
+from fairlead_worker.api.admin.prefix_warmup import build_bearer
 from fairlead_worker.api.engine.client import EngineClient, EngineGone
 from fairlead_worker.messages import AskHot, Hot, Ready, Step
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
@@ -27,7 +27,7 @@ def cached(worker: WorkerProcess, prompt: str, **more: object) -> int:
 
 def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
     flags = ("--redis-url", redis.url, "--index-namespace", "test/warm", "--warm-tokens", "4096", "--warm-seconds", "60")
-    flags += ("--admin-port", str(free_port()))  # the same for all pods of a service: these have hosts of their own, as pods have
+    flags += ("--admin-port", str(free_port()))  # all pods of a service use the same admin port; here each pod has its own host address
     first = start(*flags, "--pod-name", "first", "--host", "127.0.0.2").wait_ready()
     for question in ("Where is it?", "When does it come?", "Who loads it?"):
         first.complete(prompt=SYSTEM + question, max_tokens=1)
@@ -39,17 +39,17 @@ def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProce
     assert cached(second, SALTED + "May they?", cache_salt="tenant a") > 100
     assert cached(second, SALTED + "May they?", cache_salt="tenant b") == 0, "a salt still parts the caches"
     assert cached(second, SALTED + "May they?") == 0
-    assert cached(second, "Asked once. " * 40) == 0, "nobody came back to it"
+    assert cached(second, "Asked once. " * 40) == 0, "no client came back to it"
     log = second.log.read_text()
     assert "warmed in" in log and f"tokens from 127.0.0.2:{first.port}" in log
     assert "careful" not in log and "contract" not in log
 
 
-def test_a_peer_that_does_not_answer_holds_nobody_up(start: Callable[..., WorkerProcess]) -> None:
+def test_a_peer_that_does_not_answer_does_not_delay_the_start(start: Callable[..., WorkerProcess]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         peer = f"static://127.0.0.1:{silent.getsockname()[1]}"
         worker = start("--peers", peer, "--warm-tokens", "4096", "--warm-seconds", "0.5").wait_ready()
-        assert "warming has ended after 0.5 s" in worker.log.read_text()
+        assert "warm-up ended after 0.5 s" in worker.log.read_text()
 
 
 async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
@@ -60,16 +60,14 @@ async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable
         try:
             flags = ("--redis-url", redis.url, "--index-namespace", "test/forged", "--warm-tokens", "4096", "--warm-seconds", "60")
             worker = await asyncio.to_thread(lambda: start(*flags, "--peers", "static://127.0.0.1:1").wait_ready())
-            assert "peer 127.0.0.1:1 does not tell" in worker.log.read_text()
+            assert "peer 127.0.0.1:1 did not return" in worker.log.read_text()
             with pytest.raises(BlockingIOError):
                 trap.accept()
         finally:
             await writer.leave()
 
 
-def test_token_ids_of_prompts_are_told_to_holders_of_the_services_credential_alone(
-    start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path
-) -> None:
+def test_token_ids_of_prompts_need_the_services_credential(start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("of this service")
     access = RedisAccess(redis.url, password_file=str(password))
@@ -80,7 +78,7 @@ def test_token_ids_of_prompts_are_told_to_holders_of_the_services_credential_alo
     path = "/internal/hot-prefixes/64"
     assert worker.client.get(path).status_code == 401
     assert worker.client.get(path, headers={"authorization": "Bearer " + "0" * 64}).status_code == 401
-    assert worker.client.get(path, headers={"authorization": bearer(access)}).status_code == 200
+    assert worker.client.get(path, headers={"authorization": build_bearer(access)}).status_code == 200
 
 
 async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() -> None:
@@ -91,9 +89,9 @@ async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() 
     try:
         end.send(Ready(max_model_len=16, page_size=16, pages=1, model_digest="m", vocabulary_size=9))
         await client.ready.wait()
-        asking = asyncio.create_task(client.hottest(64))
+        asking = asyncio.create_task(client.hot_prefixes(64))
         assert await asyncio.to_thread(end.receive, None) == [AskHot(64)]
-        client.died("the drain is over")
+        client.mark_failed("the drain is over")
         with pytest.raises(EngineGone):
             await asking
         end.send(Hot(()))

@@ -1,4 +1,4 @@
-"""The engine process's own steps, without the process."""
+"""The steps of the engine process, without the process."""
 
 import gc
 from array import array
@@ -15,7 +15,7 @@ from fairlead_worker.scheduler.plan import StepPlan
 
 
 class End:
-    """Says `Stop` as soon as it is asked, and keeps what it saw when the engine was ready."""
+    """Sends `Stop` at the first receive, and records the state when the engine is ready."""
 
     def __init__(self) -> None:
         self.ready: Ready | None = None
@@ -40,7 +40,7 @@ def test_collections_do_not_walk_what_the_load_has_made(model: Path) -> None:
 
 
 class Asking:
-    """Submits requests, one each time it is asked, and says `Stop` when all have ended."""
+    """Submits one request at each receive, and sends `Stop` when all have ended."""
 
     def __init__(self, requests: list[Submit]) -> None:
         self.left, self.open = list(requests), {request.id for request in requests}
@@ -61,7 +61,7 @@ class Asking:
 
 
 def requests() -> list[Submit]:
-    """Greedy and drawn ones, prompts that share their beginning, ends at various lengths."""
+    """Greedy and sampled requests with shared prefixes and various lengths."""
     made = []
     for number in range(6):
         prompt = array("I", [*range(100, 140), number + 1] * (1 + number % 2))
@@ -70,8 +70,8 @@ def requests() -> list[Submit]:
     return made
 
 
-def said(model: Path, **flags: object) -> dict[str, list[int]]:
-    """Each request's tokens, of an engine with these flags."""
+def generate(model: Path, **flags: object) -> dict[str, list[int]]:
+    """Return each request's tokens, from an engine with these flags."""
     end = Asking(requests())
     config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32"} | flags)
     try:
@@ -83,7 +83,7 @@ def said(model: Path, **flags: object) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> dict[str, list[int]]:
-    return said(model)
+    return generate(model)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_steps_launched_ahead_change_no_token(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guesses want each step's tokens first, and have the plain loop, which is said."""
+    """Speculation needs each step's tokens first, so it uses the plain loop and logs that."""
     launched: list[StepPlan] = []
     launch = OverlappedRunner.launch
     monkeypatch.setattr(OverlappedRunner, "launch", lambda self, plan: launched.append(plan) or launch(self, plan))
     assert {name: len(tokens) for name, tokens in expected.items()} == {str(number): 5 + 4 * number for number in range(6)}
-    assert said(model, overlap="on", **flags) == expected
+    assert generate(model, overlap="on", **flags) == expected
     assert (len(launched) > 10) == ahead
     assert ("--overlap on is ignored beside --speculative-method ngram" in caplog.text) != ahead
 
@@ -126,7 +126,7 @@ def test_steps_launched_ahead_change_no_token(
 def test_graphs_that_cannot_be_are_said_once(
     model: Path, device: str, flags: dict[str, object], rows: int, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever asks for graphs and gets none reads why, on rank 0 alone."""
+    """A log line says why requested CUDA graphs are not used, on rank 0 only."""
     config = WorkerConfig(model=f"file://{model}", cuda_graph_max_batch=8, **flags)  # type: ignore[arg-type]  # of the fields' types
     assert graph_rows(config, device, tell=False) == rows and not caplog.text
     assert graph_rows(config, device) == rows

@@ -1,4 +1,4 @@
-"""Clients that go, engines that die, signals: streams end cleanly, pages come back, the process says why it ended."""
+"""Disconnects, engine failures and signals: streams end cleanly, pages are freed, and the process reports why it ended."""
 
 import json
 import os
@@ -20,7 +20,7 @@ Start = Callable[..., WorkerProcess]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_takes_its_request_with_it(shared: WorkerProcess, stream: bool) -> None:
+def test_a_disconnect_aborts_the_request(shared: WorkerProcess, stream: bool) -> None:
     until(lambda: shared.load()["running"] == 0, "idle")
     free, aborts = shared.load()["pages_free"], _aborts(shared)
     if stream:
@@ -64,14 +64,14 @@ def test_a_hung_engine_counts_as_dead(start: Start) -> None:
         next(events)
         os.kill(worker.engine_pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as beside:
-            unbegun = beside.submit(httpx.post, f"{worker.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+            num_waiting = beside.submit(httpx.post, f"{worker.url}/v1/completions", json={"prompt": "x"}, timeout=60)
             *_, last = events
         assert isinstance(last, dict)
-        assert "no sign of life" in last["error"]["message"]
-        refused = unbegun.result()
-        assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "lost")  # a router counts it
+        assert "the engine sent no message for" in last["error"]["message"]
+        refused = num_waiting.result()
+        assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "lost")  # a router counts these
     assert worker.wait(15) == 1
-    assert "no sign of life" in worker.termination_log.read_text()
+    assert "the engine sent no message for" in worker.termination_log.read_text()
 
 
 def test_sigterm_finishes_streams_and_refuses_new_requests(start: Start) -> None:
@@ -139,7 +139,7 @@ def test_a_model_that_cannot_load_says_why(start: Start) -> None:
         assert "/no/such/folder" in text
 
 
-def test_a_token_that_the_model_has_no_row_for_harms_nobody(start: Start, model: Path, tmp_path: Path) -> None:
+def test_a_token_id_without_an_embedding_row_is_refused_without_harm(start: Start, model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(model, tmp_path / "stray")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rows = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -186,10 +186,10 @@ def _alive(pid: int) -> bool:
 
 
 def test_a_worker_that_was_frozen_goes_on(start: Start) -> None:
-    """`docker pause`, a debugger, a paused machine: the API process missed the engine's heartbeats, and they are all there."""
+    """`docker pause`, a debugger, a paused machine: the API process reads the engine's heartbeats late, and all of them are there."""
     worker = start("--engine-timeout", "1.5").wait_ready()
     worker.process.send_signal(signal.SIGSTOP)
-    time.sleep(3)  # the time that passes is what is tested
+    time.sleep(3)  # the elapsed time is under test
     worker.process.send_signal(signal.SIGCONT)
     for _ in range(3):
         assert worker.complete(prompt="x", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2

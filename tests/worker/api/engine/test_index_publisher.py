@@ -14,7 +14,7 @@ from tests.worker.api.process import WorkerProcess, until
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
-from fairlead_worker.api.server import FAILED_SECONDS
+from fairlead_worker.api.server import FAILURE_LINGER_SECONDS
 
 
 async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redis: RedisServer) -> None:
@@ -59,7 +59,7 @@ async def test_a_dead_engine_leaves_the_index_while_the_worker_still_says_why(
         until(lambda: worker.client.get("/health").status_code == 503, "unhealthy")
         began = time.monotonic()
         await _listed(reader, 0)
-        assert time.monotonic() - began < 0.75 * FAILED_SECONDS
+        assert time.monotonic() - began < 0.75 * FAILURE_LINGER_SECONDS
     finally:
         await reader.close()
 

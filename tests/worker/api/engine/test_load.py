@@ -1,4 +1,4 @@
-"""A slow load lives, a stuck one ends and says where; both say how far they are."""
+"""A slow load continues; a stuck one ends and reports where. Both report their progress."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from tests.worker.api.process import WorkerProcess, until
 from tests.worker.weights.throttle import Throttle
 
 from fairlead_worker.api.engine.client import EngineState
-from fairlead_worker.api.engine.load_progress import SILENT_WORK, LoadWatch, Work
+from fairlead_worker.api.engine.load_progress import SILENT_WORK_SECONDS, LoadWatch, Work
 
 
 @pytest.fixture
 def source(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Throttle]:
-    """The tiny model in a bucket, one large answer of which passes for each leave."""
+    """The tiny model in a bucket that lets one large response pass for each permission."""
     problem = s3_server.install()
     if problem:
         pytest.skip(f"no S3 server: {problem}")
@@ -34,7 +34,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     source: Throttle, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    source.allow(3)  # the listing and two files: then the bucket sends nothing more
+    source.allow(3)  # the listing and two files; then the bucket sends nothing more
     worker = start("--model", "s3://models/tiny", "--model-cache", str(cache), "--load-timeout", "8")
     seen: list[dict[str, Any]] = []
 
@@ -49,7 +49,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     assert worker.client.get("/health").status_code == 200
     assert worker.process.wait(60) == 1
     said = worker.termination_log.read_text()
-    assert said.startswith("the load has not got on for ") and "the source has stopped sending: see spec.model.uri" in said
+    assert said.startswith("the load has made no progress for ") and "the source has stopped sending: see spec.model.uri" in said
 
     source.open()
     again = start("--model", "s3://models/tiny", "--model-cache", str(cache)).wait_ready()
@@ -59,27 +59,27 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
 
 def test_work_counts_where_reports_are_silent_but_not_for_ever_and_not_in_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
-    monkeypatch.setattr(Work, "of", lambda session: work)
-    state = EngineState(phase="loading", stage="Preparing", advanced=100.0)
+    monkeypatch.setattr(Work, "measure", lambda session: work)
+    state = EngineState(phase="loading", stage="Preparing", last_progress_at=100.0)
     watch = LoadWatch(state, 1)
     work = Work(0, 5.0)
-    watch.look(200.0)
-    assert state.advanced == 200.0
-    watch.look(300.0)
-    assert state.advanced == 200.0, "nothing more was done"
+    watch.check(200.0)
+    assert state.last_progress_at == 200.0
+    watch.check(300.0)
+    assert state.last_progress_at == 200.0, "nothing more was done"
     work = Work(2 << 20, 5.0)
-    watch.look(400.0)
-    assert state.advanced == 400.0
+    watch.check(400.0)
+    assert state.last_progress_at == 400.0
     work = Work(9 << 20, 50.0)
-    watch.look(101.0 + SILENT_WORK)
-    assert state.advanced == 400.0, "busy, and without a report for too long"
-    state.advanced, state.stage = 5000.0, "Downloading"
+    watch.check(101.0 + SILENT_WORK_SECONDS)
+    assert state.last_progress_at == 400.0, "busy, and without a report for too long"
+    state.last_progress_at, state.stage = 5000.0, "Downloading"
     work = Work(2 << 20, 500.0)
-    watch.look(5100.0)
-    assert state.advanced == 5000.0
+    watch.check(5100.0)
+    assert state.last_progress_at == 5000.0
 
 
 def test_the_work_of_a_process_is_seen() -> None:
-    before = Work.of(os.getsid(0))
+    before = Work.measure(os.getsid(0))
     Path("/proc/self/status").read_bytes()
-    assert Work.of(os.getsid(0)).bytes > before.bytes > 0
+    assert Work.measure(os.getsid(0)).bytes > before.bytes > 0

@@ -1,4 +1,4 @@
-"""The phases of a start: what a log, `/ready` and the metrics tell of their times."""
+"""Start-up phases and their times in the log, `/ready` and metrics."""
 
 import pytest
 

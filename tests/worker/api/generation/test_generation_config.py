@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.generation.sampling import wanted
+from fairlead_worker.api.generation.sampling import build_sampling_request
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
 from fairlead_worker.model.generation_config import sampling_defaults
 
@@ -24,13 +24,13 @@ def test_what_is_valid_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "top_p 7 is not between" in caplog.text and "min_p True" in caplog.text
 
 
-def test_a_request_has_the_last_word() -> None:
+def test_request_fields_override_the_generation_config() -> None:
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
-    base = wanted(ChatRequest(), defaults).base
+    base = build_sampling_request(ChatRequest(), defaults).sampling
     assert {name: getattr(base, name) for name in defaults} == defaults
-    own = wanted(CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults).base
+    own = build_sampling_request(CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults).sampling
     assert (own.temperature, own.top_k, own.top_p, own.min_p, own.repetition_penalty) == (0, 0, 1, 0, 1)
-    plain = wanted(ChatRequest(), {}).base
+    plain = build_sampling_request(ChatRequest(), {}).sampling
     assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p, plain.repetition_penalty) == (1, 0, 1, 0, 1)
 
 
@@ -47,5 +47,5 @@ def test_a_worker_applies_and_names_them(model: Path, start: Callable[..., Worke
     authors, openai = (start("--model", f"file://{folder}", "--generation-config", value) for value in ("auto", "none"))
     assert len(texts(authors)) == 1, "greedy, as the authors say"
     assert len(texts(openai)) > 1
-    assert "generation_config.json says: temperature 0 (" in authors.log.read_text()
-    assert "generation_config.json says" not in openai.log.read_text()
+    assert "sampling defaults from generation_config.json: temperature 0 (" in authors.log.read_text()
+    assert "sampling defaults from generation_config.json" not in openai.log.read_text()

@@ -22,7 +22,7 @@ def encoder(shared: WorkerProcess) -> PromptEncoder:
 
 @pytest.fixture(scope="module")
 def oracle(model: Path, shared: WorkerProcess) -> Any:
-    """[tokens] -> [tokens, vocabulary] of transformers, in the type that the worker chose."""
+    """transformers as a function [tokens] -> [tokens, vocabulary], in the dtype that the worker chose."""
     return AutoModelForCausalLM.from_pretrained(model, dtype="auto")
 
 
@@ -67,7 +67,7 @@ def test_a_chat_has_them_beside_its_choices(shared: WorkerProcess, oracle: Any, 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 4])
 def test_echo_shows_the_prompts_logprobs(shared: WorkerProcess, encoder: PromptEncoder, oracle: Any, max_tokens: int) -> None:
-    """As lm-eval asks: the continuation's log-probabilities are a slice of the prompt's."""
+    """lm-eval reads the continuation's log-probabilities as a slice of the prompt's."""
     sdk = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none", max_retries=0)
     tokens = encoder.encode_text(PROMPT).tolist()
     plain = shared.complete(prompt=tokens, temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)["choices"][0]
@@ -109,7 +109,7 @@ def test_a_prompt_of_one_token_has_none(shared: WorkerProcess) -> None:
 
 
 def test_what_they_computed_is_there_for_others(shared: WorkerProcess) -> None:
-    prompt = "Words that nobody has said here before, and that go on for some pages. " * 4
+    prompt = "Words that no request has had here before, and that go on for some pages. " * 4
     assert shared.complete(prompt=prompt, max_tokens=1, prompt_logprobs=0)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert shared.complete(prompt=prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert shared.complete(prompt=prompt, max_tokens=0, echo=True)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -1,4 +1,4 @@
-"""Stop strings and text, token by token, without a process."""
+"""Stop strings and detokenization, token by token, without a process."""
 
 from array import array
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def encoder(model: Path) -> PromptEncoder:
 
 
 def _choice(encoder: PromptEncoder, **options: object) -> Choice:
-    settings = {"stops": (), "min_tokens": 0, "eos": (1,), "logprobs": False} | options
+    settings = {"stop_strings": (), "min_tokens": 0, "eos": (1,), "logprobs": False} | options
     return Choice(encoder, encoder.encode_text("prompt"), **settings)  # type: ignore[arg-type]  # a table of options
 
 
@@ -68,15 +68,15 @@ def test_no_half_characters(encoder: PromptEncoder) -> None:
     tokens = encoder.encode_text(text).tolist()
     assert any(len(token_bytes(encoder, token)) == 1 and token_bytes(encoder, token)[0] > 127 for token in tokens)
     choice = _choice(encoder)
-    pieces = [choice.take(_output([token])).text for token in tokens[:-1]]
-    pieces.append(choice.take(_output(tokens[-1:], "length")).text)
+    pieces = [choice.process(_output([token])).text for token in tokens[:-1]]
+    pieces.append(choice.process(_output(tokens[-1:], "length")).text)
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
     assert bytes(byte for token in tokens for byte in token_bytes(encoder, token)) == text.encode()
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 and Gemma: a token for each byte beside those for words, and spaces as U+2581."""
+    """A tokenizer like those of Llama 2 and Gemma: a token for each byte beside those for words, and spaces as U+2581."""
     vocabulary = {"<unk>": 0, "</s>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}, "\u2581a": 258, "b": 259}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
@@ -97,7 +97,7 @@ def test_no_half_characters_of_byte_tokens() -> None:
 
 @pytest.mark.parametrize("token", [1, 2 + 0xFF, 2 + 0xE6], ids=["special", "no-utf8", "half"])
 def test_tokens_without_text_do_not_pile_up(token: int) -> None:
-    """Each would be decoded again with every one after it."""
+    """Otherwise each of them would be decoded again with every later token."""
     tokenizer, decoded = byte_fallback(), 0
 
     def decode(tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -114,16 +114,16 @@ def test_tokens_without_text_do_not_pile_up(token: int) -> None:
 def test_an_incomplete_character_at_the_end_is_shown_as_such(encoder: PromptEncoder) -> None:
     tokens = encoder.encode_text("ok 🎉").tolist()[:-1]
     choice = _choice(encoder)
-    assert choice.take(_output(tokens, "length")).text == "ok \ufffd"
+    assert choice.process(_output(tokens, "length")).text == "ok \ufffd"
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 50])
 def test_where_a_stop_string_ends_does_not_depend_on_batches(encoder: PromptEncoder, batch: int) -> None:
     tokens = encoder.encode_text("one two three four five six").tolist()
-    choice = _choice(encoder, stops=("ree f",))
+    choice = _choice(encoder, stop_strings=("ree f",))
     text = ""
     for at in range(0, len(tokens), batch):
-        text += choice.take(_output(tokens[at : at + batch])).text
+        text += choice.process(_output(tokens[at : at + batch])).text
         if choice.finish_reason:
             break
     assert (text, choice.finish_reason, choice.stop_reason) == ("one two th", "stop", "ree f")
@@ -132,20 +132,20 @@ def test_where_a_stop_string_ends_does_not_depend_on_batches(encoder: PromptEnco
 
 def test_stop_strings_wait_for_min_tokens(encoder: PromptEncoder) -> None:
     tokens = encoder.encode_text("a b a b a b").tolist()
-    choice = _choice(encoder, stops=("b",), min_tokens=len(tokens) - 1)
-    assert choice.take(_output(tokens, "length")).text == "a b a b a "
+    choice = _choice(encoder, stop_strings=("b",), min_tokens=len(tokens) - 1)
+    assert choice.process(_output(tokens, "length")).text == "a b a b a "
 
 
 def test_stop_tokens_are_counted_and_not_shown(encoder: PromptEncoder) -> None:
     tokens = encoder.encode_text("a word").tolist()
     choice = _choice(encoder, eos=(1,))
-    assert choice.take(_output([*tokens, 1], "stop", stop_token=1)).text == "a word"
+    assert choice.process(_output([*tokens, 1], "stop", stop_token=1)).text == "a word"
     assert (choice.tokens, choice.finish_reason, choice.stop_reason) == (len(tokens) + 1, "stop", None)
     choice = _choice(encoder, eos=(1,))
-    assert choice.take(_output(tokens, "stop", stop_token=tokens[-1])).text == encoder.decode(tokens[:-1])
+    assert choice.process(_output(tokens, "stop", stop_token=tokens[-1])).text == encoder.decode(tokens[:-1])
     assert choice.stop_reason == tokens[-1]
 
 
 def test_an_engine_error_is_an_error(encoder: PromptEncoder) -> None:
     with pytest.raises(SequenceFailed, match="out of luck"):
-        _choice(encoder).take(_output([], "error", error="out of luck"))
+        _choice(encoder).process(_output([], "error", error="out of luck"))

@@ -1,4 +1,4 @@
-"""Structured output over HTTP: each field that asks for it, what is refused, and that nobody else notices."""
+"""Structured output over HTTP: each field that sets a format, what is refused, and that other requests are not delayed."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from openai import OpenAI
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.grammar_check import GrammarCheck
+from fairlead_worker.api.grammar_checker import GrammarChecker
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
@@ -36,7 +36,7 @@ CHAT = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """Its second child process, the one that tries grammars, would puzzle the tests of the shared worker."""
+    """A worker of its own: its second child process, the grammar checker, would confuse tests that use the shared worker."""
     process = WorkerProcess(model, tmp_path_factory.mktemp("structured"), "--grammar-timeout", "2", "--max-grammar-bytes", "20000")
     yield process.wait_ready()
     assert process.stop() == 0
@@ -157,8 +157,8 @@ def nested(depth: int) -> str:
     return '{"type":"array","items":' * depth + "{}" + "}" * depth
 
 
-def test_monstrous_grammars_are_refused_and_nobody_waits(worker: WorkerProcess) -> None:
-    """Compilers that would take minutes, or the stack: while they are tried, a stream beside them goes on, and so does the worker."""
+def test_huge_grammars_are_refused_and_delay_no_stream(worker: WorkerProcess) -> None:
+    """Grammars that would compile for minutes or overflow the stack. Meanwhile another stream and the worker continue."""
     gaps: list[float] = []
 
     def stream() -> None:
@@ -190,18 +190,18 @@ def test_the_checkers_death_is_survived(worker: WorkerProcess) -> None:
     assert texts[1].json()["choices"][0]["text"] == "after 1"
 
 
-async def test_a_request_whose_grammar_is_being_tried_counts_as_waiting() -> None:
+async def test_a_request_whose_grammar_is_being_checked_counts_as_waiting() -> None:
     client = EngineClient(cast(Channel, None))
     worker = Worker(WorkerConfig(model="hf://a/b"), client, Metrics(client, "m", {}), "h:1")
     tried = asyncio.Event()
 
     class Checks:
-        async def grammar(self, _: Constraint) -> str:
+        async def compile(self, _: Constraint) -> str:
             await tried.wait()
             return "start: /a/"
 
-    worker._grammars = cast(GrammarCheck, Checks())
-    asking = asyncio.create_task(worker.grammar(Constraint("regex", "a", "test")))
+    worker._grammars = cast(GrammarChecker, Checks())
+    asking = asyncio.create_task(worker.compile_grammar(Constraint("regex", "a", "test")))
     await asyncio.sleep(0)
     client._step(Step(load=Load(waiting=1)))
     assert client.state.load.waiting == 2

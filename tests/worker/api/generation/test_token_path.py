@@ -1,4 +1,4 @@
-"""What happens at every token is cheap, and shows exactly what the plain way would."""
+"""The fast path of each token is cheap and has the same result as the plain path."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.generation.choice import Choice, Piece
-from fairlead_worker.api.generation.sampling import Show
+from fairlead_worker.api.generation.choice import Choice, OutputDelta
+from fairlead_worker.api.generation.sampling import OutputOptions
 from fairlead_worker.api.metrics.histogram import PlainHistogram
 from fairlead_worker.api.metrics.worker_metrics import GAPS
-from fairlead_worker.api.openai.streaming import ChunkWriter, Reply
-from fairlead_worker.api.replies import _whole
+from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
+from fairlead_worker.api.replies import _send_document
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
@@ -41,33 +41,33 @@ def test_the_plain_histogram_is_scraped_as_the_librarys() -> None:
 
 
 class Answered:
-    """A prepared request of two choices."""
+    """A generation request with two choices."""
 
     choices = (None, None)
 
-    show = Show()
+    output_options = OutputOptions()
 
     def usage(self) -> dict[str, Any]:
         return {"prompt_tokens_details": {"cached_tokens": 0}}
 
-    def awaits_scores(self, index: int) -> bool:
+    def awaits_prompt_logprobs(self, index: int) -> bool:
         return False
 
 
-class Shape:
+class TextFormatter:
     id = 'cmpl-"1"'
     chunk_object = whole_object = "text_completion"
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def chunks(self, index: int, piece: OutputDelta) -> list[dict[str, Any]]:
         return [{"index": index, "delta": {"content": piece.text}, "logprobs": None}]
 
-    def ending(self, index: int, choice: Choice) -> dict[str, Any]:
+    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
         return {"index": index, "finish_reason": "stop"}
 
-    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def full_choice(self, index: int, choice: Choice, piece: OutputDelta) -> dict[str, Any]:
         raise AssertionError("this is a stream")
 
 
@@ -75,12 +75,12 @@ class Shape:
 @pytest.mark.parametrize("continuous_usage", [False, True])
 def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
     texts = [" a", '"quoted"\\', "naïve 🧭", "\x00text\x00", "\n\n", "data: [DONE]"]
-    reply = Reply("m", 1, Shape(), stream=True, include_usage=include_usage, continuous_usage=continuous_usage)
-    writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stand-in for the request
-    written = writer.begin() + b"".join(writer.add([(place % 2, Piece(text))]) for place, text in enumerate(texts))
+    reply = ReplyOptions("m", 1, TextFormatter(), stream=True, include_usage=include_usage, continuous_usage_stats=continuous_usage)
+    writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stub of the request
+    written = writer.begin() + b"".join(writer.add([(place % 2, OutputDelta(text))]) for place, text in enumerate(texts))
     events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
     for place, (event, text) in enumerate(zip(events, texts, strict=True)):
-        document = reply.document("text_completion", reply.shape.deltas(place % 2, Piece(text)))
+        document = reply.envelope("text_completion", reply.formatter.chunks(place % 2, OutputDelta(text)))
         if continuous_usage:
             document["usage"] = Answered().usage()
         elif include_usage:
@@ -105,7 +105,7 @@ async def test_a_fast_engine_leaves_the_event_loop_its_turns() -> None:
     other = asyncio.create_task(beside())
     async with asyncio.timeout(30):
         for percent in range(messages):
-            assert (await channel.receive()).percent == percent  # type: ignore[union-attr]  # only such were sent
+            assert (await channel.receive()).percent == percent  # type: ignore[union-attr]  # only Loading messages were sent
     other.cancel()
     end.close()
     channel.close()
@@ -135,26 +135,29 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
     assert f"OMP_WAIT_POLICY={expected}" in [os.fsdecode(entry) for entry in environment]
 
 
-@pytest.mark.parametrize("scored", [True, False])
-def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(scored: bool) -> None:
+@pytest.mark.parametrize("needs_prompt_logprobs", [True, False])
+def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(needs_prompt_logprobs: bool) -> None:
     shaped_in: list[int] = []
     prepared = SimpleNamespace(
-        show=Show(),
+        output_options=OutputOptions(),
         choices=(None,),
-        scored=scored,
-        best=lambda: [0],
+        needs_prompt_logprobs=needs_prompt_logprobs,
+        select_best=lambda: [0],
         usage=lambda: {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}},
     )
     shape = SimpleNamespace(
-        id="id", whole_object="whole", beside=dict, whole=lambda place, choice, piece: {"index": shaped_in.append(threading.get_ident())}
+        id="id",
+        whole_object="whole",
+        extra_fields=dict,
+        full_choice=lambda place, choice, piece: {"index": shaped_in.append(threading.get_ident())},
     )
 
-    async def pieces() -> AsyncIterator[list[tuple[int, Piece]]]:
-        yield [(0, Piece("a", last=True))]
+    async def pieces() -> AsyncIterator[list[tuple[int, OutputDelta]]]:
+        yield [(0, OutputDelta("a", is_last=True))]
 
     class Answer:
-        async def json(self, document: dict[str, Any], headers: dict[str, str]) -> None:
+        async def respond_json(self, document: dict[str, Any], headers: dict[str, str]) -> None:
             assert document["choices"] == [{"index": None}]
 
-    asyncio.run(_whole(Answer(), prepared, ChunkWriter(prepared, Reply("m", 0, shape, stream=False)), pieces()))  # type: ignore[arg-type]  # stand-ins
-    assert [thread != threading.get_ident() for thread in shaped_in] == [scored]
+    asyncio.run(_send_document(Answer(), prepared, ChunkWriter(prepared, ReplyOptions("m", 0, shape, stream=False)), pieces()))  # type: ignore[arg-type]
+    assert [thread != threading.get_ident() for thread in shaped_in] == [needs_prompt_logprobs]

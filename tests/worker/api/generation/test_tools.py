@@ -1,4 +1,4 @@
-"""Tool calls and reasoning over HTTP, from a real engine. The model is random: grammars and biases make it write what is to be read."""
+"""Tool calls and reasoning over HTTP, from a real engine. The model is random, so grammars and biases make it write the calls."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ CHAT = [{"role": "user", "content": "How is the weather?"}]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ONE_CALL = r'<tool_call>\n\{"name": "get_weather", "arguments": \{"city": "[a-z]{1,6}", "unit": "C"\}\}\n</tool_call>'
 THINK, THOUGHT = 1020, 1021
-"""Token ids of the markers of reasoning."""
+"""Token ids of the reasoning markers."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def whole(worker: WorkerProcess, **fields: Any) -> dict[str, Any]:
 
 
 def streamed(worker: WorkerProcess, **fields: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Choices put together from a stream, as in a whole answer, and all of its deltas."""
+    """Return the choices of a stream in the form of a whole response, and all deltas."""
     choices: dict[int, dict[str, Any]] = {}
     deltas = []
     with worker.stream("/v1/chat/completions", **body(**fields)) as (response, events):
@@ -88,7 +88,7 @@ def streamed(worker: WorkerProcess, **fields: Any) -> tuple[list[dict[str, Any]]
 
 
 def shown(choice: dict[str, Any]) -> dict[str, Any]:
-    """A whole choice as `streamed` puts it together."""
+    """Return a whole choice in the form of `streamed`."""
     message = choice["message"]
     return {
         "content": message["content"] or None,
@@ -128,7 +128,7 @@ def test_calls_streamed_and_whole(worker: WorkerProcess, fields: dict[str, Any],
         finished = choice["finish_reason"]
         assert least <= len(choice["calls"]) and (most is None or len(choice["calls"]) <= most)
         if finished == "length" and fields.get("tool_choice") == "required":
-            continue  # an array without end
+            continue  # an array that never ends
         if least:
             assert finished == "tool_calls"
         for name, arguments in choice["calls"]:
@@ -162,7 +162,7 @@ def test_reasoning_is_apart_and_counted(worker: WorkerProcess) -> None:
     assert "reasoning" not in hidden and hidden["content"] == ""
     ended = whole(worker, **opened | {"logit_bias": {str(THOUGHT): 100}})
     assert ended["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
-    assert "</think>" in ended["choices"][0]["message"]["content"]  # the second one: the first has ended nothing but itself
+    assert "</think>" in ended["choices"][0]["message"]["content"]  # the second one: the first only closes itself
 
 
 def test_a_form_begins_after_the_reasoning(worker: WorkerProcess) -> None:
@@ -175,7 +175,7 @@ def test_a_form_begins_after_the_reasoning(worker: WorkerProcess) -> None:
 
 
 def test_strict_functions_of_its_own_accord(worker: WorkerProcess) -> None:
-    """A bias makes the model write the marker; the grammar does the rest."""
+    """A bias makes the model write the marker, and the grammar does the rest."""
     fields = {"tools": [function("get_weather", WEATHER, strict=True)], "logit_bias": {"1022": 100}, "parallel_tool_calls": False}
     answer = whole(worker, **fields)["choices"][0]
     assert answer["finish_reason"] == "tool_calls"

@@ -1,4 +1,4 @@
-"""The tiny model with a template that teaches calls as Qwen's do, and tokens of its own for their markers."""
+"""The tiny model with a template that teaches tool calls as Qwen's does, and with added tokens for the markers."""
 
 import json
 import shutil
@@ -20,11 +20,11 @@ TEMPLATE = """{%- if tools %}<|im_start|>system
 
 {% endif %}{% endif %}"""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Added tokens, and not special: as in Qwen 3."""
+"""Added tokens that are not special, as in Qwen 3."""
 
 
 def make_tool_model(model: Path, folder: Path) -> Path:
-    """A copy of `model`, whose last tokens give way to the markers."""
+    """Copy `model` to `folder` and replace its last tokens with the markers."""
     shutil.copytree(model, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""What a worker says of its requests and steps: histograms, one line for each request, the trace of its schedule."""
+"""Observability of requests and steps: histograms, one log line per request, and the schedule trace."""
 
 import json
 import re
@@ -20,7 +20,7 @@ SECRET = "Nobody may read this sentence in a log. "
 
 @pytest.fixture(scope="module")
 def odd(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker with flags that do not meet."""
+    """A worker with an unusual combination of flags."""
     worker = WorkerProcess(model, tmp_path_factory.mktemp("odd"), "--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000")
     try:
         yield worker.wait_ready()
@@ -101,7 +101,7 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
     load = Load(prompt_tokens=100, cached_tokens=64, host=HostLoad(total=40, used=30, saved=50, loaded=3, dropped=20, cached_tokens=48))
     for seen, expected in ((load, (16, 48, 40, 30, 50, 3, 20)), (Load(cached_tokens=64), (64, 0, 0, 0, 0, 0, 0))):
         engine: Any = SimpleNamespace(state=SimpleNamespace(load=seen, start_up=StartUp(0.0), ready=None), serving=True)
-        text = Metrics(engine, "m").text().decode()
+        text = Metrics(engine, "m").render().decode()
         assert 'fairlead_prefix_cache_hits_total{model_name="m"} 64.0' in text, "both tiers"
         names = ("pages", "used_pages", "saved_pages_total", "loaded_pages_total", "dropped_pages_total")
         shown = [f'fairlead_prefix_cache_tier_hits_total{{model_name="m",tier="{tier}"}}' for tier in ("device", "host")]
@@ -111,7 +111,7 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
 
 
 def test_vllms_dashboards_find_their_names(odd: WorkerProcess) -> None:
-    """Before any other request of this worker: its sums are the request's own."""
+    """It runs before any other request of this worker, so the sums are those of the one request."""
     usage = ask(odd, "named", max_tokens=5, ignore_eos=True)["usage"]
     until(lambda: lines(odd, "named"), "the end of the request")
     dashboard = {

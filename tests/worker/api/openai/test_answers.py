@@ -1,4 +1,4 @@
-"""What both endpoints answer, streamed and whole, from a real engine."""
+"""Responses of both OpenAI endpoints, streamed and whole, from a real engine."""
 
 from array import array
 from typing import Any
@@ -21,7 +21,7 @@ def sdk(shared: WorkerProcess) -> openai.OpenAI:
 
 
 def _streamed(worker: WorkerProcess, path: str, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The choices of a stream put together (text, logprobs, reasons), and its usage."""
+    """Return the choices of a stream (text, logprobs, reasons) and its usage."""
     choices: dict[int, dict[str, Any]] = {}
     usage, done = None, False
     with worker.stream(path, **body, stream_options={"include_usage": True}) as (response, events):
@@ -222,7 +222,7 @@ def test_token_ids_as_a_prompt_and_the_tokenized_form(shared: WorkerProcess) -> 
     answer = shared.client.post("/v1/chat/completions", content=chat_body, headers={"X-Fairlead-Prompt-Tokens": str(len(chat))}).json()
     plain = shared.post("/v1/chat/completions", messages=MESSAGES, max_tokens=4, temperature=0).json()
     assert answer["choices"] == plain["choices"]
-    tools = [{"type": "function", "function": {"name": "weather"}}]  # rendering these messages would be refused: nobody does
+    tools = [{"type": "function", "function": {"name": "weather"}}]  # a template that renders these messages would fail, so none does
     chat_body = array("I", chat).tobytes() + msgspec.json.encode({"messages": [{}], "tools": tools, "max_tokens": 4, "temperature": 0})
     answer = shared.client.post("/v1/chat/completions", content=chat_body, headers={"X-Fairlead-Prompt-Tokens": str(len(chat))}).json()
     assert answer["choices"] == plain["choices"] and answer["usage"]["prompt_tokens"] == len(chat)
@@ -243,7 +243,7 @@ def test_token_ids_of_another_prompt_format_are_not_taken(shared: WorkerProcess)
 def test_a_long_text_is_tokenized_as_in_parts_and_as_a_whole(shared: WorkerProcess) -> None:
     encoder = PromptEncoder(msgspec.json.decode(shared.client.get("/internal/prompt-format").content, type=PromptFormat))
     chat = [{"role": ("user", "assistant")[turn % 2], "content": f"turn {turn}: naïve 🎉 <|im_end|> words " * 9} for turn in range(8)]
-    for turns in range(1, len(chat) + 1):  # the worker knows the earlier turns, this encoder has no cache
+    for turns in range(1, len(chat) + 1):  # the worker has cached the earlier turns; this encoder has no cache
         tokens = shared.post("/tokenize", messages=chat[:turns]).json()["tokens"]
         assert tokens == encoder.encode_chat(chat[:turns]).tolist()
 

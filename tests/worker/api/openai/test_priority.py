@@ -1,4 +1,4 @@
-"""Who goes first: `priority` and `user` of a request reach the engine's policies."""
+"""Request order: `priority` and `user` of a request reach the engine's policies."""
 
 import re
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from tests.worker.api.process import WorkerProcess, until
 
 
 def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]]) -> list[str]:
-    """Names in the order in which their requests ended, as the worker's log has it: threads of clients may overtake each other. One seat,
-    which the first one has until all others wait."""
+    """Return the names in the order in which their requests ended, from the worker's log, because client threads may overtake each other.
+    The worker runs one request at a time, and the first request runs until all others wait."""
 
     def ask(name: str) -> None:
         body = {"prompt": f"{name} " * 8, "max_tokens": 12, "ignore_eos": True, **requests[name]}
@@ -22,7 +22,7 @@ def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]])
         until(lambda: worker.metric("fairlead_num_requests_running") == 1, "the first one running")
         for waiting, name in enumerate(list(requests)[1:], 1):
             asked.append(pool.submit(ask, name))
-            until(lambda: worker.metric("fairlead_num_requests_waiting") == waiting, f"{waiting} waiting")  # noqa: B023  # over at once
+            until(lambda: worker.metric("fairlead_num_requests_waiting") == waiting, f"{waiting} waiting")  # noqa: B023
         for each in asked:
             each.result()
 

@@ -1,4 +1,4 @@
-"""A worker that speculates answers as one that does not, streamed or whole, and says what it guessed."""
+"""A worker with speculation gives the same answers as one without, streamed or whole, and reports its drafts."""
 
 import re
 import shutil

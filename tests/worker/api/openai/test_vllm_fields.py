@@ -1,4 +1,4 @@
-"""vLLM's own fields, whole and streamed: each does what vLLM's documentation says."""
+"""vLLM's own fields, streamed and whole, work as vLLM documents them."""
 
 from array import array
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from tests.worker.api.process import WorkerProcess
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.bad_words import token_sequences
-from fairlead_worker.api.generation.sampling import truncated
-from fairlead_worker.api.tokenize import trusted
+from fairlead_worker.api.generation.sampling import truncate_prompt
+from fairlead_worker.api.tokenize import check_chat_template
 
 USER = [{"role": "user", "content": "one two"}]
 GREEDY: dict[str, Any] = {"prompt": "one two three", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -108,7 +108,7 @@ def test_a_prompt_is_truncated_from_the_left(shared: WorkerProcess) -> None:
     assert shared.complete(**long)["usage"]["prompt_tokens"] == 4086
     for most in (0, 4097):
         assert refused(shared, "/v1/completions", prompt="x", truncate_prompt_tokens=most) == (400, "truncate_prompt_tokens")
-    assert len(truncated(_tokens(9), -1, None, 5)) == 4, "room for one token of an answer"
+    assert len(truncate_prompt(_tokens(9), -1, None, 5)) == 4, "room for one token of an answer"
 
 
 def _tokens(count: int) -> Any:
@@ -133,9 +133,9 @@ def test_templates_and_documents_of_a_request(shared: WorkerProcess) -> None:
 
 def test_a_template_needs_the_operators_trust() -> None:
     worker: Any = SimpleNamespace(config=SimpleNamespace(trust_request_chat_template=False))
-    trusted(worker, None, {"a": 1})
+    check_chat_template(worker, None, {"a": 1})
     with pytest.raises(ApiError, match="--trust-request-chat-template") as error:
-        trusted(worker, "x", None)
+        check_chat_template(worker, "x", None)
     assert error.value.param == "chat_template"
 
 

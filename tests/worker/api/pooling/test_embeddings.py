@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, `/score` and `/rerank` of a real worker: shapes, fields, limits, and what they say of what was wrong."""
+"""`/v1/embeddings`, `/score` and `/rerank` of a real worker: formats, fields, limits and errors."""
 
 import base64
 import json
@@ -49,7 +49,7 @@ def test_they_are_the_models_own_last_states(shared: WorkerProcess, model: Path)
     assert (vectors(answer) * want).sum(1).min() > 0.995  # served in bfloat16
 
 
-def test_the_same_text_in_every_form_and_any_company_is_the_same_vector(shared: WorkerProcess) -> None:
+def test_the_same_text_in_every_form_and_batch_is_the_same_vector(shared: WorkerProcess) -> None:
     one, ids = vectors(embed(shared, input=TEXTS[0])), [tokens(shared, text) for text in TEXTS]
     for given in (ids[0], [TEXTS[0]], [ids[0]], TEXTS, ids):
         np.testing.assert_array_equal(vectors(embed(shared, input=given))[0], one[0])
@@ -87,7 +87,7 @@ def test_beside_streams_and_in_hundreds(shared: WorkerProcess) -> None:
         ({"input": "a", "dimensions": 8}, "dimensions", "--matryoshka"),
         ({"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'int8'; give 'base64' or 'float'"),
-        ({"input": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "not done"),
+        ({"input": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "not supported"),
         ({"input": {"text": "a"}}, "input", "expected"),
     ],
 )
@@ -109,7 +109,7 @@ def test_scores_are_cosines(shared: WorkerProcess) -> None:
 
 
 def test_many_scores_take_little_of_the_interpreters_lock() -> None:
-    """A request's largest number of texts, of a large model's size: the event loop waits for that lock."""
+    """The maximum number of texts with a large model's vector size: the event loop waits for the interpreter's lock."""
     values = np.random.default_rng(0).standard_normal((2047, 1024)).astype(np.float32)
     rows = [array("f", row.tobytes()) for row in values]
     took = []
@@ -135,7 +135,7 @@ def test_rerankings_begin_with_the_nearest(shared: WorkerProcess) -> None:
 
 
 def test_a_model_made_for_embeddings(start: Callable[..., WorkerProcess], tmp_path: Path) -> None:
-    """No head, a mean as its files say, and embeddings that may be cut."""
+    """A model without a head, with mean pooling from its files, and with shorter embeddings allowed."""
     folder = make_model(tmp_path / "bare", "qwen3", vocab=1024, layers=1)
     AutoModelForCausalLM.from_pretrained(folder).base_model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

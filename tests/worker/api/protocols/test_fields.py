@@ -1,4 +1,4 @@
-"""Every field that the clients' own types know is one that works or is refused by name."""
+"""Every field in the clients' own types works or is refused with its name."""
 
 import json
 from typing import Any, get_type_hints
@@ -12,7 +12,7 @@ from fairlead_common.protocols.chats import read_chat
 from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import MESSAGES, RESPONSES
 from fairlead_worker.api.errors import ApiError, invalid
-from fairlead_worker.api.protocols.chat_body import as_chat, renamed
+from fairlead_worker.api.protocols.chat_body import rename_error_fields, to_chat_request
 from fairlead_worker.api.protocols.field_table import BODIES, NOTES
 from fairlead_worker.api.schema import ChatRequest
 
@@ -52,19 +52,19 @@ def test_what_the_page_calls_refused_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_chats_rules_hold_for_its_fields(path: str) -> None:
-    assert isinstance(as_chat(chat(path, seed=5, top_k=3, priority=1)), ChatRequest)
+    assert isinstance(to_chat_request(chat(path, seed=5, top_k=3, priority=1)), ChatRequest)
     with pytest.raises(ApiError) as refused:
-        as_chat(chat(path, seed="five"))
+        to_chat_request(chat(path, seed="five"))
     assert refused.value.param == "seed"
 
 
-def test_errors_of_a_chat_are_told_in_the_dialects_names() -> None:
-    with pytest.raises(ApiError) as told, renamed(BODIES[MESSAGES][1].RENAMED):
+def test_errors_of_a_chat_name_the_apis_own_fields() -> None:
+    with pytest.raises(ApiError) as told, rename_error_fields(BODIES[MESSAGES][1].RENAMED):
         raise invalid("stop: at most 16, not 17; it would stop everything", param="stop")
     assert (told.value.param, told.value.message) == (
         "stop_sequences",
         "stop_sequences: at most 16, not 17; it would stop everything",
     )
-    with pytest.raises(ApiError) as told, renamed(BODIES[RESPONSES][1].RENAMED):
+    with pytest.raises(ApiError) as told, rename_error_fields(BODIES[RESPONSES][1].RENAMED):
         raise invalid("response_format.json_schema.schema: more than max_completion_tokens", param="response_format.json_schema.schema")
     assert (told.value.param, told.value.message) == ("text.format.schema", "text.format.schema: more than max_output_tokens")

@@ -1,4 +1,4 @@
-"""What streams of Responses and Messages add up to, as the real clients add them up, is the whole answer; however its text was cut."""
+"""Streams of Responses and Messages, as the real clients read them, equal the whole response for every split of the text."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fairlead_common.protocols.messages import MessagesBody
 from fairlead_common.protocols.responses import ResponsesBody
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.choice import Piece
+from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.protocols.anthropic_messages import MessagesWriter
 from fairlead_worker.api.protocols.openai_responses import ResponsesWriter
 from fairlead_worker.messages import Sampling, TokenLogprobs
-from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
+from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
@@ -28,7 +28,7 @@ class Chosen:
     reasoning_tokens = 2
 
     def __init__(self, reason: str) -> None:
-        self.shown_reason = reason
+        self.client_finish_reason = reason
 
 
 class Submitted:
@@ -36,9 +36,9 @@ class Submitted:
 
 
 class Answered:
-    """A prepared request that was answered."""
+    """A generation request that has ended."""
 
-    scored = False
+    needs_prompt_logprobs = False
     submissions = (Submitted(),)
 
     def __init__(self, reason: str) -> None:
@@ -57,12 +57,12 @@ class Encoder:
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[list[list[Event]], str]:
-    """Events in pieces, and why the answer ended: thoughts, words and calls in any order."""
+    """Events in pieces and a finish reason: reasoning, text and calls in any order."""
     events: list[Event] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=5)):
         if kind == "call":
-            events.append(CallBegun(calls, f"call_{calls}", draw(st.sampled_from(("f", "g")))))
+            events.append(CallStart(calls, f"call_{calls}", draw(st.sampled_from(("f", "g")))))
             events += [
                 CallArguments(calls, text) for text in draw(st.sampled_from(([], ["{}"], ['{"a": ', '[1, "é"]', "}"], ['{"a"', ": 1}"])))
             ]
@@ -81,16 +81,16 @@ def writers(reason: str) -> tuple[ResponsesWriter, MessagesWriter]:
 
 
 def run(writer: Any, pieces: list[list[Event]], *, stream: bool) -> Any:
-    batches = [[(0, Piece("", [at], [TokenLogprobs(-0.5)], parsed=events))] for at, events in enumerate(pieces)]
+    batches = [[(0, OutputDelta("", [at], [TokenLogprobs(-0.5)], parsed_events=events))] for at, events in enumerate(pieces)]
     if stream:
         return writer.begin() + b"".join(map(writer.add, batches)) + writer.end(b": usage 7 5\n\n")
     for batch in batches:
-        writer.keep(batch)
-    return writer.whole()
+        writer.collect(batch)
+    return writer.document()
 
 
 def parsed_response(data: bytes) -> list[Any]:
-    """The events, by OpenAI's client."""
+    """Return the events as OpenAI's client parses them."""
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=data, headers={"content-type": "text/event-stream"}))
     client = openai.OpenAI(api_key="x", base_url="http://x/v1", http_client=httpx.Client(transport=transport))
     with client, client.responses.stream(model="m", input="x") as stream:
@@ -119,7 +119,7 @@ def test_a_response(answer: tuple[list[list[Event]], str]) -> None:
 
 
 def parsed_message(data: bytes) -> Any:
-    """The message, by Anthropic's client."""
+    """Return the message as Anthropic's client parses it."""
     transport = httpx2.MockTransport(lambda request: httpx2.Response(200, content=data, headers={"content-type": "text/event-stream"}))
     client = anthropic.Anthropic(api_key="x", base_url="http://x", http_client=httpx2.Client(transport=transport))
     with client, client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as stream:
@@ -146,7 +146,7 @@ def test_hidden_thinking_leaves_an_empty_block() -> None:
     assert whole["content"] == [{"type": "thinking", "thinking": "", "signature": ""}, {"type": "text", "text": "so"}]
 
 
-def test_a_failure_in_mid_stream_is_told_in_the_dialects_form() -> None:
+def test_a_failure_in_mid_stream_has_the_apis_own_form() -> None:
     error = ApiError(500, "the engine could not", type="server_error", code="engine_error")
     responses, messages = writers("stop")
     events = [line for line in (responses.begin() + responses.fail(error)).decode().split("\n\n") if line]

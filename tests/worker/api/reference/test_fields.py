@@ -1,4 +1,4 @@
-"""docs/api.md is current, and true: what it calls refused is refused, and what it calls ignored changes nothing."""
+"""docs/api.md is current and correct: refused fields are refused, and ignored fields change nothing."""
 
 import json
 from pathlib import Path
@@ -13,23 +13,23 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from starlette.routing import Route
 
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.sampling import Wanted, wanted
+from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
-from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, rendered
-from fairlead_worker.api.reference.openapi import BODIES, document
+from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, render
+from fairlead_worker.api.reference.openapi import BODIES, build_document
 from fairlead_worker.api.schema import StreamOptions, parse
 
 ROOT = Path(__file__).parents[4]
 VALUES: dict[str, Any] = {"stream_options": {"include_obfuscation": True}}
-"""Refused ones."""
+"""Refused values."""
 
 
-def understood(path: str, **fields: Any) -> Wanted:
-    return wanted(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {})
+def understood(path: str, **fields: Any) -> SamplingRequest:
+    return build_sampling_request(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {})
 
 
 def test_the_page_is_what_the_schema_says() -> None:
-    assert (ROOT / PAGE).read_text() == rendered(), f"{PAGE} is stale: run `make api-docs`"
+    assert (ROOT / PAGE).read_text() == render(), f"{PAGE} is stale: run `make api-docs`"
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -45,7 +45,7 @@ def test_the_page_is_true(path: str) -> None:
                 understood(path, **{field: value})
             assert (refused.value.status, refused.value.param) == (400, field)
             assert field in refused.value.message
-        for value in (None, *REFUSALS[field].taken):
+        for value in (None, *REFUSALS[field].accepted):
             assert understood(path, **{field: value}) == understood(path)
     assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in HINTS.keys() & known)
     assert not known & set(OPENAI[path]), "a field that is known now is no longer ignored"
@@ -67,7 +67,7 @@ def test_nothing_is_said_of_fields_that_there_are_not() -> None:
 
 @pytest.mark.parametrize(("path", "params"), [("/v1/completions", completion_create_params), ("/v1/chat/completions", chat_params)])
 def test_every_field_of_the_openai_sdk_is_in_the_table(path: str, params: Any) -> None:
-    """A field that OpenAI adds fails here until somebody decides what becomes of it."""
+    """A new OpenAI field fails here until its support is decided."""
     theirs = {*params.CompletionCreateParamsBase.__annotations__, *params.CompletionCreateParamsStreaming.__annotations__}
     assert theirs <= {*ENDPOINTS[path].__struct_fields__, *OPENAI[path]}
 
@@ -78,7 +78,7 @@ def test_stream_options_are_the_sdks() -> None:
 
 def test_the_document_has_every_path_and_field() -> None:
     routes = [Route(path, lambda: None, methods=["POST"]) for path in BODIES]  # type: ignore[arg-type, return-value]  # never called
-    said = document(routes)
+    said = build_document(routes)
     for path, body in BODIES.items():
         (_, _, name) = said["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")
         schema = {**said["components"]["schemas"][name], "components": said["components"]}
@@ -91,5 +91,5 @@ def test_the_document_has_every_path_and_field() -> None:
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
 def test_every_tool_choice_gets_past_the_sampling_fields(choice: Any) -> None:
-    """What is wrong with one is for `tools.tool_use` to say, which knows the tools."""
+    """`tool_choice.parse_tool_use`, which knows the tools, validates them."""
     assert understood("/v1/chat/completions", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=choice).n == 1

@@ -1,40 +1,38 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM."""
 
 from fairlead_worker.api.errors import ApiError, invalid
-from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.schema import LoadLoraRequest, UnloadLoraRequest, parse
 from fairlead_worker.api.worker import Worker
 
-MOST_BYTES = 65536
-"""Of a body: a name and a path."""
+MAX_BYTES = 65536
+"""Limit of the body, which has a name and a path."""
 
 
-async def load(worker: Worker, exchange: Exchange) -> None:
-    """200 once requests may name it."""
-    _check(worker)
-    request = parse(await exchange.body(MOST_BYTES), LoadLoraRequest)
+async def load_lora_adapter(worker: Worker, context: RequestContext) -> None:
+    """Load an adapter. Answer 200 once requests may use it."""
+    _check_allowed(worker)
+    request = parse(await context.read_body(MAX_BYTES), LoadLoraRequest)
     if not request.lora_path:
         raise invalid("lora_path: is empty; give a folder, file:///path or hf://org/name", param="lora_path")
     await worker.adapters.load(request.lora_name, request.lora_path, bool(request.load_inplace))
-    await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+    await _respond_text(context, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
-async def unload(worker: Worker, exchange: Exchange) -> None:
-    """200 once no new request may name it; those that run are finished with it."""
-    _check(worker)
-    request = parse(await exchange.body(MOST_BYTES), UnloadLoraRequest)
+async def unload_lora_adapter(worker: Worker, context: RequestContext) -> None:
+    """Unload an adapter. Answer 200 once no new request may use it; running ones finish with it."""
+    _check_allowed(worker)
+    request = parse(await context.read_body(MAX_BYTES), UnloadLoraRequest)
     await worker.adapters.unload(request.lora_name)
-    await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+    await _respond_text(context, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 
-def _check(worker: Worker) -> None:
+def _check_allowed(worker: Worker) -> None:
     if not worker.config.allow_runtime_lora_updating:
-        message = (
-            "adapters are not changed over HTTP here: start the worker with --allow-runtime-lora-updating, or declare them with --lora"
-        )
+        message = "adapter changes over HTTP are disabled: start the worker with --allow-runtime-lora-updating, or declare them with --lora"
         raise ApiError(403, message, type="permission_error", code="forbidden")
-    worker.admit()
+    worker.check_serving()
 
 
-async def _say(exchange: Exchange, text: str) -> None:
-    await exchange.whole(200, text.encode(), type="text/plain; charset=utf-8")
+async def _respond_text(context: RequestContext, text: str) -> None:
+    await context.respond(200, text.encode(), type="text/plain; charset=utf-8")

@@ -1,34 +1,36 @@
-"""What this worker says of itself: health, readiness, load, models, prompt format, metrics, version."""
+"""The worker's state: health, readiness, load, models, prompt format, metrics, version."""
 
 import hmac
 from typing import Any
 
 import msgspec
 
-from fairlead_worker.api.admin.prefix_warmup import MOST_TOKENS, HotPrefixes, bearer
+from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixes, build_bearer
 from fairlead_worker.api.engine.index_publisher import worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
-from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.version import release
 
 
-async def health(worker: Worker, exchange: Exchange) -> None:
-    """200 while the engine lives: its load gets on, or it was heard of late."""
+async def health(worker: Worker, context: RequestContext) -> None:
+    """Answer 200 while the engine is alive: its load makes progress, or it sent a message recently."""
     state = worker.engine.state
     if worker.healthy:
-        await exchange.json({"status": "ok", "engine": state.phase})
+        await context.respond_json({"status": "ok", "engine": state.phase})
         return
-    stuck = worker.engine.stuck_for()
+    stuck = worker.engine.seconds_without_progress()
     silence = (
-        f"the load has not got on for {stuck:.0f} s" if stuck else f"the engine has been silent for {worker.engine.silent_for():.0f} s"
+        f"the load has made no progress for {stuck:.0f} s"
+        if stuck
+        else f"the engine has sent no message for {worker.engine.seconds_since_message():.0f} s"
     )
     reason = state.reason or silence
-    await exchange.whole(503, msgspec.json.encode({"status": "failed", "reason": reason}))
+    await context.respond(503, msgspec.json.encode({"status": "failed", "reason": reason}))
 
 
-async def ready(worker: Worker, exchange: Exchange) -> None:
-    """200 when the model is loaded and the worker is not draining. The index has no say."""
+async def ready(worker: Worker, context: RequestContext) -> None:
+    """Answer 200 when the model is loaded and the worker is not draining. The index does not matter."""
     state = worker.engine.state
     phase: str = state.phase
     stage = state.stage
@@ -40,78 +42,78 @@ async def ready(worker: Worker, exchange: Exchange) -> None:
     if phase in ("starting", "loading"):
         document |= {"stage": stage, "bytes": state.done, "total_bytes": state.total}
     document["start_up_seconds"] = {name: round(spent, 3) for name, spent in state.start_up.seconds.items()}
-    await exchange.whole(200 if serving else 503, msgspec.json.encode(document))
+    await context.respond(200 if serving else 503, msgspec.json.encode(document))
 
 
-async def load(worker: Worker, exchange: Exchange) -> None:
-    """The worker's load, for routers that have no index; and its counters, by which any one router knows what the whole fleet does."""
+async def load(worker: Worker, context: RequestContext) -> None:
+    """Return the worker's load for routers without an index, and its counters, from which any router knows the whole fleet's work."""
     load = worker.engine.state.load
     numbers = msgspec.to_builtins(worker_load(load, worker.config.page_size))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
-    who: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
-    who["max_running"] = worker.config.max_num_seqs
+    fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
+    fields["max_running"] = worker.config.max_num_seqs
     if incarnation := worker.incarnation():
-        who["incarnation"] = incarnation
+        fields["incarnation"] = incarnation
     if worker.config.canary:
-        who["canary"] = worker.config.canary
-    if adapters := worker.adapters.told():
-        who["adapters"] = adapters
-    await exchange.json(who | numbers)
+        fields["canary"] = worker.config.canary
+    if adapters := worker.adapters.describe():
+        fields["adapters"] = adapters
+    await context.respond_json(fields | numbers)
 
 
-async def models(worker: Worker, exchange: Exchange) -> None:
+async def models(worker: Worker, context: RequestContext) -> None:
     """`GET /v1/models`."""
     adapters = [adapter.info.name for adapter in worker.adapters]
-    await exchange.json({"object": "list", "data": [_model(worker, name) for name in (*worker.config.names, *adapters)]})
+    await context.respond_json({"object": "list", "data": [_model(worker, name) for name in (*worker.config.names, *adapters)]})
 
 
-async def model(worker: Worker, exchange: Exchange) -> None:
+async def model(worker: Worker, context: RequestContext) -> None:
     """`GET /v1/models/{name}`."""
-    await exchange.json(_model(worker, worker.check_model(exchange.path.removeprefix("/v1/models/"))))
+    await context.respond_json(_model(worker, worker.check_model(context.path.removeprefix("/v1/models/"))))
 
 
-async def hot_prefixes(worker: Worker, exchange: Exchange) -> None:
-    """`GET /internal/hot-prefixes/TOKENS`: what a new worker of this service should compute before it takes requests.
+async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
+    """`GET /internal/hot-prefixes/TOKENS`: return the prefixes that a new worker of this service should compute before it serves.
 
-    Token ids of whole pages under their root numbers, as msgpack. Salts stay where they are: a root number is a hash over one.
-    For workers of the same service alone: token ids are prompts, and monitoring may reach this port too.
+    The answer is msgpack: token ids of whole pages under their root hashes. Salts are not sent; a root hash covers one. Only workers of
+    the same service may read it: token ids are prompts, and monitoring may reach this port too.
     """
     try:
-        expected = bearer(worker.config.redis)
+        expected = build_bearer(worker.config.redis)
     except OSError as error:
         raise unavailable(str(error)) from error
-    if not hmac.compare_digest(exchange.headers.get(b"authorization", b""), expected.encode()):
-        raise ApiError(401, "hot prefixes are told to workers with this service's Redis credential only.", code="unauthorized")
-    asked = exchange.path.rpartition("/")[2]
-    if not asked.isdigit():
+    if not hmac.compare_digest(context.headers.get(b"authorization", b""), expected.encode()):
+        raise ApiError(401, "hot prefixes are only for workers with this service's Redis credential.", code="unauthorized")
+    requested = context.path.rpartition("/")[2]
+    if not requested.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
-    most = min(worker.config.warm_tokens, MOST_TOKENS)  # 0: a service that is not warmed tells nobody its prompts
-    prefixes = await worker.engine.hottest(min(int(asked), most)) if worker.serving and most else ()
-    plain = tuple(prefix for prefix in prefixes if prefix.root in worker.plain_roots)
+    most = min(worker.config.warm_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
+    prefixes = await worker.engine.hot_prefixes(min(int(requested), most)) if worker.serving and most else ()
+    plain = tuple(prefix for prefix in prefixes if prefix.root in worker.base_model_roots)
     data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, plain))
-    await exchange.whole(200, data, type="application/msgpack")
+    await context.respond(200, data, type="application/msgpack")
 
 
-async def prompt_format(worker: Worker, exchange: Exchange) -> None:
-    """How prompts become tokens and block hashes here; a router asks once for each ETag, which names the format, packed or not."""
+async def prompt_format(worker: Worker, context: RequestContext) -> None:
+    """Return how prompts become tokens and block hashes. A router asks once per ETag, which is the same with and without gzip."""
     data = worker.ready.prompt_format
     headers = {"etag": worker.prompt_etag, "vary": "accept-encoding"}
-    known = exchange.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
+    known = context.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
     if worker.prompt_etag in (tag.strip() for tag in known):
-        await exchange.whole(304, b"", headers)
-    elif b"gzip" in exchange.headers.get(b"accept-encoding", b""):
-        await exchange.whole(200, await worker.packed_prompt_format(), headers | {"content-encoding": "gzip"})
+        await context.respond(304, b"", headers)
+    elif b"gzip" in context.headers.get(b"accept-encoding", b""):
+        await context.respond(200, await worker.gzipped_prompt_format(), headers | {"content-encoding": "gzip"})
     else:
-        await exchange.whole(200, data, headers)
+        await context.respond(200, data, headers)
 
 
-async def metrics(worker: Worker, exchange: Exchange) -> None:
+async def metrics(worker: Worker, context: RequestContext) -> None:
     worker.metrics.in_flight.set(worker.in_flight)
-    await exchange.whole(200, worker.metrics.text(), type=worker.metrics.content_type)
+    await context.respond(200, worker.metrics.render(), type=worker.metrics.content_type)
 
 
-async def version(worker: Worker, exchange: Exchange) -> None:
-    await exchange.json({"version": release()})
+async def version(worker: Worker, context: RequestContext) -> None:
+    await context.respond_json({"version": release()})
 
 
 def _model(worker: Worker, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The LoRA adapters by the names that requests choose them by: loaded and unloaded while the worker serves."""
+"""LoRA adapters by the names that requests use. They are loaded and unloaded while the worker serves."""
 
 import asyncio
 import itertools
@@ -20,48 +20,48 @@ from fairlead_worker.messages import AdapterInfo, FetchAdapter, LoadAdapter, Unl
 from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)
-LOAD_SECONDS = 300.0
-"""That whoever asked for a load is kept waiting: half of what OpenAI's clients wait for an answer."""
+LOAD_TIMEOUT_SECONDS = 300.0
+"""Timeout of a load request: half of the time that OpenAI's clients wait for a response."""
 
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """A loaded adapter and who uses it."""
+    """A loaded adapter and its number of running requests."""
 
     info: AdapterInfo
     since: int = field(default_factory=lambda: int(time.time()))
     requests: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nobody uses it; looked at once it has no name any more."""
+    """Set when no request uses the adapter. It is read only after the adapter has lost its name."""
 
 
 class Adapters:
-    """Names and adapters. One change at a time; requests go on meanwhile."""
+    """Adapters by name. Changes run one at a time while requests continue."""
 
     def __init__(self, config: WorkerConfig, engine: EngineClient) -> None:
         self._config, self._engine = config, engine
         self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
-        self._named: dict[str, Adapter] = {}
+        self._by_name: dict[str, Adapter] = {}
         self._changing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._retiring: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Task[None]] = set()
 
-    def loaded(self, infos: tuple[AdapterInfo, ...]) -> None:
-        """What the engine has from the start."""
-        self._named = {info.name: Adapter(info) for info in infos}
+    def set_initial(self, infos: tuple[AdapterInfo, ...]) -> None:
+        """Register the adapters that the engine loaded at start-up."""
+        self._by_name = {info.name: Adapter(info) for info in infos}
         self._numbers = itertools.count(1 + max((info.number for info in infos), default=0))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._named
+        return name in self._by_name
 
     def __iter__(self) -> Iterator[Adapter]:
-        return iter(list(self._named.values()))
+        return iter(list(self._by_name.values()))
 
     @contextmanager
     def use(self, model: str) -> Iterator[AdapterInfo | None]:
-        """The adapter of this name, which stays until the end of the context; None for a model's own name. Raises 404 for one just gone."""
-        adapter = self._named.get(model)
+        """Hold the adapter of this name until the context ends. Yield None for the model's own name. Raise ApiError 404 after an unload."""
+        adapter = self._by_name.get(model)
         if adapter is None:
             if model not in self._config.names:
                 raise ApiError(404, f"the LoRA adapter {quoted(model)} was unloaded", param="model", code="model_not_found")
@@ -76,22 +76,25 @@ class Adapters:
                 adapter.idle.set()
 
     async def load(self, name: str, uri: str, in_place: bool) -> None:
-        """Fetch and load; with `in_place` in place of one that has the name: requests that run go on with the old one.
+        """Fetch and load an adapter. With `in_place`, replace the adapter of that name; its running requests finish with the old one.
 
-        Raises ApiError; 504 after LOAD_SECONDS, while the load goes on: it may be a download that is slow, and half of one is no use.
+        Raises ApiError 504 after LOAD_TIMEOUT_SECONDS. The load continues then: a slow download may still succeed, and half a download is
+        useless.
         """
         loading = asyncio.create_task(self._load(name, uri, in_place), name=f"load {name}")
         self._loading.add(loading)
         loading.add_done_callback(self._loading.discard)
         try:
-            async with asyncio.timeout(LOAD_SECONDS):
+            async with asyncio.timeout(LOAD_TIMEOUT_SECONDS):
                 await asyncio.shield(loading)
-        except (TimeoutError, asyncio.CancelledError) as gone:
+        except (TimeoutError, asyncio.CancelledError) as interrupted:
             if not loading.done():
-                loading.add_done_callback(_say_how_it_ended)
-            if loading.done() or isinstance(gone, asyncio.CancelledError):
+                loading.add_done_callback(_log_load_result)
+            if loading.done() or isinstance(interrupted, asyncio.CancelledError):
                 raise
-            message = f"LoRA adapter {quoted(name)} is not loaded after {LOAD_SECONDS:.0f} s. It goes on loading: see GET /v1/models"
+            message = (
+                f"LoRA adapter {quoted(name)} is not loaded after {LOAD_TIMEOUT_SECONDS:.0f} s. It continues to load: see GET /v1/models"
+            )
             raise ApiError(504, message, type="server_error", code="timeout") from None
 
     async def _load(self, name: str, uri: str, in_place: bool) -> None:
@@ -99,59 +102,60 @@ class Adapters:
             raise invalid("lora_name: must be letters, digits and ._:/-, at most 253, a letter or digit first", param="lora_name")
         if name in self._config.names:
             raise invalid(f"lora_name: {quoted(name)} is the model's own name; give the adapter another", param="lora_name")
-        self._named_twice(name, in_place)
+        self._check_name(name, in_place)
         number = next(self._numbers)
-        try:  # outside the lock: a hub that does not answer holds up nobody else's adapters
+        try:  # Outside the lock: a hub that does not answer must not block other adapters.
             folder = await self._fetch(number, name, uri)
         except AdapterError as error:
             raise invalid(f"lora_path: {brief(error)}", param="lora_path") from error
         async with self._changing:
-            old = self._named_twice(name, in_place)
+            old = self._check_name(name, in_place)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
             if changed.info is None:
                 raise invalid(
                     f"lora_path: cannot load LoRA adapter {quoted(name)} from {quoted(uri)}: {brief(changed.error)}", param="lora_path"
                 )
-            self._named[name] = Adapter(changed.info)
+            self._by_name[name] = Adapter(changed.info)
             logger.info("LoRA adapter %s loaded from %s", name, uri)
         if old is not None:
             self._retire(old)
 
     async def _fetch(self, number: int, name: str, uri: str) -> Path:
-        """Its folder, and then other nodes of the model have it too. Raises AdapterError."""
-        here = asyncio.to_thread(self._folder, name, uri)
+        """Return the adapter's folder once all nodes of the model have it. Raise AdapterError."""
+        local = asyncio.to_thread(self._folder, name, uri)
         if self._config.nodes == 1:
-            return await here
-        folder, there = await asyncio.gather(here, self._engine.change_adapter(FetchAdapter(number, name, uri)))
-        if there.error:
-            raise AdapterError(name, uri, there.error)
+            return await local
+        folder, remote = await asyncio.gather(local, self._engine.change_adapter(FetchAdapter(number, name, uri)))
+        if remote.error:
+            raise AdapterError(name, uri, remote.error)
         return folder
 
     def _folder(self, name: str, uri: str) -> Path:
-        """Raises AdapterError. What downloads is imported by the first who needs it: it took 0.2 s of each start."""
+        """Return the adapter's folder. Raise AdapterError. The download code is imported on first use, because it added 0.2 s to each
+        start."""
         from fairlead_worker.lora.source import warmed_folder
 
         return warmed_folder(name, uri, self._cache)
 
-    def _named_twice(self, name: str, in_place: bool) -> Adapter | None:
-        """The one that has the name and gives it up. Raises ApiError 400."""
-        old = self._named.get(name)
+    def _check_name(self, name: str, in_place: bool) -> Adapter | None:
+        """Return the adapter that is replaced, or None. Raise ApiError 400 if the name is taken."""
+        old = self._by_name.get(name)
         if old is not None and not in_place:
             raise invalid(f"lora_name: {quoted(name)} is loaded already; unload it first, or set load_inplace", param="lora_name")
         return old
 
     async def unload(self, name: str) -> None:
-        """Take no new requests for it, and forget it once those that run are done, which nobody waits for. Raises ApiError 404."""
+        """Accept no new requests for an adapter, and unload it in the background after its running ones. Raise ApiError 404."""
         async with self._changing:
-            adapter = self._named.pop(name, None)
+            adapter = self._by_name.pop(name, None)
         if adapter is None:
             raise ApiError(404, f"lora_name: there is no LoRA adapter {quoted(name)} here", param="lora_name", code="model_not_found")
         self._retire(adapter)
 
-    def told(self) -> dict[str, dict[str, Any]]:
-        """For routers: what they steer and hash by."""
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return the adapters for routers, which need them for routing and block hashes."""
         parent = self._config.names[0]
-        return {name: {"digest": one.info.digest, "root": one.info.uri, "parent": parent} for name, one in self._named.items()}
+        return {name: {"digest": one.info.digest, "root": one.info.uri, "parent": parent} for name, one in self._by_name.items()}
 
     def _retire(self, adapter: Adapter) -> None:
         task = asyncio.create_task(self._forget(adapter), name=f"unload {adapter.info.name}")
@@ -164,12 +168,12 @@ class Adapters:
             await adapter.idle.wait()
         try:
             await self._engine.change_adapter(UnloadAdapter(adapter.info.number))
-        except EngineGone:  # and the adapter with it
+        except EngineGone:  # the adapter ended with it
             return
         logger.info("LoRA adapter %s unloaded", adapter.info.name)
 
 
-def _say_how_it_ended(loading: "asyncio.Task[None]") -> None:
-    """Nobody waits for it any more."""
+def _log_load_result(loading: "asyncio.Task[None]") -> None:
+    """Log the failure of a load that no request waits for any more."""
     if not loading.cancelled() and (error := loading.exception()) is not None:
         logger.warning("%s: %s", loading.get_name(), error)

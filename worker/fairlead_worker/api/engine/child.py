@@ -1,4 +1,4 @@
-"""The engine as a child process: started, watched, stopped. Whatever ends it, the client learns it, and nothing is left running."""
+"""The engine as a child process: start it, monitor it, stop it. However it ends, the client is informed and no process is left."""
 
 import asyncio
 import logging
@@ -9,24 +9,24 @@ import time
 import msgspec
 
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.engine.load_progress import LoadWatch, stuck
+from fairlead_worker.api.engine.load_progress import LoadWatch, describe_stuck_load
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.ending import ending
 from fairlead_worker.engine_process import Start
 
 logger = logging.getLogger(__name__)
 
-QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait for work sleep. By default they spin for milliseconds: on a core that the API process, a client or another pod wants
-too, a step then takes ten times as long (4 to 18 tokens a second instead of 70 to 160, 2 threads on 2 busy cores). The environment wins."""
-LOOK_AFTER = 1.0
-"""Seconds without a report after which a load's work is looked at, which costs a millisecond."""
-LAST_WORDS_SECONDS = 0.5
-"""How long the engine's own reason may take to arrive after its process has ended."""
+PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Let idle threads sleep. By default they spin for milliseconds. On a core that the API process, a client or another pod also needs, a step
+then takes ten times as long (4 to 18 tokens a second instead of 70 to 160, 2 threads on 2 busy cores). The environment takes precedence."""
+PROGRESS_CHECK_SECONDS = 1.0
+"""Seconds without a report after which the load's work is measured. A measurement takes a millisecond."""
+FAILURE_REASON_SECONDS = 0.5
+"""Seconds to wait for the engine's own failure reason after its process has ended."""
 
 
 class EngineChild:
-    """One engine process. Its standard input is the rope it hangs on: when this process ends, however it ends, so does the engine."""
+    """One engine process. It exits when its stdin closes, so it ends with this process in every case."""
 
     def __init__(self, config: WorkerConfig, address: str, client: EngineClient) -> None:
         self._config = config
@@ -37,15 +37,15 @@ class EngineChild:
         self._loading: LoadWatch | None = None
 
     async def run(self) -> None:
-        """Start the process and wait for its end, which is reported to the client."""
+        """Start the process, wait for its end, and report that to the client."""
         start = Start(address=self._address, config=self._config.model_dump())
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "fairlead_worker.engine_process",
             stdin=asyncio.subprocess.PIPE,
-            env=QUIET_THREADS | dict(os.environ),
-            # Its own session: signals for the API process's group (Ctrl-C, `kill -- -group`) must not cut streams that drain.
+            env=PASSIVE_THREADS | dict(os.environ),
+            # Its own session: signals for the API process's group (Ctrl-C, `kill -- -group`) must not cut draining streams.
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -54,47 +54,47 @@ class EngineChild:
         if self._stopping:
             return
         try:
-            # `Failed` may still be in the socket, and names the cause better than an exit status does.
-            async with asyncio.timeout(LAST_WORDS_SECONDS):
-                await self._client.gone.wait()
+            # `Failed` may still be in the socket. It names the cause better than an exit status.
+            async with asyncio.timeout(FAILURE_REASON_SECONDS):
+                await self._client.ended.wait()
         except TimeoutError:
-            self._client.died(ending("the engine process", status))
+            self._client.mark_failed(ending("the engine process", status))
 
     async def watch(self) -> None:
-        """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""
-        looks = 0
+        """Kill an engine that sends no message for too long, or whose load is stuck. A hung stream is worse than a failed one."""
+        failed_checks = 0
         while True:
             await asyncio.sleep(1.0)
-            problem = self._problem()
-            # Twice in a row: when this process itself was frozen (a paused container, a debugger), the first look comes before the
-            # messages that have gathered are read.
-            looks = looks + 1 if problem else 0
-            if looks == 2:
-                self._client.died(problem)
+            problem = self._find_problem()
+            # Require two checks in a row. After this process was frozen (a paused container, a debugger), the first check runs before the
+            # queued messages are read.
+            failed_checks = failed_checks + 1 if problem else 0
+            if failed_checks == 2:
+                self._client.mark_failed(problem)
                 self.kill()
                 return
 
-    def _problem(self) -> str:
-        """Why the engine has to go; empty while it loads and gets on, or is heard."""
+    def _find_problem(self) -> str:
+        """Return why the engine has to be killed, or an empty string while it makes progress."""
         if self._client.serving:
-            silence, longest = self._client.silent_for(), self._config.engine_timeout
-            return f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
+            silence, longest = self._client.seconds_since_message(), self._config.engine_timeout
+            return f"the engine sent no message for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
         if self._process is None:
             return ""
         self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)
-        if self._client.stuck_for() > LOOK_AFTER:
-            self._loading.look(time.monotonic())
-        seconds = self._client.stuck_for()
-        return stuck(self._client.state, seconds) if seconds > self._config.load_timeout else ""
+        if self._client.seconds_without_progress() > PROGRESS_CHECK_SECONDS:
+            self._loading.check(time.monotonic())
+        seconds = self._client.seconds_without_progress()
+        return describe_stuck_load(self._client.state, seconds) if seconds > self._config.load_timeout else ""
 
     async def stop(self, grace: float) -> None:
-        """End the process: politely, and after `grace` seconds for certain."""
+        """End the process gracefully, and kill it after `grace` seconds."""
         if self._process is None or self._process.returncode is not None:
             return
         self._stopping = True
         if self._client.serving:
             self._client.stop()
-        else:  # it loads, and listens to nobody
+        else:  # it does not read messages while it loads
             self.kill()
         try:
             async with asyncio.timeout(grace):

@@ -1,4 +1,4 @@
-"""The API's view of the engine: submit requests, receive what they bring, know whether it lives."""
+"""The API's view of the engine: submit requests, receive outputs, and know whether it is alive."""
 
 import asyncio
 import itertools
@@ -39,11 +39,11 @@ from fairlead_worker.transport import Channel
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_RATE = 2000.0
-"""Prompt tokens a second, before any were measured."""
+DEFAULT_PREFILL_RATE = 2000.0
+"""Prompt tokens per second, before a rate is measured."""
 
-MOST_BEHIND = 64 << 20
-"""Bytes, roughly, of outputs that wait for one client to take what came before them."""
+MAX_UNREAD_BYTES = 64 << 20
+"""Approximate bytes of outputs that may wait for one slow client."""
 
 Phase = Literal["starting", "loading", "ready", "failed"]
 
@@ -62,24 +62,24 @@ STAGES = {
     "cache": "Preparing",
     "rehearsal": "Preparing",
 }
-"""Steps of a load, in the words of `status.loading`."""
+"""Phases of a load, mapped to the stages of `status.loading`."""
 
 
 class EngineGone(Exception):
-    """The engine has ended; nothing more comes of its requests."""
+    """The engine has ended. Its requests get no further outputs."""
 
 
 class ClientTooSlow(Exception):
-    """Too much has come for a client that takes nothing."""
+    """Too many outputs wait for a client that does not read."""
 
 
-class EngineRefuses(EngineGone):
-    """The engine had ended, or was not ready yet, when the request came: it never saw it."""
+class EngineNotReady(EngineGone):
+    """The engine had ended or was not ready when the request came, so it never received the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One sequence to be generated."""
+    """One sequence to generate."""
 
     tokens: "array[int]"
     sampling: Sampling
@@ -89,53 +89,53 @@ class Submission:
     adapter: int = 0
     grammar: str = ""
     pooling: PoolingKind | None = None
-    """Not to be generated: its hidden states are wanted."""
+    """Set for a pooling request, which needs hidden states and generates nothing."""
 
 
 @dataclass(slots=True)
 class EngineState:
-    """What is known of the engine."""
+    """The known state of the engine."""
 
     phase: Phase = "starting"
     step: str = "starting the engine"
     stage: str = "Starting"
-    """The step in the words of `status.loading`."""
+    """The step as a stage of `status.loading`."""
     percent: int = 0
     done: int = 0
-    """Bytes of `total` that are there; both 0 in steps that count none."""
+    """Bytes of `total` that are loaded. Both are 0 in steps that count no bytes."""
     total: int = 0
     beat: int = 0
-    """Of what gets on elsewhere: `messages.Loading`."""
+    """Progress that no other field shows; see `messages.Loading`."""
     start_up: StartUp = field(default_factory=lambda: StartUp(time.monotonic()))
-    """How long each phase took."""
-    advanced: float = field(default_factory=time.monotonic)
-    """Monotonic time at which the load last got on."""
+    """Seconds of each start-up phase."""
+    last_progress_at: float = field(default_factory=time.monotonic)
+    """Monotonic time of the load's last progress."""
     reason: str = ""
     ready: Ready | None = None
     load: Load = field(default_factory=Load)
-    heard: float = 0.0
+    last_message_at: float = 0.0
     """Monotonic time of the engine's last message."""
     stall_seconds: float = 0.0
-    """How long a decode that ran all the time would have waited for others' prefill, since the start."""
+    """Seconds since the start that other requests' prefill would have delayed a decode that ran all the time."""
 
 
 class Generation:
-    """The outputs of one API request's submissions, as they come. Leaving the context aborts what is unfinished."""
+    """Outputs of one API request's submissions as they arrive. Leaving the context aborts unfinished ones."""
 
     def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
         self._client = client
         self._arrived: list[tuple[int, Output] | EngineGone] = []
-        self._behind = 0
-        """Bytes of them, roughly."""
+        self._unread_bytes = 0
+        """Approximate bytes of `_arrived`."""
         self._waiter: asyncio.Future[None] | None = None
-        """Who waits for the first of them: a list and a future, for a queue's locks and waiters cost more at every token."""
+        """Set while `outputs` waits for the first output. A list and a future: a queue's locks and waiters cost more at every token."""
         self._ids = [client.next_id() for _ in submissions]
         self._open = set(range(len(submissions)))
         self._submissions = submissions
 
     async def __aenter__(self) -> "Generation":
         for index, submission in enumerate(self._submissions):
-            self._client.register(self._ids[index], submission, self._deliverer(index))
+            self._client.register(self._ids[index], submission, self._make_deliver(index))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -143,27 +143,27 @@ class Generation:
             self.abort(index)
 
     def abort(self, index: int) -> None:
-        """Submission `index` needs nothing more: its client has gone, or a stop string was met."""
+        """Stop submission `index`: its client disconnected, or a stop string was found."""
         if index in self._open:
             self._open.discard(index)
             self._client.abort(self._ids[index])
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
-        """Batches of (submission, output): all that has come since the last. Ends with the last submission.
+        """Yield batches of (submission, output) with everything that arrived since the last batch. End with the last submission.
 
-        Raises `EngineGone`; `ClientTooSlow` where more than `MOST_BEHIND` came since the last batch was asked for.
+        Raise EngineGone, or ClientTooSlow if more than `MAX_UNREAD_BYTES` arrived since the last batch was taken.
         """
-        while self._open or self._behind > MOST_BEHIND:
+        while self._open or self._unread_bytes > MAX_UNREAD_BYTES:
             if not self._arrived:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            if self._behind > MOST_BEHIND:
-                raise ClientTooSlow(f"more than {MOST_BEHIND} bytes waited for a client that did not read")
-            arrived, self._arrived, self._behind = self._arrived, [], 0
-            batch = [self._checked(item) for item in arrived]
-            yield [(index, output) for index, output in batch if self._takes(index, output)]
+            if self._unread_bytes > MAX_UNREAD_BYTES:
+                raise ClientTooSlow(f"more than {MAX_UNREAD_BYTES} bytes waited for a client that did not read")
+            arrived, self._arrived, self._unread_bytes = self._arrived, [], 0
+            batch = [self._raise_if_ended(item) for item in arrived]
+            yield [(index, output) for index, output in batch if self._is_wanted(index, output)]
 
-    def _takes(self, index: int, output: Output) -> bool:
+    def _is_wanted(self, index: int, output: Output) -> bool:
         if index not in self._open:
             return False
         if output.finish is not None:
@@ -171,25 +171,25 @@ class Generation:
         return True
 
     @staticmethod
-    def _checked(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
+    def _raise_if_ended(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
         if isinstance(item, EngineGone):
             raise item
         return item
 
-    def _take_in(self, index: int, output: Output) -> None:
-        self._behind += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
-        if self._behind <= MOST_BEHIND:
+    def _store(self, index: int, output: Output) -> None:
+        self._unread_bytes += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
+        if self._unread_bytes <= MAX_UNREAD_BYTES:
             self._arrived.append((index, output))
-        else:  # nothing more of it is kept, and the engine need not go on
+        else:  # nothing more is stored, so the engine can stop
             for each in tuple(self._open):
                 self.abort(each)
 
-    def _deliverer(self, index: int) -> "Deliver":
+    def _make_deliver(self, index: int) -> "Deliver":
         def deliver(item: Output | EngineGone) -> None:
             if isinstance(item, EngineGone):
                 self._arrived.append(item)
             else:
-                self._take_in(index, item)
+                self._store(index, item)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 
@@ -200,38 +200,38 @@ Deliver = Callable[[Output | EngineGone], None]
 
 
 class EngineClient:
-    """Speaks with one engine over a channel. `run()` must be running."""
+    """Communicates with one engine over a channel. `run()` must be running."""
 
     def __init__(self, channel: Channel) -> None:
         self.state = EngineState()
         self.ready = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.ended = asyncio.Event()
         self.on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None
         self.on_load: Callable[[Load], None] = lambda load: None
         self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
-        self._unbegun: set[str] = set()
-        self.checked = 0
-        """Requests whose grammar is being tried, or waits for that, before the engine knows of them."""
+        self._awaiting_first_token: set[str] = set()
+        self.grammars_pending = 0
+        """Requests whose grammar is being checked or waits for that. The engine does not know them yet."""
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
-        """LoRA adapters that the engine was asked to load or unload."""
-        self._asked: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
+        """LoRA adapter changes that the engine has not answered yet."""
+        self._hot_prefix_requests: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
 
     @property
     def serving(self) -> bool:
         return self.state.phase == "ready"
 
     @property
-    def unbegun(self) -> int:
-        """Sequences that wait for their first token."""
-        return len(self._unbegun)
+    def num_waiting(self) -> int:
+        """Return the number of sequences that wait for their first token."""
+        return len(self._awaiting_first_token)
 
-    def expected_wait(self) -> float:
-        """Seconds until what waits now has been begun: by the prefill rate, or a guess of one where none was measured."""
+    def estimate_wait(self) -> float:
+        """Return the seconds until all waiting prompts are computed, from the measured or the default prefill rate."""
         load = self.state.load
-        return load.backlog_tokens / (load.prefill_rate or UNKNOWN_RATE) + load.step_seconds
+        return load.backlog_tokens / (load.prefill_rate or DEFAULT_PREFILL_RATE) + load.step_seconds
 
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
@@ -240,9 +240,9 @@ class EngineClient:
         return Generation(self, submissions)
 
     def register(self, id: str, submission: Submission, deliver: Deliver) -> None:
-        """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
+        """Send a request to the engine. `deliver` receives its outputs, or EngineGone."""
         if not self.serving:
-            raise EngineRefuses(self.state.reason or "the engine is not ready")
+            raise EngineNotReady(self.state.reason or "the engine is not ready")
         self._channel.send(
             Submit(
                 id=id,
@@ -258,70 +258,73 @@ class EngineClient:
             )
         )
         self._receivers[id] = deliver
-        self._unbegun.add(id)
+        self._awaiting_first_token.add(id)
 
     def abort(self, id: str) -> None:
-        self._unbegun.discard(id)
+        self._awaiting_first_token.discard(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
 
     async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
-        """What came of it, after the engine's current step, or of a `FetchAdapter` once other nodes have said. Raises EngineGone."""
+        """Send an adapter change and return its result. Raise EngineGone.
+
+        The result arrives after the engine's current step, or for `FetchAdapter` once the other nodes have answered.
+        """
         if not self.serving:
-            raise EngineRefuses(self.state.reason or "the engine is not ready")
+            raise EngineNotReady(self.state.reason or "the engine is not ready")
         change: asyncio.Future[AdapterChanged] = asyncio.get_running_loop().create_future()
         self._changes[message.number] = change
         self._channel.send(message)
         return await change
 
-    async def hottest(self, tokens: int) -> tuple[HotPrefix, ...]:
-        """The prefixes that most requests shared, of at most `tokens` tokens together; after the step under way."""
+    async def hot_prefixes(self, tokens: int) -> tuple[HotPrefix, ...]:
+        """Return the prefixes that the most requests shared, with at most `tokens` tokens together, after the current step."""
         if not self.serving:
             return ()
         answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        self._hot_prefix_requests.append(answer)
         self._channel.send(AskHot(tokens))
         return await answer
 
     def stop(self) -> None:
-        """Ask the engine to end after its current step."""
+        """Tell the engine to end after its current step."""
         self._channel.send(Stop())
 
-    def silent_for(self) -> float:
-        """Seconds since the engine was heard; 0 until it is ready, since loading may be long."""
-        return time.monotonic() - self.state.heard if self.serving else 0.0
+    def seconds_since_message(self) -> float:
+        """Return seconds since the engine's last message, or 0 until it is ready, because loading may take long."""
+        return time.monotonic() - self.state.last_message_at if self.serving else 0.0
 
-    def stuck_for(self) -> float:
-        """Seconds since a load last got on; 0 when nothing loads."""
-        return time.monotonic() - self.state.advanced if self.state.phase in ("starting", "loading") else 0.0
+    def seconds_without_progress(self) -> float:
+        """Return seconds since a load's last progress, or 0 if nothing loads."""
+        return time.monotonic() - self.state.last_progress_at if self.state.phase in ("starting", "loading") else 0.0
 
     async def run(self) -> None:
-        """Receive until cancelled."""
+        """Receive messages until cancelled."""
         while True:
-            self._take(await self._channel.receive())
+            self._handle(await self._channel.receive())
 
-    def died(self, reason: str) -> None:
-        """The engine has ended. The first reason stands: it is nearest to the cause."""
+    def mark_failed(self, reason: str) -> None:
+        """Record the engine's end and fail its requests. The first reason stays, because it is closest to the cause."""
         if self.state.phase != "failed":
             self.state.phase = "failed"
             self.state.reason = reason
             logger.error("engine: %s", reason)
         receivers, self._receivers = self._receivers, {}
-        self._unbegun.clear()
+        self._awaiting_first_token.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
         changes, self._changes = self._changes, {}
         for change in changes.values():
             if not change.done():
                 change.set_exception(EngineGone(self.state.reason))
-        asked, self._asked = self._asked, deque()
-        for answer in asked:
+        requests, self._hot_prefix_requests = self._hot_prefix_requests, deque()
+        for answer in requests:
             if not answer.done():
                 answer.set_exception(EngineGone(self.state.reason))
-        self.gone.set()
+        self.ended.set()
 
-    def _take(self, message: FromEngine) -> None:
-        self.state.heard = time.monotonic()
+    def _handle(self, message: FromEngine) -> None:
+        self.state.last_message_at = time.monotonic()
         match message:
             case Step():
                 self._step(message)
@@ -331,7 +334,7 @@ class EngineClient:
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
-                    self.state.start_up.enter("prompts", self.state.heard)
+                    self.state.start_up.enter("prompts", self.state.last_message_at)
                     self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
             case AdapterChanged(number=number):
@@ -339,25 +342,30 @@ class EngineClient:
                 if change is not None and not change.done():
                     change.set_result(message)
             case Hot(prefixes=prefixes):
-                answer = self._asked.popleft() if self._asked else None  # none: `died` has told all who asked
-                if answer is not None and not answer.done():  # whoever asked may have gone
+                # none after `mark_failed`, which has answered all requests
+                answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None
+                if answer is not None and not answer.done():  # the requester may have disconnected
                     answer.set_result(prefixes)
             case Failed(reason=reason):
-                self.died(reason)
+                self.mark_failed(reason)
 
     def _loading(self, message: Loading) -> None:
         state, step = self.state, f"{message.phase} {message.detail}".strip()
         if step != state.step:
             logger.info("loading: %s", step)
-        state.start_up.enter(message.phase, state.heard)
+        state.start_up.enter(message.phase, state.last_message_at)
         if (step, message.percent, message.done, message.beat) != (state.step, state.percent, state.done, state.beat):
-            state.advanced = state.heard
+            state.last_progress_at = state.last_message_at
         state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent
         state.done, state.total, state.beat = message.done, message.total, message.beat
 
     def _step(self, step: Step) -> None:
         if step.load is not None:
-            load = msgspec.structs.replace(step.load, waiting=step.load.waiting + self.checked) if self.checked else step.load
+            load = (
+                msgspec.structs.replace(step.load, waiting=step.load.waiting + self.grammars_pending)
+                if self.grammars_pending
+                else step.load
+            )
             self.state.load = load
             self.on_load(load)
         if step.seconds:
@@ -366,7 +374,7 @@ class EngineClient:
         if step.events:
             self.on_events(step.events)
         for output in step.each():
-            self._unbegun.discard(output.id)
+            self._awaiting_first_token.discard(output.id)
             deliver = self._receivers.get(output.id)
             if deliver is None:
                 continue

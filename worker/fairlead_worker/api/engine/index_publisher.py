@@ -1,4 +1,4 @@
-"""From the engine's reports to the index: which blocks this worker holds, and how busy it is. Redis away never matters here."""
+"""Publish the engine's reports to the index: the blocks that this worker holds, and its load. It works without Redis too."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.messages import CacheEvent, Load
 
 
-class Publisher:
-    """Feeds one IndexWriter. Made when the engine is ready, and not before: what joins is chosen."""
+class IndexPublisher:
+    """Feeds one IndexWriter. It starts only when the engine is ready, because routers choose every worker in the index."""
 
     def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int) -> None:
         card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
@@ -22,7 +22,7 @@ class Publisher:
         self._on_joined: Callable[[], None] | None = None
 
     def start(self, on_joined: Callable[[], None] | None = None) -> None:
-        """`on_joined`: called once, with the first report that finds the worker in the index."""
+        """`on_joined`: called once, with the first load report after the worker has joined the index."""
         self._on_joined = on_joined
         self.writer.start()
 
@@ -45,7 +45,7 @@ class Publisher:
 
 
 def worker_load(load: Load, page_size: int) -> WorkerLoad:
-    """The engine's load in the index's terms."""
+    """Return the engine's load as the index's load record."""
     return WorkerLoad(
         running=load.running,
         waiting=load.waiting,

@@ -1,34 +1,34 @@
-"""How long each phase of a worker's start took: for its log, `GET /ready` and metrics. Whoever waits for pods sees what to shorten."""
+"""Duration of each start-up phase, for the log, `GET /ready` and metrics. It shows which phase to shorten."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class StartUp:
-    """Phases in the order in which they came; time in one that comes back is added up."""
+    """Phases in the order in which they came. Times of a repeated phase are added up."""
 
     began: float
-    """Monotonic time, as all others here."""
+    """Monotonic time, like all times here."""
     seconds: dict[str, float] = field(default_factory=dict)
     _phase: str = "start"
     _since: float = -1.0
 
     def enter(self, phase: str, now: float) -> None:
-        """`phase` begins, and the one before it is over."""
+        """Begin `phase` and end the previous one."""
         if phase == self._phase:
             return
         self._close(now)
         self._phase = phase
 
     def finish(self, now: float) -> str:
-        """The last phase is over; what a log says."""
+        """End the last phase. Return a summary for the log."""
         self._close(now)
         self._phase = ""
         parts = ", ".join(f"{phase} {spent:.1f}" for phase, spent in self.seconds.items() if spent >= 0.05)
         return f"{now - self.began:.1f} s from its start: {parts}"
 
     def join(self, now: float) -> None:
-        """The index names the worker; told apart, as requests are served meanwhile."""
+        """Record when the index listed the worker. It is a separate entry, because requests are served meanwhile."""
         self.seconds["join"] = now - (self._since if self._since >= 0 else self.began)
 
     def _close(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""`bad_words`: words as clients write them, made into the token sequences that the engine keeps out."""
+"""`bad_words`: convert words of a request to the token sequences that the engine must not generate."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from fairlead_worker.api.errors import invalid
 
 
 def token_sequences(encoder: PromptEncoder, words: Sequence[str], vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Of each word as it is at the beginning of a text and, where that is another token, after a space: vLLM's rule.
+    """Return each word's tokens at the start of a text and, if those differ, after a space. This is vLLM's rule.
 
-    A sequence with a token that the model has no row for (of `vocabulary` rows) cannot come, and is left out. Raises ApiError 400.
+    Omit sequences with a token at or above `vocabulary`, the number of the model's logits: they cannot be generated. Raise ApiError 400.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

@@ -1,6 +1,6 @@
-"""One output sequence on its way from the engine to the client: tokens become text, stop strings end it.
+"""One output sequence between the engine and the client: detokenization, stop strings, and output parsing.
 
-Streamed and whole answers go through the same code, so that they cannot differ.
+Streams and whole responses use the same code, so that they cannot differ.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,114 +15,114 @@ _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
 
 class SequenceFailed(Exception):
-    """The engine gave up on this sequence."""
+    """The engine gave up this sequence."""
 
 
 @dataclass(slots=True)
-class Piece:
-    """What an output added for the client to see."""
+class OutputDelta:
+    """The part of the answer that one engine output added."""
 
     text: str = ""
-    """As it was generated, with the markup of reasoning and calls where a parser has seen it."""
+    """Generated text, including reasoning and call markup that a parser has read."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Parallel to `tokens`; empty where none were asked for."""
-    last: bool = False
-    """The sequence ends with this piece."""
-    parsed: list[Event] | None = None
-    """What a parser made of the text; None where there is none, and all is text."""
+    """Parallel to `tokens`. Empty if the request does not ask for log-probabilities."""
+    is_last: bool = False
+    """True for the last delta of the sequence."""
+    parsed_events: list[Event] | None = None
+    """Events that the parser made of the text. None without a parser, when everything is text."""
 
     @property
     def events(self) -> list[Event]:
-        if self.parsed is not None:
-            return self.parsed
+        if self.parsed_events is not None:
+            return self.parsed_events
         return [Text(self.text)] if self.text else []
 
     @property
-    def plain(self) -> str | None:
-        """The text of a piece that is text alone; None for any other."""
-        if self.parsed is None:
+    def plain_text(self) -> str | None:
+        """Return the text of a delta that is text alone, or None for any other delta."""
+        if self.parsed_events is None:
             return self.text
-        texts = [event.text for event in self.parsed if isinstance(event, Text)]
-        return "".join(texts) if len(texts) == len(self.parsed) else None
+        texts = [event.text for event in self.parsed_events if isinstance(event, Text)]
+        return "".join(texts) if len(texts) == len(self.parsed_events) else None
 
-    def add(self, later: "Piece") -> None:
-        """Append the piece that comes next."""
-        self.text += later.text
-        if later.parsed is not None:
-            self.parsed = self.parsed or []
-            self.parsed += later.parsed
-        self.tokens += later.tokens
-        self.logprobs += later.logprobs
-        self.last = later.last
+    def add(self, following: "OutputDelta") -> None:
+        """Append the delta that comes next."""
+        self.text += following.text
+        if following.parsed_events is not None:
+            self.parsed_events = self.parsed_events or []
+            self.parsed_events += following.parsed_events
+        self.tokens += following.tokens
+        self.logprobs += following.logprobs
+        self.is_last = following.is_last
 
 
 class Choice:
-    """The state of one sequence."""
+    """The state of one output sequence."""
 
     def __init__(
         self,
         encoder: PromptEncoder,
         prompt: Sequence[int],
         *,
-        stops: Sequence[str],
+        stop_strings: Sequence[str],
         min_tokens: int,
         eos: Sequence[int],
         logprobs: bool,
-        silent: bool = False,
+        prompt_only: bool = False,
         parser: AnswerParser | None = None,
-        shown: Collection[int] = (),
-        special_tokens: bool = False,
-        show_stop: bool = False,
+        visible_special_tokens: Collection[int] = (),
+        include_special_tokens: bool = False,
+        include_stop_str: bool = False,
     ) -> None:
-        """`shown`: special tokens that `parser` has to see."""
+        """`visible_special_tokens`: special tokens that `parser` needs to see."""
         self.tokens = 0
-        """Tokens generated, the stop token and the tokens of a stop string included."""
+        """Generated tokens, including the stop token and the tokens of a stop string."""
         self.cached_tokens = 0
         self.logprob = 0.0
-        """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
+        """Sum over the tokens. 0 if the engine was not asked for log-probabilities."""
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        """Of its prompt's second token and all after it; with the first piece, where they were asked for."""
+        """Log-probabilities of the prompt from its second token on. They come with the first delta, if requested."""
         self.timing: Timing | None = None
-        """The engine's latest word on it."""
+        """The engine's latest timing of the sequence."""
         self.finish_reason: str | None = None
-        """Why the sequence ended; what its client is told is `shown_reason`."""
+        """Why the sequence ended. The client sees `client_finish_reason`."""
         self.stop_reason: str | int | None = None
-        """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
-        self._decoder = encoder.stream(prompt, not special_tokens, shown if parser is not None else ())
-        self._scanner = StopScanner(stops)
+        """The stop string or stop token id that ended the sequence. None for the end-of-sequence token, as in vLLM."""
+        self._decoder = encoder.stream(prompt, not include_special_tokens, visible_special_tokens if parser is not None else ())
+        self._scanner = StopScanner(stop_strings)
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
-        self._silent = silent
-        """The prompt is all that is wanted: the token that ends its computation is nobody's."""
+        self._prompt_only = prompt_only
+        """Prompt-only request: discard the sampled token."""
         self._parser = parser
         self._parsed_reason: str | None = None
-        self._show_stop = show_stop
-        """What ended it, a stop string or a stop token, is part of the text."""
+        self._include_stop_str = include_stop_str
+        """Include the stop string or stop token in the text."""
 
     @property
-    def generated(self) -> int:
-        """Tokens that count as output."""
-        return 0 if self._silent else self.tokens
+    def output_tokens(self) -> int:
+        """Return the number of tokens that count as output."""
+        return 0 if self._prompt_only else self.tokens
 
     @property
-    def shown_reason(self) -> str | None:
-        """The finish reason for the client: `tool_calls` where the answer ended with calls that are whole."""
+    def client_finish_reason(self) -> str | None:
+        """Return the finish reason for the client: `tool_calls` if the answer ended with complete calls."""
         return self._parsed_reason or self.finish_reason
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Of the tokens, those that were reasoning; None where nobody tells them apart."""
+        """Return the number of reasoning tokens, or None without a parser that separates them."""
         return self._parser.reasoning_tokens if self._parser is not None else None
 
     @property
     def mean_logprob(self) -> float:
-        """How likely the model found its tokens, whatever their number: what `best_of` ranks by."""
+        """Return the mean log-probability of a token, by which `best_of` ranks sequences of any length."""
         return self.logprob / max(self.tokens, 1)
 
-    def take(self, output: Output) -> Piece:
-        """Add an output. Once `finish_reason` is set, nothing more may come. Raises SequenceFailed."""
+    def process(self, output: Output) -> OutputDelta:
+        """Process an engine output. It must not be called after `finish_reason` is set. Raise SequenceFailed."""
         if output.finish in ("error", "abort"):
             raise SequenceFailed(output.error or "the engine dropped the request")
         if self.tokens == 0:
@@ -131,53 +131,53 @@ class Choice:
             self.timing = output.timing
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        if self._silent:
+        if self._prompt_only:
             self.tokens, self.finish_reason = 1, "length"
-            return Piece(last=True)
-        piece = Piece(parsed=None if self._parser is None else [])
+            return OutputDelta(is_last=True)
+        delta = OutputDelta(parsed_events=None if self._parser is None else [])
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):
             self.tokens += 1
-            piece.tokens.append(token)
+            delta.tokens.append(token)
             logprobs = output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS
             self.logprob += logprobs.chosen
             if self._logprobs:
-                piece.logprobs.append(logprobs)
-            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._show_stop:
+                delta.logprobs.append(logprobs)
+            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._include_stop_str:
                 break
-            # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
-            if self._show(piece, self._decoder.push((token,))):
-                return piece
-        if output.finish is not None and not self._show(piece, self._decoder.finish(), token=False):
-            self._add(piece, self._scanner.flush(), token=False)
-            self._finish(piece, output)
-            self._end(piece, output.finish)
-        return piece
+            # Decode one token at a time: the place of a stop string must not depend on how outputs are batched.
+            if self._append_text(delta, self._decoder.push((token,))):
+                return delta
+        if output.finish is not None and not self._append_text(delta, self._decoder.finish(), token=False):
+            self._append(delta, self._scanner.flush(), token=False)
+            self._set_finish_reason(delta, output)
+            self._finish_parser(delta, output.finish)
+        return delta
 
-    def _show(self, piece: Piece, text: str, token: bool = True) -> bool:
-        """Add new text to the piece, of a token unless told otherwise; True when the answer ends with it."""
+    def _append_text(self, delta: OutputDelta, text: str, token: bool = True) -> bool:
+        """Append new text to the delta. `token`: the text comes from a token. Return True if the answer ends with it."""
         if self.tokens < self._min_tokens:
-            self._add(piece, text, token)
+            self._append(delta, text, token)
             return False
         shown, stop = self._scanner.feed(text)
-        self._add(piece, shown + (stop if stop is not None and self._show_stop else ""), token)
+        self._append(delta, shown + (stop if stop is not None and self._include_stop_str else ""), token)
         if stop is None and (self._parser is None or not self._parser.complete):
             return False
-        self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
-        self._end(piece, "stop")
+        self.finish_reason, self.stop_reason, delta.is_last = "stop", stop, True
+        self._finish_parser(delta, "stop")
         return True
 
-    def _add(self, piece: Piece, text: str, token: bool) -> None:
-        piece.text += text
-        if self._parser is not None and piece.parsed is not None and (text or token):
-            piece.parsed += self._parser.feed(text, token)
+    def _append(self, delta: OutputDelta, text: str, token: bool) -> None:
+        delta.text += text
+        if self._parser is not None and delta.parsed_events is not None and (text or token):
+            delta.parsed_events += self._parser.feed(text, token)
 
-    def _end(self, piece: Piece, reason: str) -> None:
-        if self._parser is not None and piece.parsed is not None:
+    def _finish_parser(self, delta: OutputDelta, reason: str) -> None:
+        if self._parser is not None and delta.parsed_events is not None:
             events, self._parsed_reason = self._parser.finish(reason)
-            piece.parsed += events
+            delta.parsed_events += events
 
-    def _finish(self, piece: Piece, output: Output) -> None:
-        self.finish_reason, piece.last = output.finish, True
+    def _set_finish_reason(self, delta: OutputDelta, output: Output) -> None:
+        self.finish_reason, delta.is_last = output.finish, True
         if output.stop_token not in self._eos:
             self.stop_reason = output.stop_token

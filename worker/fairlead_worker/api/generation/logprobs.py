@@ -1,27 +1,27 @@
-"""Log-probabilities in the shapes of the two endpoints."""
+"""Log-probabilities in the formats of completions and chat completions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairlead_common.prompts.encoder import PromptEncoder
-from fairlead_worker.api.generation.choice import Piece
+from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.messages import TokenLogprobs
 
 FLOOR = -9999.0
-"""JSON has no infinity; vLLM shows the same number."""
+"""JSON has no infinity. vLLM uses the same number."""
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-"""The byte alphabet of GPT-2: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+"""GPT-2's byte alphabet: printable Latin-1 bytes map to themselves, the other bytes to U+0100 and up."""
 
 
-def chat_logprobs(encoder: PromptEncoder, piece: Piece, by_id: bool = False) -> dict[str, Any] | None:
-    """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece.
+def chat_logprobs(encoder: PromptEncoder, delta: OutputDelta, by_id: bool = False) -> dict[str, Any] | None:
+    """Return `{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a delta.
 
-    `by_id`: tokens are named `token_id:7`.
+    `by_id`: write tokens as `token_id:7`.
     """
-    if not piece.logprobs:
+    if not delta.logprobs:
         return None
     content = [
         _entry(encoder, token, logprobs.chosen, by_id)
@@ -30,25 +30,25 @@ def chat_logprobs(encoder: PromptEncoder, piece: Piece, by_id: bool = False) -> 
                 _entry(encoder, other, value, by_id) for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
             ]
         }
-        for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
+        for token, logprobs in zip(delta.tokens, delta.logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
 class CompletionLogprobs:
-    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets run on over the pieces of one choice."""
+    """Builds `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`. Offsets continue over the deltas of a choice."""
 
     def __init__(self, encoder: PromptEncoder, by_id: bool = False) -> None:
         self._encoder = encoder
         self._by_id = by_id
         self._offset = 0
 
-    def take(self, piece: Piece) -> dict[str, Any] | None:
-        return self._shape(piece.tokens, piece.logprobs) if piece.logprobs else None
+    def take(self, delta: OutputDelta) -> dict[str, Any] | None:
+        return self._shape(delta.tokens, delta.logprobs) if delta.logprobs else None
 
-    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], piece: Piece | None = None) -> dict[str, Any]:
-        """Of the prompt's tokens, whose first has none, and of those of `piece` after them."""
-        tokens, logprobs = (piece.tokens, piece.logprobs) if piece is not None else ([], [])
+    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], delta: OutputDelta | None = None) -> dict[str, Any]:
+        """Return the log-probabilities of the prompt, whose first token has none, followed by those of `delta`."""
+        tokens, logprobs = (delta.tokens, delta.logprobs) if delta is not None else ([], [])
         return self._shape([*prompt, *tokens], [None, *scores, *logprobs])
 
     def _shape(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, token: int, logprobs: TokenLogprobs) -> Iterator[tuple[str, float]]:
-        """The most likely tokens, and always the chosen one."""
+        """Yield the most likely tokens, and always the chosen one."""
         for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True):
             yield self._name(other), max(value, FLOOR)
         if token not in logprobs.top_ids:
@@ -77,7 +77,8 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}` for each, its own first."""
+    """Return vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}`, the prompt's token
+    first."""
 
     def entry(token: int, value: float, rank: int) -> dict[str, Any]:
         return {"logprob": max(value, FLOOR), "rank": rank, "decoded_token": token_text(encoder, token)}
@@ -91,25 +92,25 @@ def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Seque
 
 
 def token_text(encoder: PromptEncoder, token: int) -> str:
-    """One token by itself; special tokens by their names."""
+    """Return the text of a single token, or the name of a special token."""
     return encoder.decode((token,), skip_special_tokens=False)
 
 
 def token_name(encoder: PromptEncoder, token: int, by_id: bool) -> str:
-    """How log-probabilities call a token: by its text, which others may share, or by its id, as vLLM's `return_tokens_as_token_ids`."""
+    """Return a token's name: its text, which other tokens may share, or its id, as with vLLM's `return_tokens_as_token_ids`."""
     return f"token_id:{token}" if by_id else token_text(encoder, token)
 
 
 def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
-    """The bytes that a token stands for, also where they are only a part of a character."""
+    """Return the bytes of a token, also if they are only part of a character."""
     text = token_text(encoder, token)
     if "\ufffd" not in text:
         return list(text.encode())
-    piece = encoder.token_text(token) or ""
-    if len(piece) == 6 and piece.startswith("<0x"):
-        return [int(piece[3:5], 16)]
-    if piece and all(char in _BYTE_OF for char in piece):
-        return [_BYTE_OF[char] for char in piece]
+    written = encoder.token_text(token) or ""
+    if len(written) == 6 and written.startswith("<0x"):
+        return [int(written[3:5], 16)]
+    if written and all(char in _BYTE_OF for char in written):
+        return [_BYTE_OF[char] for char in written]
     return list(text.encode())
 
 

@@ -1,4 +1,4 @@
-"""A request made ready for the engine: the same for both endpoints, streamed or whole."""
+"""Build the engine request: the same for completions and chat completions, streamed or whole."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -13,45 +13,52 @@ from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.bad_words import token_sequences
 from fairlead_worker.api.generation.choice import Choice
-from fairlead_worker.api.generation.sampling import Show, Wanted, check_vocabulary, choice_seed, fit, truncated
+from fairlead_worker.api.generation.sampling import (
+    OutputOptions,
+    SamplingRequest,
+    check_vocabulary,
+    choice_seed,
+    limit_max_tokens,
+    truncate_prompt,
+)
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import AdapterInfo, Sampling, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What the engine is asked for. Choice `i` belongs to prompt `i // best_of`."""
+class GenerationRequest:
+    """A validated request for the engine. Choice `i` belongs to prompt `i // best_of`."""
 
     prompts: Sequence["array[int]"]
     n: int
     best_of: int
     submissions: list[Submission]
     choices: list[Choice]
-    scored: bool
-    """Log-probabilities of the prompts are wanted: the first choice of each brings them."""
-    show: Show = field(default_factory=Show)
+    needs_prompt_logprobs: bool
+    """True if the request needs log-probabilities of its prompts. The first choice of each prompt brings them."""
+    output_options: OutputOptions = field(default_factory=OutputOptions)
 
-    def scores(self, prompt: int) -> tuple[TokenLogprobs, ...]:
-        """Of the second token of a prompt and all after it."""
+    def get_prompt_logprobs(self, prompt: int) -> tuple[TokenLogprobs, ...]:
+        """Return the log-probabilities of a prompt from its second token on."""
         return self.choices[prompt * self.best_of].prompt_logprobs
 
-    def awaits_scores(self, index: int) -> bool:
-        """The prompt of choice `index` is still to be scored."""
-        return self.scored and not self.choices[index // self.best_of * self.best_of].tokens
+    def awaits_prompt_logprobs(self, index: int) -> bool:
+        """Return True if the prompt log-probabilities for choice `index` have not arrived yet."""
+        return self.needs_prompt_logprobs and not self.choices[index // self.best_of * self.best_of].tokens
 
-    def best(self) -> list[int]:
-        """The choices to show: of each prompt the n most likely ones, the likeliest first; all in their order where all are shown."""
+    def select_best(self) -> list[int]:
+        """Return the choices to show: the n most likely of each prompt, best first. Without `best_of`, return all in order."""
         if self.best_of == self.n:
             return list(range(len(self.choices)))
         groups = (range(at, at + self.best_of) for at in range(0, len(self.choices), self.best_of))
         return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far."""
+        """Return OpenAI's `usage` for the tokens so far."""
         prompt = sum(map(len, self.prompts))
-        completion = sum(choice.generated for choice in self.choices)
-        cached = sum(choice.cached_tokens for choice in self._leaders())
+        completion = sum(choice.output_tokens for choice in self.choices)
+        cached = sum(choice.cached_tokens for choice in self._least_cached_choices())
         usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -64,11 +71,11 @@ class Prepared:
         return usage
 
     def host_cached_tokens(self) -> int:
-        """Of the cached tokens, those that came back from the host tier."""
-        return sum(choice.timing.host_cached_tokens for choice in self._leaders() if choice.timing is not None)
+        """Return how many of the cached tokens came from the host tier."""
+        return sum(choice.timing.host_cached_tokens for choice in self._least_cached_choices() if choice.timing is not None)
 
-    def _leaders(self) -> Iterator[Choice]:
-        """Of several choices of one prompt, the one that found least in the cache: it says what was cached before them all."""
+    def _least_cached_choices(self) -> Iterator[Choice]:
+        """Yield each prompt's choice with the fewest cached tokens. Its count is what the cache held before any of the choices ran."""
         for at in range(0, len(self.choices), self.best_of):
             begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
             if begun:
@@ -78,58 +85,80 @@ class Prepared:
 def prepare(
     worker: Worker,
     prompts: Sequence["array[int]"],
-    wanted: Wanted,
+    sampling_request: SamplingRequest,
     adapter: AdapterInfo | None = None,
     grammar: str = "",
     parsers: Callable[[], AnswerParser | None] = lambda: None,
     field: str = "prompt",
-) -> Prepared:
-    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400, for `field`, the prompts' own.
+) -> GenerationRequest:
+    """Check the prompts against the context length and build one submission for each choice.
 
-    `grammar`: what `Worker.grammar` says of the form that is wanted. `parsers`: one for each choice, where their text is to be read.
+    `grammar`: the result of `Worker.compile_grammar`. `parsers`: creates the parser of each choice. Raises ApiError 400 that names
+    `field`, the prompts' field.
     """
-    base = checked_sampling(worker, wanted)
-    # An adapter's prefixes are not told to peers: they would compute them with the bare model.
-    root = prompt_root(worker.encoder.format, adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
+    base = resolve_sampling(worker, sampling_request)
+    # Peers compute warm-up prefixes with the base model, so an adapter's prefixes are not offered to them.
+    root = (
+        prompt_root(worker.encoder.format, adapter.digest, sampling_request.salt)
+        if adapter
+        else worker.base_model_root(sampling_request.salt)
+    )
     number = adapter.number if adapter else 0
     submissions, choices = [], []
-    prompts = [truncated(prompt, wanted.truncate, wanted.max_tokens, worker.max_model_len) for prompt in prompts]
+    prompts = [
+        truncate_prompt(prompt, sampling_request.truncate_prompt_tokens, sampling_request.max_tokens, worker.max_model_len)
+        for prompt in prompts
+    ]
     for prompt in prompts:
         worker.check_tokens(prompt, field)
-        max_tokens = fit(wanted.max_tokens, len(prompt), worker.max_model_len, field)
-        for choice in range(wanted.best_of):
+        max_tokens = limit_max_tokens(sampling_request.max_tokens, len(prompt), worker.max_model_len, field)
+        for choice in range(sampling_request.best_of):
             scores = None if choice else base.prompt_logprobs
-            seed = choice_seed(wanted.seed, choice)
+            seed = choice_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
-            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant, number, grammar))
+            submissions.append(Submission(prompt, sampling, root, sampling_request.priority, sampling_request.tenant, number, grammar))
             choices.append(
                 Choice(
                     worker.encoder,
                     prompt,
-                    stops=wanted.stops,
+                    stop_strings=sampling_request.stop_strings,
                     min_tokens=base.min_tokens,
                     eos=worker.ready.eos_token_ids,
-                    logprobs=wanted.logprobs,
-                    silent=wanted.silent,
+                    logprobs=sampling_request.logprobs,
+                    prompt_only=sampling_request.prompt_only,
                     parser=parsers(),
-                    shown=worker.reading.shown,
-                    special_tokens=wanted.show.special_tokens,
-                    show_stop=wanted.show.stop,
+                    visible_special_tokens=worker.output_parsers.visible_special_tokens,
+                    include_special_tokens=sampling_request.output_options.include_special_tokens,
+                    include_stop_str=sampling_request.output_options.include_stop_str,
                 )
             )
     _check_logprobs(submissions, worker.config.max_logprob_entries)
-    return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices, base.prompt_logprobs is not None, wanted.show)
+    return GenerationRequest(
+        prompts,
+        sampling_request.n,
+        sampling_request.best_of,
+        submissions,
+        choices,
+        base.prompt_logprobs is not None,
+        sampling_request.output_options,
+    )
 
 
-def checked_sampling(worker: Worker, wanted: Wanted) -> Sampling:
-    """`wanted.base` as this model can do it. Raises ApiError 400."""
+def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampling:
+    """Return the request's sampling parameters for this model. Raise ApiError 400 if the model cannot apply them."""
     if not worker.ready.generates:
         message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
         raise invalid(message, param="model", code=NO_GENERATION)
-    base = wanted.base
-    if wanted.bad_words:
-        base = msgspec.structs.replace(base, bad_words=token_sequences(worker.encoder, wanted.bad_words, worker.ready.vocabulary_size))
-    if wanted.show.special_tokens and not wanted.show.spaces and worker.encoder.spaces_special_tokens:
+    base = sampling_request.sampling
+    if sampling_request.bad_words:
+        base = msgspec.structs.replace(
+            base, bad_words=token_sequences(worker.encoder, sampling_request.bad_words, worker.ready.vocabulary_size)
+        )
+    if (
+        sampling_request.output_options.include_special_tokens
+        and not sampling_request.output_options.spaces_between_special_tokens
+        and worker.encoder.spaces_special_tokens
+    ):
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
         raise invalid(message, param="spaces_between_special_tokens")
     check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
@@ -137,12 +166,12 @@ def checked_sampling(worker: Worker, wanted: Wanted) -> Sampling:
 
 
 def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:
-    """An answer with its log-probabilities is held as a whole: twenty for each token of 128 choices would be gigabytes."""
+    """Raise ApiError 400 for too many log-probabilities. A response is held in memory: twenty per token for 128 choices are gigabytes."""
     entries = 0
     for submission in submissions:
         sampling = submission.sampling
         entries += 0 if sampling.logprobs is None else sampling.max_tokens * (sampling.logprobs + 1)
         entries += 0 if sampling.prompt_logprobs is None else len(submission.tokens) * (sampling.prompt_logprobs + 1)
     if entries > most > 0:
-        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are told (--max-logprob-entries)"
-        raise invalid(f"{message}; lower max_tokens, n, or how many of each token are asked for", param="logprobs")
+        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are returned (--max-logprob-entries)"
+        raise invalid(f"{message}; lower max_tokens, n, or the number of log-probabilities per token", param="logprobs")

@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
+"""Convert request fields to sampling parameters, stop strings and limits. The same rules apply to completions and chats."""
 
 import dataclasses
 import secrets
@@ -9,74 +9,74 @@ from dataclasses import dataclass
 from fairlead_common.truncate import brief
 from fairlead_worker.api.errors import invalid, too_long
 from fairlead_worker.api.generation.structured_outputs import constraint
-from fairlead_worker.api.generation.unsupported_fields import refuse
+from fairlead_worker.api.generation.unsupported_fields import check_unsupported
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Sampling
 
 MAX_STOPS = 16
-"""OpenAI allows 4; each costs a search of every piece of text."""
+"""OpenAI allows 4. Each one costs a search of every piece of text."""
 MAX_STOP_CHARACTERS = 256
-"""Of each: while the text may be its beginning, a token costs as many comparisons."""
+"""Per stop string. While the text may be its prefix, each token costs as many comparisons."""
 MAX_BIASES = 1024
 """OpenAI allows 300."""
 MAX_BIAS = 100
-"""OpenAI's bounds: at either end a token is as good as banned or forced."""
+"""OpenAI's bounds: at either end, a token is practically banned or forced."""
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
+"""OpenAI's default for /v1/completions. A chat may continue to the end of the context."""
 _SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd and far from small multiples: the seeds of the n choices of near seeds do not meet (the golden ratio of splitmix64)."""
+"""Odd and far from small multiples, so that the choice seeds of nearby seeds do not collide (splitmix64's golden ratio)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    """What of the answer's tokens is shown, and how."""
+class OutputOptions:
+    """Which parts of the output are shown, and how."""
 
-    special_tokens: bool = False
-    spaces: bool = True
-    """Special tokens that follow each other are as the tokenizer joins them; False: with nothing between them."""
-    stop: bool = False
-    """The stop string or stop token that ended it is part of the text."""
-    token_ids: bool = False
-    """The ids of the prompt and of the answer."""
-    tokens_by_id: bool = False
-    """Log-probabilities name tokens `token_id:7`: texts of tokens are not unique."""
+    include_special_tokens: bool = False
+    spaces_between_special_tokens: bool = True
+    """True: join consecutive special tokens as the tokenizer does. False: put nothing between them."""
+    include_stop_str: bool = False
+    """Include the stop string or stop token in the text."""
+    return_token_ids: bool = False
+    """Return the token ids of the prompt and of the answer."""
+    tokens_as_token_ids: bool = False
+    """Name tokens `token_id:7` in log-probabilities, because token texts are not unique."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How a request wants its tokens chosen, before the prompt's length is known."""
+class SamplingRequest:
+    """The sampling of a request, before the prompt's length is known."""
 
     max_tokens: int | None
-    base: Sampling
-    """`max_tokens` and `seed` are still to be set: for each prompt and choice."""
+    sampling: Sampling
+    """`max_tokens` and `seed` are set later, for each prompt and choice."""
     seed: int
-    stops: tuple[str, ...]
+    stop_strings: tuple[str, ...]
     n: int
     best_of: int
-    """Sequences to generate for each prompt: the `n` most likely ones are shown."""
+    """Sequences to generate for each prompt. The `n` most likely ones are shown."""
     logprobs: bool
-    """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
-    silent: bool
-    """Nothing is generated (`max_tokens` 0): the engine's one token is not shown."""
+    """Show log-probabilities. `sampling.logprobs` is also set if only the `best_of` ranking needs them."""
+    prompt_only: bool
+    """Generate nothing (`max_tokens` 0): the engine's one token is not shown."""
     priority: int = 0
-    """Lower goes first, policy `priority`."""
+    """Lower values run first, with `--policy priority`."""
     tenant: str = ""
-    """Who is to have a fair share, policy `fair`."""
+    """The owner of the fair share, with `--policy fair`."""
     salt: str = ""
-    """Prompts of another salt share no KV with it; empty: the salt of all that have none."""
+    """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
     constraint: Constraint | None = None
-    """The form that the answer must have."""
+    """The format that the answer must have."""
     bad_words: tuple[str, ...] = ()
-    """What may not come; `base.bad_words` in tokens, once there is a tokenizer."""
-    truncate: int | None = None
-    """`truncate_prompt_tokens`."""
-    show: Show = dataclasses.field(default_factory=Show)
+    """Words that must not be generated. They become `sampling.bad_words` once the tokenizer is known."""
+    truncate_prompt_tokens: int | None = None
+    """vLLM's `truncate_prompt_tokens`."""
+    output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
 
 
-def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
-    """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
-    refuse(request)
+def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> SamplingRequest:
+    """Check rules across fields and collect the sampling parameters. `defaults`: values of absent fields. Raise ApiError 400."""
+    check_unsupported(request)
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
         if request.top_logprobs and not request.logprobs:
@@ -87,7 +87,7 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
         logprobs = request.logprobs
     prompt_logprobs = _prompt_logprobs(request)
     if max_tokens == 0 and prompt_logprobs is None and not (isinstance(request, CompletionRequest) and request.echo):
-        raise invalid("max_tokens: 0 leaves nothing to answer; with echo or prompt_logprobs it gives the prompt alone", param="max_tokens")
+        raise invalid("max_tokens: 0 generates nothing; use it with echo or prompt_logprobs to get the prompt alone", param="max_tokens")
     n = request.n or 1
     best_of = _best_of(request, n)
     min_tokens = request.min_tokens or 0
@@ -101,49 +101,49 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
     seed = secrets.randbits(63) if request.seed is None else request.seed
     base = Sampling(
         max_tokens=0,
-        temperature=_given(request.temperature, defaults, "temperature", 1.0),
-        top_p=_given(request.top_p, defaults, "top_p", 1.0),
-        top_k=max(0, int(_given(request.top_k, defaults, "top_k", 0))),
-        min_p=_given(request.min_p, defaults, "min_p", 0.0),
+        temperature=_value_or_default(request.temperature, defaults, "temperature", 1.0),
+        top_p=_value_or_default(request.top_p, defaults, "top_p", 1.0),
+        top_k=max(0, int(_value_or_default(request.top_k, defaults, "top_k", 0))),
+        min_p=_value_or_default(request.min_p, defaults, "min_p", 0.0),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=0 if logprobs is None and best_of > n else logprobs,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_given(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
-        logit_bias=_biases(request.logit_bias or {}),
-        allowed_token_ids=_allowed(request.allowed_token_ids),
+        repetition_penalty=_value_or_default(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
+        logit_bias=_parse_logit_bias(request.logit_bias or {}),
+        allowed_token_ids=_parse_allowed_token_ids(request.allowed_token_ids),
         prompt_logprobs=prompt_logprobs,
     )
     most = max_tokens if max_tokens is None else max(max_tokens, 1)
-    silent = max_tokens == 0
-    return Wanted(
+    prompt_only = max_tokens == 0
+    return SamplingRequest(
         most,
         base,
         seed,
-        _stops(request.stop),
+        _parse_stop(request.stop),
         n,
         best_of,
         logprobs is not None,
-        silent,
+        prompt_only,
         request.priority or 0,
         request.user or "",
-        constraint=None if silent else constraint(request),
+        constraint=None if prompt_only else constraint(request),
         bad_words=tuple(request.bad_words or ()),
-        truncate=request.truncate_prompt_tokens,
-        show=Show(
-            special_tokens=request.skip_special_tokens is False,
-            spaces=request.spaces_between_special_tokens is not False,
-            stop=bool(request.include_stop_str_in_output),
-            token_ids=bool(request.return_token_ids),
-            tokens_by_id=bool(request.return_tokens_as_token_ids),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        output_options=OutputOptions(
+            include_special_tokens=request.skip_special_tokens is False,
+            spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+            include_stop_str=bool(request.include_stop_str_in_output),
+            return_token_ids=bool(request.return_token_ids),
+            tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
         ),
     )
 
 
 def _prompt_logprobs(request: CommonRequest) -> int | None:
-    """As vLLM: its field, or what `echo` with `logprobs` needs."""
+    """Return the number of prompt log-probabilities as vLLM does: from its field, or for `echo` with `logprobs`."""
     if request.prompt_logprobs is not None:
         if request.stream:
             raise invalid("prompt_logprobs: only whole answers have them; leave stream out", param="prompt_logprobs")
@@ -151,17 +151,18 @@ def _prompt_logprobs(request: CommonRequest) -> int | None:
     return request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
 
 
-def _given(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
+def _value_or_default(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
     return defaults.get(field, neutral) if value is None else value
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of one of n choices, in [0, 2^63): choice 0 has the request's own, so that n=1 equals the first of many."""
+    """Return the seed of one of n choices, in [0, 2^63). Choice 0 has the request's seed, so that n=1 equals the first of many."""
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
 
 
-def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
-    """vLLM's `truncate_prompt_tokens`: a prompt's last `most` tokens; -1: as many as leave room for the answer. Raises ApiError 400."""
+def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
+    """Apply vLLM's `truncate_prompt_tokens`: keep the last `most` tokens, or with -1 as many as leave room for the answer. Raise ApiError
+    400."""
     if most is None:
         return prompt
     if most == 0 or most > limit:
@@ -169,8 +170,8 @@ def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, li
     return prompt[-max(1, limit - (max_tokens or 1) if most < 0 else most) :]
 
 
-def fit(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
-    """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them. `field`: the prompt's."""
+def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
+    """Return how many tokens may follow the prompt. Raise ApiError 400 if the context cannot hold them. `field`: the prompt's field."""
     if prompt_tokens + 1 > limit:
         raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit, field)
     if max_tokens is None:
@@ -184,7 +185,7 @@ def fit(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> i
     return max_tokens
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def _parse_stop(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise invalid(f"stop: at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
@@ -204,30 +205,32 @@ def _best_of(request: CommonRequest, n: int) -> int:
     return best_of
 
 
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """OpenAI's form: token ids as JSON keys, so as strings."""
+def _parse_logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """Parse OpenAI's format: the keys are token ids as JSON strings."""
     if len(given) > MAX_BIASES:
         raise invalid(f"logit_bias: at most {MAX_BIASES} tokens, not {len(given)}", param="logit_bias")
     biases: dict[int, float] = {}
     for key, value in given.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise invalid(f'logit_bias: {key[:40]!r} is no token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias")
+            raise invalid(
+                f'logit_bias: {key[:40]!r} is not a token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias"
+            )
         if not -MAX_BIAS <= value <= MAX_BIAS:
             raise invalid(f"logit_bias: {value} for token {brief(key)} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
         if int(key) in biases:
-            raise invalid(f"logit_bias: token {brief(int(key))} is there twice", param="logit_bias")
+            raise invalid(f"logit_bias: token {brief(int(key))} appears twice", param="logit_bias")
         biases[int(key)] = value
     return tuple(biases.items())
 
 
-def _allowed(given: list[int] | None) -> tuple[int, ...]:
+def _parse_allowed_token_ids(given: list[int] | None) -> tuple[int, ...]:
     if given is not None and not given:
         raise invalid("allowed_token_ids: an empty list allows nothing; leave it out to allow every token", param="allowed_token_ids")
     return tuple(dict.fromkeys(given or ()))
 
 
 def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) -> None:
-    """Token ids that a request names must be tokens of this model, and leave something to choose. Raises ApiError 400."""
+    """Raise ApiError 400 unless the request's token ids are in the vocabulary and leave a token to choose."""
     for field, tokens in (("logit_bias", [token for token, _ in sampling.logit_bias]), ("allowed_token_ids", sampling.allowed_token_ids)):
         if tokens and (largest := max(tokens)) >= vocabulary:
             raise invalid(f"{field}: token id {largest} is not in the vocabulary of {vocabulary}", param=field)

@@ -1,22 +1,22 @@
-"""Stop strings: found wherever tokens split them, and never shown in part."""
+"""Stop strings. They are found across token borders, and no part of one is ever shown."""
 
 from collections.abc import Sequence
 
 
 class StopScanner:
-    """Passes text through, up to the first stop string. Holds back only what could be the beginning of one."""
+    """Passes text through up to the first stop string. It holds back only text that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that was met). After a match, the text before it is all there is."""
+        """Return (text to show, stop string found or None). After a match, the text ends before the stop string."""
         if not self._stops:
             return text, None
         text = self._held + text
         self._held = ""
-        # The earliest match wins; at one place, the longest.
+        # The earliest match wins; at the same position, the longest.
         found = min(((at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
             return text[: found[0]], found[2]
@@ -26,11 +26,11 @@ class StopScanner:
         return shown, None
 
     def flush(self) -> str:
-        """What was held back, at the end of the sequence."""
+        """Return the text that was held back, at the end of the sequence."""
         rest, self._held = self._held, ""
         return rest
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Characters at the end of `text` that are the beginning of `stop`."""
+        """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
         return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

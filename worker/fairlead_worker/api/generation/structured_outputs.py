@@ -1,4 +1,4 @@
-"""Which form of answer a request asks for: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields."""
+"""The answer's format: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
-"""Of `structured_outputs`, beside the form itself."""
+"""Keys of `structured_outputs` beside the format itself."""
 GUIDED: dict[str, Kind] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 def constraint(request: CommonRequest) -> Constraint | None:
-    """The one form that the request asks for; None where it may be anything. Raises ApiError 400."""
+    """Return the request's one answer format, or None without one. Raise ApiError 400."""
     found = [each for each in (_response_format(request.response_format), _structured(request), *_guided(request)) if each is not None]
     if len(found) > 1:
         names = ", ".join(each.field for each in found)
@@ -53,7 +53,7 @@ def _structured(request: CommonRequest) -> Constraint | None:
     kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
     forms = [name for name in kinds if name in asked]
     if unknown := sorted(set(asked) - set(kinds) - {"disable_fallback", "disable_additional_properties"}):
-        raise invalid(f"{field}: does not know {unknown[0]:.60}; it has {', '.join(kinds)}, {', '.join(OPTIONS)}", param=field)
+        raise invalid(f"{field}: {unknown[0]:.60} is not supported; supported are {', '.join(kinds)}, {', '.join(OPTIONS)}", param=field)
     if asked.get("disable_additional_properties"):
         raise invalid(f'{field}.disable_additional_properties: not supported; say "additionalProperties": false in the schema', param=field)
     if len(forms) != 1:
@@ -75,18 +75,18 @@ def _guided(request: CommonRequest) -> list[Constraint]:
 
 
 def _of(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Constraint:
-    """Checks what the field's own type does not say."""
+    """Check what the field's own type does not express, and return the constraint."""
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value) or len(value) > MAX_CHOICES:
             raise invalid(f"{field}: must be a list of 1 to {MAX_CHOICES} strings", param=field)
         if "" in value:
-            raise invalid(f"{field}: an empty string is no answer", param=field)
+            raise invalid(f"{field}: must not contain an empty string", param=field)
     elif kind in ("json", "structural_tag"):
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise invalid(f"{field}: is no JSON: {brief(error)}", param=field) from None
+                raise invalid(f"{field}: is not JSON: {brief(error)}", param=field) from None
         if not isinstance(value, dict | bool):
             raise invalid(f"{field}: must be a JSON schema, an object", param=field)
         if kind == "structural_tag" and not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Fields whose values would change the answer and are not done here: refused by name, rather than left out of what is done."""
+"""Fields whose values would change the answer in unsupported ways. The worker refuses them instead of ignoring them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,58 +11,60 @@ from fairlead_worker.api.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`taken`: values that ask for nothing more than what is done anyway; `null` and leaving the field out always are. All others: 400."""
+    """An unsupported field. `accepted`: values that change nothing; `null` and an absent field are always accepted. Others get a 400."""
 
-    taken: tuple[Any, ...]
-    why: str
+    accepted: tuple[Any, ...]
+    reason: str
 
 
 _NOTHING: tuple[Any, ...] = ([], {})
 
 REFUSALS: Mapping[str, Refusal] = {
-    "audio": Refusal((), "the model speaks text only"),
+    "audio": Refusal((), "the model outputs text only"),
     "early_stopping": Refusal((False,), "there is no beam search"),
     "ec_transfer_params": Refusal(_NOTHING, "no other process holds a part of the request"),
     "function_call": Refusal((), "tool_choice has replaced it and says the same"),
     "functions": Refusal((), "tools have replaced them: give each as {type: function, function: {…}}"),
     "kv_transfer_params": Refusal(_NOTHING, "a prompt's KV is computed and cached where it is answered"),
     "length_penalty": Refusal((1,), "there is no beam search"),
-    "logits_processors": Refusal(([],), "code of clients is not run; see logit_bias, bad_words and structured_outputs"),
+    "logits_processors": Refusal(([],), "client code is not executed; see logit_bias, bad_words and structured_outputs"),
     "media_io_kwargs": Refusal(_NOTHING, "the model reads text only"),
     "mm_processor_kwargs": Refusal(_NOTHING, "the model reads text only"),
-    "modalities": Refusal((["text"],), "the model speaks text only"),
+    "modalities": Refusal((["text"],), "the model outputs text only"),
     "moderation": Refusal((), "nothing is moderated"),
     "prediction": Refusal((), "no prediction is compared; speculation is the server's (--speculative-method)"),
     "prompt_embeds": Refusal(([],), "prompts are text or token ids"),
     "service_tier": Refusal(("auto", "default"), "there is one tier; see priority"),
     "store": Refusal((False,), "nothing is stored"),
-    "suffix": Refusal(("",), "the model is not asked to fill in the middle"),
+    "suffix": Refusal(("",), "fill-in-the-middle is not supported"),
     "use_beam_search": Refusal((False,), "there is no beam search; see best_of"),
     "verbosity": Refusal(("medium",), "ask for it in the messages, or in chat_template_kwargs"),
     "vllm_xargs": Refusal(_NOTHING, "there are no extensions"),
-    "web_search_options": Refusal((), "the model has no web"),
+    "web_search_options": Refusal((), "the model has no web access"),
 }
 
 HINTS: Mapping[str, str] = {
     "metadata": "only stored answers would have it; nothing is stored",
-    "prompt_cache_key": "prompts that share a prefix meet without it; `cache_salt` parts them",
+    "prompt_cache_key": "prompts share cached prefixes without it; `cache_salt` separates them",
     "prompt_cache_options": "as `prompt_cache_key`",
-    "prompt_cache_retention": "what is kept is what is used",
-    "safety_identifier": "nobody is reported",
+    "prompt_cache_retention": "the cache keeps what is used",
+    "safety_identifier": "nothing is reported",
 }
-"""Fields that change no answer wherever they are taken: accepted, and nothing follows from them."""
+"""Fields that never change the answer: accepted and ignored."""
 
 
-def refuse(request: msgspec.Struct) -> None:
-    """Raises ApiError 400 for the first value that asks for what is not done."""
+def check_unsupported(request: msgspec.Struct) -> None:
+    """Raise ApiError 400 for the first unsupported value."""
     for field, refusal in REFUSALS.items():
         value = getattr(request, field, None)
-        if value is None or any(value == taken and isinstance(value, bool) == isinstance(taken, bool) for taken in refusal.taken):
+        if value is None or any(
+            value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in refusal.accepted
+        ):
             continue
-        others = [f"give {shown(taken)}" for taken in refusal.taken[:1] if taken not in _NOTHING]
-        raise invalid(f"{field}: not supported, as {refusal.why}; {' or '.join(['leave it out', *others])}", param=field)
+        others = [f"give {to_json(accepted)}" for accepted in refusal.accepted[:1] if accepted not in _NOTHING]
+        raise invalid(f"{field}: not supported, as {refusal.reason}; {' or '.join(['leave it out', *others])}", param=field)
 
 
-def shown(value: Any) -> str:
-    """A value as JSON."""
+def to_json(value: Any) -> str:
+    """Return a value as JSON."""
     return msgspec.json.encode(value).decode()

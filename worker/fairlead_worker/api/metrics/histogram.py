@@ -1,5 +1,6 @@
-"""A histogram for what happens at every token and step: two list operations, where `prometheus_client`'s takes locks and checks (0.4
-against 2.7 µs). Only the event loop observes and collects, so nothing needs a lock. What a scrape shows is the same.
+"""A histogram for every token and step. It costs two list operations; `prometheus_client`'s takes locks and checks (0.4 against 2.7 µs).
+
+Only the event loop observes and collects, so no lock is needed. A scrape shows the same as with the library.
 """
 
 import time
@@ -11,7 +12,7 @@ from prometheus_client.registry import Collector
 
 
 class Series:
-    """The observations under one set of labels: counts by upper bound (inclusive), and their sum."""
+    """Observations under one set of labels: counts by inclusive upper bound, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.counts = [0] * (len(bounds) + 1)
@@ -25,7 +26,7 @@ class Series:
 
 
 class PlainHistogram(Collector):
-    """One metric, with a series for each set of labels that was asked for."""
+    """One metric with a series for each set of labels."""
 
     def __init__(self, name: str, text: str, buckets: Sequence[float]) -> None:
         self._name, self._text = name, text
@@ -33,7 +34,7 @@ class PlainHistogram(Collector):
         self._series: list[tuple[dict[str, str], Series]] = []
 
     def labels(self, **labels: str) -> Series:
-        """A new series; the caller keeps it."""
+        """Return a new series, which the caller keeps."""
         series = Series(self._bounds)
         self._series.append((labels, series))
         return series

@@ -1,4 +1,4 @@
-"""`--metrics-names vllm`: what vLLM calls our metrics. Labels are ours (`model_name`); vLLM's `engine` is left out."""
+"""`--metrics-names vllm`: vLLM's names of the same metrics. The labels stay Fairlead's (`model_name`, without vLLM's `engine`)."""
 
 from typing import Final
 
@@ -31,6 +31,6 @@ OLDER: Final = {
     "prefix_cache_queries_total": "gpu_prefix_cache_queries_total",
     "prefix_cache_hits_total": "gpu_prefix_cache_hits_total",
 }
-"""What vLLM called them before version 0.11; dashboards still do."""
+"""vLLM's names before version 0.11. Dashboards still use them."""
 
 NAMES: Final = {f"fairlead_{name}": [f"vllm:{other}" for other in (name, OLDER.get(name)) if other] for name in SAME}

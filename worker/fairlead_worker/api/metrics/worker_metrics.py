@@ -1,6 +1,6 @@
-"""Prometheus metrics, with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here; both with `--metrics-names vllm`).
+"""Prometheus metrics with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here; both with `--metrics-names vllm`).
 
-What the engine counts comes from its latest report when a scrape asks; what only the API sees is observed as it happens.
+Engine metrics come from its latest report at scrape time. API metrics are recorded as they happen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ from fairlead_worker.messages import Drafts, HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
-"""Seconds; vLLM's ranges."""
+"""Seconds: vLLM's buckets."""
 SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
-"""Tokens; vLLM's steps."""
+"""Tokens: vLLM's buckets."""
 
 
 class Metrics:
-    """All metrics of one worker, in a registry of its own."""
+    """All metrics of one worker, in their own registry."""
 
     content_type = "text/plain; version=1.0.0; charset=utf-8"
 
     def __init__(self, engine: EngineClient, model_name: str, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`aliases`: other names under which families are shown as well."""
+        """`aliases`: other names under which the metrics are also shown."""
         self.registry = CollectorRegistry()
         self._aliases = aliases or {}
         self.registry.register(_EngineCollector(engine, model_name))
@@ -53,14 +53,14 @@ class Metrics:
         self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
         for size in sizes.values():
             self.registry.register(size)
-        self.first_token = histogram["time_to_first_token_seconds"]
-        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Between outputs of one sequence.", GAPS)
-        self.token_gap = gaps.labels(model_name=model_name)
-        self.whole_request = histogram["e2e_request_latency_seconds"]
+        self.time_to_first_token = histogram["time_to_first_token_seconds"]
+        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Time between outputs of one sequence.", GAPS)
+        self.inter_token_latency = gaps.labels(model_name=model_name)
+        self.e2e_latency = histogram["e2e_request_latency_seconds"]
         self.queue_time = histogram["request_queue_time_seconds"]
         self.prefill_time = histogram["request_prefill_time_seconds"]
         self.decode_time = histogram["request_decode_time_seconds"]
-        steps = PlainHistogram("fairlead_step_seconds", "Time of a step, by what was in it: prefill, decodes, or both.", GAPS)
+        steps = PlainHistogram("fairlead_step_seconds", "Step time by kind: prefill, decode, or mixed.", GAPS)
         self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
         self.registry.register(gaps)
         self.registry.register(steps)
@@ -76,7 +76,7 @@ class Metrics:
         self.in_flight = in_flight.labels(model_name)
         joined = Gauge(
             "fairlead_index_joined",
-            "1 while the index names this worker, as far as it knows; 0 also without an index.",
+            "1 while this worker is in the index, as far as it knows; 0 without an index.",
             labels,
             registry=self.registry,
         )
@@ -84,7 +84,7 @@ class Metrics:
         full = Gauge("fairlead_index_full", "1 while Redis has no room for new blocks of this worker.", labels, registry=self.registry)
         self.index_full = full.labels(model_name)
 
-    def finished(self, reason: str) -> None:
+    def count_finished(self, reason: str) -> None:
         self._finished[reason].inc()
 
     def _step(self, step: Step) -> None:
@@ -92,7 +92,7 @@ class Metrics:
         if step.stall_seconds:
             self._stall.inc(step.stall_seconds * step.stalled)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         return with_aliases(generate_latest(self.registry), self._aliases)
 
 
@@ -108,7 +108,11 @@ class _EngineCollector(Collector):
         for name, text, value in (
             ("num_requests_running", "Requests in the current step.", load.running),
             ("num_requests_waiting", "Requests that have not started.", load.waiting),
-            ("kv_cache_usage_perc", "KV pages that requests hold, 1 being all.", used / load.pages_total if load.pages_total else 0.0),
+            (
+                "kv_cache_usage_perc",
+                "Share of KV pages that requests hold, from 0 to 1.",
+                used / load.pages_total if load.pages_total else 0.0,
+            ),
             ("kv_cached_pages", "KV pages that the prefix cache holds.", load.pages_cached),
             ("kv_pages", "KV pages in all.", load.pages_total),
             ("host_kv_pages", "Pages that the host tier can hold; 0: there is none.", host.total),
@@ -116,7 +120,7 @@ class _EngineCollector(Collector):
             ("backlog_tokens", "Prompt tokens submitted and not computed yet.", load.backlog_tokens),
             ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
             ("decode_step_seconds", "Recent time of a decode step.", load.step_seconds),
-            ("engine_ready", "1 when the engine serves.", float(self._engine.serving)),
+            ("engine_ready", "1 if the engine is ready.", float(self._engine.serving)),
         ):
             gauge = GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             gauge.add_metric((self._model_name,), value)
@@ -126,30 +130,32 @@ class _EngineCollector(Collector):
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier.", load.cached_tokens),
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
             ("generation_tokens", "Tokens generated.", load.output_tokens),
-            ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
+            ("num_preemptions", "Requests that were preempted and recomputed.", load.retractions),
             (
                 "retraction_recomputed_tokens",
-                "Tokens computed again because their request was retracted, less what was still cached.",
+                "Tokens computed again because their request was preempted, less what was still cached.",
                 load.retraction_recomputed_tokens,
             ),
             ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", load.evicted_pages),
             ("host_kv_saved_pages", "Pages copied from the device to the host tier.", host.saved),
             ("host_kv_loaded_pages", "Pages copied back from the host tier.", host.loaded),
-            ("host_kv_dropped_pages", "Pages that the host tier gave up.", host.dropped),
+            ("host_kv_dropped_pages", "Pages dropped from the host tier.", host.dropped),
             ("engine_steps", "Steps of the engine.", load.steps),
         ):
             counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             counter.add_metric((self._model_name,), value)
             yield counter
         hits = CounterMetricFamily(
-            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by where.", labels=("model_name", "tier")
+            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by tier.", labels=("model_name", "tier")
         )
         hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
         hits.add_metric((self._model_name, "host"), host.cached_tokens)
         yield hits
         if (ready := self._engine.state.ready) is not None:
             labels = ("model_name", "backend", "cpu_level", "native_decoder")
-            info = GaugeMetricFamily("fairlead_engine_info", "What computes: attention backend, CPU level, native decoder.", labels=labels)
+            info = GaugeMetricFamily(
+                "fairlead_engine_info", "Engine configuration: attention backend, CPU level, native decoder.", labels=labels
+            )
             info.add_metric((self._model_name, ready.backend, ready.cpu_level, str(ready.native_decoder).lower()), 1)
             yield info
         start_up = GaugeMetricFamily("fairlead_start_up_seconds", "Time of each phase of the start.", labels=("model_name", "phase"))
@@ -160,11 +166,11 @@ class _EngineCollector(Collector):
             yield from self._speculation(load.drafts)
 
     def _speculation(self, drafts: Drafts) -> Iterator[Metric]:
-        """vLLM's names; only where something speculates."""
+        """Yield speculative decoding metrics under vLLM's names. They exist only if speculation is on."""
         for name, text, value in (
             ("spec_decode_num_drafts", "Drafts verified.", drafts.rounds),
-            ("spec_decode_num_draft_tokens", "Tokens guessed.", drafts.tokens),
-            ("spec_decode_num_accepted_tokens", "Guessed tokens that were accepted.", drafts.accepted),
+            ("spec_decode_num_draft_tokens", "Tokens drafted.", drafts.tokens),
+            ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", drafts.accepted),
         ):
             counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             counter.add_metric((self._model_name,), value)

@@ -10,149 +10,164 @@ from typing import Any
 from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.generation.choice import Choice, Piece
+from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import chat_logprobs, prompt_logprobs
-from fairlead_worker.api.generation.prepare import Prepared, checked_sampling, prepare
-from fairlead_worker.api.generation.sampling import Wanted, wanted
-from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.openai.streaming import Reply, answer
-from fairlead_worker.api.router_headers import USAGE, instructed
+from fairlead_worker.api.generation.prepare import GenerationRequest, prepare, resolve_sampling
+from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
+from fairlead_worker.api.router_headers import USAGE, apply_router_headers
 from fairlead_worker.api.schema import ChatRequest, parse
-from fairlead_worker.api.tokenize import split, trusted
-from fairlead_worker.api.tool_choice import ToolUse, tool_use
+from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
+from fairlead_worker.api.tool_choice import ToolUse, parse_tool_use
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.grammar.constraint import Constraint
-from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
+from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
 
-class ChatShape:
-    """The JSON of chat completions."""
+class ChatFormatter:
+    """Builds the JSON of chat completions."""
 
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
     def __init__(
-        self, id: str, encoder: PromptEncoder, prepared: Prepared, may_call: bool = False, reasoning: bool = True, echo: str = ""
+        self,
+        id: str,
+        encoder: PromptEncoder,
+        generation_request: GenerationRequest,
+        may_call: bool = False,
+        reasoning: bool = True,
+        echo: str = "",
     ) -> None:
-        """`may_call`: the answer may have no content. `reasoning`: it is shown. `echo`: what every answer begins with."""
+        """`may_call`: the content may be null. `reasoning`: show the reasoning. `echo`: the prefix of every answer."""
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
-        self._prepared = prepared
+        self._generation_request = generation_request
         self._may_call, self._reasoning, self._echo = may_call, reasoning, echo
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
         return _delta(index, {"role": "assistant", "content": self._echo or (None if self._may_call else "")})
 
-    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        logprobs = self._logprobs(piece)
-        shown = [_delta(index, _shown(event)) for event in self._events(piece)]
-        if logprobs is not None or (piece.tokens and self._prepared.show.token_ids):
+    def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
+        logprobs = self._logprobs(delta)
+        shown = [_delta(index, _shown(event)) for event in self._events(delta)]
+        if logprobs is not None or (delta.tokens and self._generation_request.output_options.return_token_ids):
             shown = shown or [_delta(index, {})]
             shown[0]["logprobs"] = logprobs
         return shown
 
-    def ending(self, index: int, choice: Choice) -> dict[str, Any]:
+    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
         return _delta(index, {}) | _finish(choice)
 
-    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        message = _message(self._echo, self._events(piece))
-        return {"index": index, "message": message, "logprobs": self._logprobs(piece)} | _finish(choice)
+    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
+        message = _message(self._echo, self._events(delta))
+        return {"index": index, "message": message, "logprobs": self._logprobs(delta)} | _finish(choice)
 
-    def _events(self, piece: Piece) -> list[Event]:
-        return piece.events if self._reasoning else [event for event in piece.events if not isinstance(event, Reasoning)]
+    def _events(self, delta: OutputDelta) -> list[Event]:
+        return delta.events if self._reasoning else [event for event in delta.events if not isinstance(event, Reasoning)]
 
-    def beside(self) -> dict[str, Any]:
-        """vLLM has the prompt's log-probabilities and its token ids beside the choices."""
-        prepared, prompt = self._prepared, self._prepared.prompts[0]
-        scores = {"prompt_logprobs": prompt_logprobs(self._encoder, prompt, prepared.scores(0))} if prepared.scored else {}
-        return scores | ({"prompt_token_ids": prompt.tolist()} if prepared.show.token_ids else {})
+    def extra_fields(self) -> dict[str, Any]:
+        """Return the prompt's log-probabilities and token ids, which vLLM puts beside the choices."""
+        generation_request, prompt = self._generation_request, self._generation_request.prompts[0]
+        scores = (
+            {"prompt_logprobs": prompt_logprobs(self._encoder, prompt, generation_request.get_prompt_logprobs(0))}
+            if generation_request.needs_prompt_logprobs
+            else {}
+        )
+        return scores | ({"prompt_token_ids": prompt.tolist()} if generation_request.output_options.return_token_ids else {})
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        return chat_logprobs(self._encoder, piece, self._prepared.show.tokens_by_id)
+    def _logprobs(self, delta: OutputDelta) -> dict[str, Any] | None:
+        return chat_logprobs(self._encoder, delta, self._generation_request.output_options.tokens_as_token_ids)
 
 
-async def chat_completions(worker: Worker, exchange: Exchange) -> None:
-    """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
+async def chat_completions(worker: Worker, context: RequestContext) -> None:
+    """Handle one request."""
+    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
-    async with prepared_chat(worker, exchange, request, given, len(body)) as (model, prepared, use):
-        options = request.stream_options
-        reply = Reply(
+    async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
+        stream_options = request.stream_options
+        options = ReplyOptions(
             model=model,
             created=int(time.time()),
-            shape=ChatShape(
-                request.request_id or exchange.request_id,
+            formatter=ChatFormatter(
+                request.request_id or context.request_id,
                 worker.encoder,
-                prepared,
-                may_call=bool(use.callable),
+                generation_request,
+                may_call=bool(tool_use.functions),
                 reasoning=request.include_reasoning is not False,
                 echo=_echo(request),
             ),
             stream=bool(request.stream),
-            include_usage=options is not None and bool(options.include_usage),
-            continuous_usage=options is not None and bool(options.continuous_usage_stats),
-            usage_comment=USAGE in exchange.headers,
+            include_usage=stream_options is not None and bool(stream_options.include_usage),
+            continuous_usage_stats=stream_options is not None and bool(stream_options.continuous_usage_stats),
+            usage_comment=USAGE in context.headers,
         )
-        await answer(exchange, worker, prepared, reply)
+        await send_openai_answer(context, worker, generation_request, options)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedChat:
-    """A chat in which nothing is wrong, as far as can be said without the context's length."""
+    """A validated chat. Only the context length is not checked yet."""
 
     prompt: "array[int]"
-    how: Wanted
-    use: ToolUse
-    form: Constraint | None
+    sampling_request: SamplingRequest
+    tool_use: ToolUse
+    constraint: Constraint | None
     grammar: str
-    """What `Worker.grammar` says of `form`."""
+    """The result of `Worker.compile_grammar` for `constraint`."""
 
 
-async def checked_chat(
-    worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int, bounded: bool = True
+async def check_chat(
+    worker: Worker, context: RequestContext, request: ChatRequest, prompt_tokens: "array[int] | None", size: int, bounded: bool = True
 ) -> CheckedChat:
-    """`given`: the prompt's tokens, where the router has made them. `size`: bytes of the body. `bounded`: what is sure to be too long is
-    refused before it is tokenized. Raises ApiError 400."""
-    trusted(worker, request.chat_template, request.chat_template_kwargs)
-    how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-    use = tool_use(request)
-    most = worker.max_model_len if bounded and how.truncate is None else None
-    prompt = given if given is not None else await encoded(worker, request, how.salt, size, most)
-    form = worker.reading.form(how.constraint, use, prompt)
-    return CheckedChat(prompt, how, use, form, await worker.grammar(form))
+    """Validate a chat request and encode its prompt.
+
+    `prompt_tokens`: the prompt's token ids if the router has tokenized it. `size`: bytes of the body. `bounded`: refuse a prompt that is
+    certainly too long before it is tokenized. Raises ApiError 400.
+    """
+    check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
+    sampling_request = apply_router_headers(context, request, build_sampling_request(request, worker.ready.sampling_defaults))
+    tool_use = parse_tool_use(request)
+    most = worker.max_model_len if bounded and sampling_request.truncate_prompt_tokens is None else None
+    prompt = prompt_tokens if prompt_tokens is not None else await encode_messages(worker, request, sampling_request.salt, size, most)
+    constraint = worker.output_parsers.build_constraint(sampling_request.constraint, tool_use, prompt)
+    return CheckedChat(prompt, sampling_request, tool_use, constraint, await worker.compile_grammar(constraint))
 
 
 @asynccontextmanager
-async def prepared_chat(
-    worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int
-) -> "AsyncIterator[tuple[str, Prepared, ToolUse]]":
-    """The model's name, what the engine is asked for, and which tools may be called: of a chat, whichever API it came by. The adapter is
-    held for as long. `given`, `size`: as for `checked_chat`."""
+async def prepare_chat(
+    worker: Worker, context: RequestContext, request: ChatRequest, prompt_tokens: "array[int] | None", size: int
+) -> "AsyncIterator[tuple[str, GenerationRequest, ToolUse]]":
+    """Build the engine request of a chat, from any of the APIs. Yield the model name, the request and the tool rules.
+
+    The adapter is held until the context ends. `prompt_tokens` and `size` are as in `check_chat`.
+    """
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
-        chat = await checked_chat(worker, exchange, request, given, size)
-        parsers = worker.reading.parsers(chat.form, chat.use, chat.prompt)
-        yield model, prepare(worker, [chat.prompt], chat.how, adapter, chat.grammar, parsers, field="messages"), chat.use
+        chat = await check_chat(worker, context, request, prompt_tokens, size)
+        parsers = worker.output_parsers.build_parser_factory(chat.constraint, chat.tool_use, chat.prompt)
+        yield model, prepare(worker, [chat.prompt], chat.sampling_request, adapter, chat.grammar, parsers, field="messages"), chat.tool_use
 
 
-async def counted_chat(worker: Worker, exchange: Exchange, request: ChatRequest, size: int) -> int:
-    """Tokens of a chat's prompt, however many. Raises ApiError for all else that an answer would be refused for."""
+async def count_chat_tokens(worker: Worker, context: RequestContext, request: ChatRequest, size: int) -> int:
+    """Return the number of prompt tokens of a chat, without a limit. Raise ApiError if generation would refuse it for another reason."""
     worker.check_model(request.model)
-    chat = await checked_chat(worker, exchange, request, None, size, bounded=False)
-    checked_sampling(worker, chat.how)
+    chat = await check_chat(worker, context, request, None, size, bounded=False)
+    resolve_sampling(worker, chat.sampling_request)
     worker.check_tokens(chat.prompt, "messages")
     return len(chat.prompt)
 
 
-async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int, most: int | None = None) -> "array[int]":
-    """The prompt's tokens; ApiError 400 before they are made where they are sure to be more than `most`."""
+async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size: int, most: int | None = None) -> "array[int]":
+    """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     return await worker.encode(lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=salt, most=most), size)
 
 
 def _echo(request: ChatRequest) -> str:
-    """vLLM's `echo`: the last message's text, where the answer is in the same role."""
+    """Return the text for vLLM's `echo`: the last message, if the answer has the same role."""
     last = request.messages[-1] if request.echo and request.messages else {}
     speaks = "assistant" if request.add_generation_prompt is not False and not request.continue_final_message else last.get("role")
     content = last.get("content")
@@ -172,14 +187,14 @@ def _shown(event: Event) -> dict[str, Any]:
             return {"content": text}
         case Reasoning(text):
             return _reasoning(text)
-        case CallBegun(index, id, name):
+        case CallStart(index, id, name):
             return {"tool_calls": [{"index": index} | _call(id, name, "")]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def _message(echo: str, events: list[Event]) -> dict[str, Any]:
-    """All of an answer, behind `echo`. It has no content where it does nothing but call."""
+    """Return the message of a whole answer, prefixed with `echo`. The content is null if the answer consists of calls only."""
     whole = gather(events)
     message: dict[str, Any] = {"role": "assistant", "content": echo + whole.text or (None if whole.calls else ""), "refusal": None}
     if whole.reasoning:
@@ -190,7 +205,7 @@ def _message(echo: str, events: list[Event]) -> dict[str, Any]:
 
 
 def _reasoning(text: str) -> dict[str, Any]:
-    """Under the name that vLLM has now, and the one that it had, as DeepSeek has it."""
+    """Return reasoning under vLLM's current name and its former one, which DeepSeek uses too."""
     return {"reasoning": text, "reasoning_content": text}
 
 
@@ -199,4 +214,4 @@ def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _finish(choice: Choice) -> dict[str, Any]:
-    return {"finish_reason": choice.shown_reason, "stop_reason": choice.stop_reason}
+    return {"finish_reason": choice.client_finish_reason, "stop_reason": choice.stop_reason}

@@ -5,95 +5,104 @@ from array import array
 from typing import Any
 
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.generation.choice import Choice, Piece
+from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.logprobs import CompletionLogprobs, prompt_logprobs
-from fairlead_worker.api.generation.prepare import Prepared, prepare
-from fairlead_worker.api.generation.sampling import Wanted, wanted
-from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.openai.streaming import Reply, answer
-from fairlead_worker.api.router_headers import USAGE, instructed
+from fairlead_worker.api.generation.prepare import GenerationRequest, prepare
+from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
+from fairlead_worker.api.router_headers import USAGE, apply_router_headers
 from fairlead_worker.api.schema import CompletionRequest, parse
-from fairlead_worker.api.tokenize import split
+from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
 
 MAX_SEQUENCES = 1024
-"""Prompts times best_of (or n) of one request."""
+"""Prompts times `best_of` (or `n`) of one request."""
 
 
-class CompletionShape:
-    """The JSON of text completions."""
+class CompletionFormatter:
+    """Builds the JSON of text completions."""
 
     chunk_object = whole_object = "text_completion"
 
-    def __init__(self, id: str, worker: Worker, prepared: Prepared, request: CompletionRequest) -> None:
+    def __init__(self, id: str, worker: Worker, generation_request: GenerationRequest, request: CompletionRequest) -> None:
         self.id = f"cmpl-{id}"
         self._encoder = worker.encoder
-        self._prepared = prepared
-        skip = not prepared.show.special_tokens
-        self._echoes = [worker.encoder.decode(prompt, skip) if request.echo else "" for prompt in prepared.prompts]
+        self._generation_request = generation_request
+        skip = not generation_request.output_options.include_special_tokens
+        self._echoes = [worker.encoder.decode(prompt, skip) if request.echo else "" for prompt in generation_request.prompts]
         self._echo_logprobs = bool(request.echo) and request.logprobs is not None
         self._prompt_logprobs = request.prompt_logprobs is not None
-        self._logprobs = [CompletionLogprobs(worker.encoder, prepared.show.tokens_by_id) for _ in range(len(self._echoes) * prepared.n)]
+        self._logprobs = [
+            CompletionLogprobs(worker.encoder, generation_request.output_options.tokens_as_token_ids)
+            for _ in range(len(self._echoes) * generation_request.n)
+        ]
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        prompt = index // self._prepared.n
-        if not (self._echoes[prompt] or self._echo_logprobs or self._prepared.show.token_ids):
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        prompt = index // self._generation_request.n
+        if not (self._echoes[prompt] or self._echo_logprobs or self._generation_request.output_options.return_token_ids):
             return None
-        return _choice(index, self._echoes[prompt], self._echoed(index)) | self._prompt_ids(prompt)
+        return _choice(index, self._echoes[prompt], self._echo_logprobs_of(index)) | self._prompt_ids(prompt)
 
-    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        return [_choice(index, piece.text, self._logprobs[index].take(piece))]
+    def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
+        return [_choice(index, delta.text, self._logprobs[index].take(delta))]
 
-    def ending(self, index: int, choice: Choice) -> dict[str, Any]:
+    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
         return _choice(index, "") | _finish(choice)
 
-    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        prompt = index // self._prepared.n
-        logprobs = self._echoed(index, piece) if self._echo_logprobs else self._logprobs[index].take(piece)
-        whole = _choice(index, self._echoes[prompt] + piece.text, logprobs) | _finish(choice) | self._prompt_ids(prompt)
+    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
+        prompt = index // self._generation_request.n
+        logprobs = self._echo_logprobs_of(index, delta) if self._echo_logprobs else self._logprobs[index].take(delta)
+        whole = _choice(index, self._echoes[prompt] + delta.text, logprobs) | _finish(choice) | self._prompt_ids(prompt)
         if self._prompt_logprobs:
-            scores = self._prepared.scores(prompt)
-            whole["prompt_logprobs"] = prompt_logprobs(self._encoder, self._prepared.prompts[prompt], scores)
+            scores = self._generation_request.get_prompt_logprobs(prompt)
+            whole["prompt_logprobs"] = prompt_logprobs(self._encoder, self._generation_request.prompts[prompt], scores)
         return whole
 
-    def beside(self) -> dict[str, Any]:
+    def extra_fields(self) -> dict[str, Any]:
         return {}
 
     def _prompt_ids(self, prompt: int) -> dict[str, Any]:
-        return {"prompt_token_ids": self._prepared.prompts[prompt].tolist()} if self._prepared.show.token_ids else {}
+        return (
+            {"prompt_token_ids": self._generation_request.prompts[prompt].tolist()}
+            if self._generation_request.output_options.return_token_ids
+            else {}
+        )
 
-    def _echoed(self, index: int, piece: Piece | None = None) -> dict[str, Any] | None:
-        """The prompt's log-probabilities, and those of `piece` after them."""
+    def _echo_logprobs_of(self, index: int, delta: OutputDelta | None = None) -> dict[str, Any] | None:
+        """Return the prompt's log-probabilities, followed by those of `delta`."""
         if not self._echo_logprobs:
             return None
-        prompt = index // self._prepared.n
-        return self._logprobs[index].echo(self._prepared.prompts[prompt], self._prepared.scores(prompt), piece)
+        prompt = index // self._generation_request.n
+        return self._logprobs[index].echo(
+            self._generation_request.prompts[prompt], self._generation_request.get_prompt_logprobs(prompt), delta
+        )
 
 
-async def completions(worker: Worker, exchange: Exchange) -> None:
-    """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
+async def completions(worker: Worker, context: RequestContext) -> None:
+    """Handle one request."""
+    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
-        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-        prompts = [given] if given is not None else await _prompts(worker, request, how)
-        prepared = prepare(worker, prompts, how, adapter, await worker.grammar(how.constraint))
-        options = request.stream_options
-        reply = Reply(
+        sampling_request = apply_router_headers(context, request, build_sampling_request(request, worker.ready.sampling_defaults))
+        prompts = [prompt_tokens] if prompt_tokens is not None else await _prompts(worker, request, sampling_request)
+        generation_request = prepare(worker, prompts, sampling_request, adapter, await worker.compile_grammar(sampling_request.constraint))
+        stream_options = request.stream_options
+        options = ReplyOptions(
             model=model,
             created=int(time.time()),
-            shape=CompletionShape(request.request_id or exchange.request_id, worker, prepared, request),
+            formatter=CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request),
             stream=bool(request.stream),
-            include_usage=options is not None and bool(options.include_usage),
-            continuous_usage=options is not None and bool(options.continuous_usage_stats),
-            usage_comment=USAGE in exchange.headers,
+            include_usage=stream_options is not None and bool(stream_options.include_usage),
+            continuous_usage_stats=stream_options is not None and bool(stream_options.continuous_usage_stats),
+            usage_comment=USAGE in context.headers,
         )
-        await answer(exchange, worker, prepared, reply)
+        await send_openai_answer(context, worker, generation_request, options)
 
 
-async def _prompts(worker: Worker, request: CompletionRequest, how: Wanted) -> "list[array[int]]":
-    """One text, several texts, one list of token ids, or several."""
+async def _prompts(worker: Worker, request: CompletionRequest, sampling_request: SamplingRequest) -> "list[array[int]]":
+    """Return the token ids of each prompt: one text, several texts, one list of token ids, or several."""
     prompt = request.prompt
     if prompt is None or prompt == []:
         raise invalid("prompt: is missing; give a string, token ids, or a list of either", param="prompt")
@@ -104,10 +113,15 @@ async def _prompts(worker: Worker, request: CompletionRequest, how: Wanted) -> "
         texts = list(prompt)
     else:
         raise invalid("prompt: the list mixes strings and token ids", param="prompt")
-    if len(texts) * how.best_of > MAX_SEQUENCES:
-        raise invalid(f"prompt: {len(texts)} prompts times {how.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt")
-    special, most = request.add_special_tokens is not False, worker.max_model_len if how.truncate is None else None
-    return [await _encode(worker, text, how.salt, special, most) for text in texts]
+    if len(texts) * sampling_request.best_of > MAX_SEQUENCES:
+        raise invalid(
+            f"prompt: {len(texts)} prompts times {sampling_request.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt"
+        )
+    special, most = (
+        request.add_special_tokens is not False,
+        worker.max_model_len if sampling_request.truncate_prompt_tokens is None else None,
+    )
+    return [await _encode(worker, text, sampling_request.salt, special, most) for text in texts]
 
 
 async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool, most: int | None) -> "array[int]":

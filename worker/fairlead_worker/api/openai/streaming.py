@@ -1,165 +1,165 @@
-"""Answers as OpenAI has them for completions and chats: documents, and streams of chunks."""
+"""OpenAI's responses for completions and chats: whole documents and streams of chunks."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from fairlead_worker.api import replies as answering
+from fairlead_worker.api import replies
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.choice import Choice, Piece
-from fairlead_worker.api.generation.prepare import Prepared
-from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.generation.choice import Choice, OutputDelta
+from fairlead_worker.api.generation.prepare import GenerationRequest
+from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
 
 _MARK = "\x00text\x00"
-"""Stands for the text of a chunk while what surrounds it is encoded: control characters are in no model's name and no request id."""
+"""Placeholder for a chunk's text while the rest is encoded. Model names and request ids contain no control characters."""
 
 
-class Shape(Protocol):
-    """One endpoint's JSON."""
+class ResponseFormatter(Protocol):
+    """Builds the JSON of one endpoint."""
 
     id: str
     chunk_object: str
     whole_object: str
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """What choice `index` of a stream begins with, before any token."""
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        """Return the first chunk of choice `index`, before any token, or None."""
 
-    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """A chunk for each of the piece's events; one more where it has log-probabilities only."""
+    def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
+        """Return one chunk for each event of the delta, or one chunk for log-probabilities without an event."""
 
-    def ending(self, index: int, choice: Choice) -> dict[str, Any]: ...
+    def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]: ...
 
-    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]: ...
+    def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]: ...
 
-    def beside(self) -> dict[str, Any]:
-        """What an answer has beside its choices: a whole one, and a stream's first chunk of each choice."""
+    def extra_fields(self) -> dict[str, Any]:
+        """Return the fields beside the choices, of a whole response and of each choice's first chunk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """How the client wants its answer."""
+class ReplyOptions:
+    """How the client wants its response."""
 
     model: str
     created: int
-    shape: Shape
+    formatter: ResponseFormatter
     stream: bool
     include_usage: bool = False
-    continuous_usage: bool = False
+    continuous_usage_stats: bool = False
     usage_comment: bool = False
-    """The router wants to know, whether the client does or not."""
+    """Send usage to the router in a comment, independent of what the client asks for."""
 
-    def document(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.shape.id, "object": object, "created": self.created, "model": self.model, "choices": choices}
-
-
-async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: Reply) -> None:
-    """Generate and send, in OpenAI's documents and chunks."""
-    writer = ChunkWriter(prepared, reply)
-    await answering.answer(exchange, worker, prepared, writer, stream=reply.stream, usage_comment=reply.usage_comment)
+    def envelope(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.formatter.id, "object": object, "created": self.created, "model": self.model, "choices": choices}
 
 
-def shown_ids(prepared: Prepared, piece: Piece) -> dict[str, Any]:
-    """vLLM's `return_token_ids`: beside the text, the tokens that it comes from."""
-    return {"token_ids": piece.tokens} if prepared.show.token_ids else {}
+async def send_openai_answer(context: RequestContext, worker: Worker, generation_request: GenerationRequest, options: ReplyOptions) -> None:
+    """Generate and send a response in OpenAI's format."""
+    writer = ChunkWriter(generation_request, options)
+    await replies.send_answer(context, worker, generation_request, writer, stream=options.stream, usage_comment=options.usage_comment)
+
+
+def token_ids_of(generation_request: GenerationRequest, delta: OutputDelta) -> dict[str, Any]:
+    """Return vLLM's `token_ids` of a delta, if the request has `return_token_ids`."""
+    return {"token_ids": delta.tokens} if generation_request.output_options.return_token_ids else {}
 
 
 @dataclass(slots=True)
 class ChunkWriter:
-    """Whole documents, and streams of chunks."""
+    """Writes whole documents and streams of chunks."""
 
-    prepared: Prepared
-    reply: Reply
+    generation_request: GenerationRequest
+    options: ReplyOptions
     _out: bytearray = field(default_factory=bytearray)
     _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Of each choice: what stands before and after the text of a chunk. A chunk is otherwise ten dictionaries' work for one word."""
-    _gathered: dict[int, Piece] = field(default_factory=dict)
-    """Of each choice of a whole answer: what there is."""
+    """By choice: the bytes before and after the text of a chunk. Without them, each chunk of one word would build ten dictionaries."""
+    _collected: dict[int, OutputDelta] = field(default_factory=dict)
+    """By choice: the deltas of a whole response so far."""
     _opened: set[int] = field(default_factory=set)
-    _held: list[tuple[int, Piece]] = field(default_factory=list)
-    """Pieces that came before the log-probabilities of their prompt, which are echoed before them."""
+    _held: list[tuple[int, OutputDelta]] = field(default_factory=list)
+    """Deltas that arrived before the log-probabilities of their prompt, which are echoed first."""
 
-    def keep(self, batch: list[tuple[int, Piece]]) -> None:
-        for index, piece in batch:
-            self._gathered.setdefault(index, Piece()).add(piece)
+    def collect(self, batch: list[tuple[int, OutputDelta]]) -> None:
+        for index, delta in batch:
+            self._collected.setdefault(index, OutputDelta()).add(delta)
 
-    def whole(self) -> dict[str, Any]:
-        gathered, prepared, shape = self._gathered, self.prepared, self.reply.shape
-        best = [(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
-        choices = [shape.whole(place, choice, piece) | shown_ids(prepared, piece) for place, choice, piece in best]
-        return self.reply.document(shape.whole_object, choices) | {"usage": prepared.usage()} | shape.beside()
+    def document(self) -> dict[str, Any]:
+        gathered, generation_request, formatter = self._collected, self.generation_request, self.options.formatter
+        best = [(place, generation_request.choices[i], gathered[i]) for place, i in enumerate(generation_request.select_best())]
+        choices = [formatter.full_choice(place, choice, delta) | token_ids_of(generation_request, delta) for place, choice, delta in best]
+        return self.options.envelope(formatter.whole_object, choices) | {"usage": generation_request.usage()} | formatter.extra_fields()
 
     def begin(self) -> bytes:
-        for index in range(len(self.prepared.choices)):
-            if not self.prepared.awaits_scores(index):
-                self._opening(index)
-        return self._taken()
+        for index in range(len(self.generation_request.choices)):
+            if not self.generation_request.awaits_prompt_logprobs(index):
+                self._open_choice(index)
+        return self._drain()
 
-    def add(self, batch: list[tuple[int, Piece]]) -> bytes:
+    def add(self, batch: list[tuple[int, OutputDelta]]) -> bytes:
         pending, self._held = self._held + batch, []
-        for index, piece in pending:
-            if self.prepared.awaits_scores(index):
-                self._held.append((index, piece))
+        for index, delta in pending:
+            if self.generation_request.awaits_prompt_logprobs(index):
+                self._held.append((index, delta))
             else:
-                self._piece(index, piece)
-        return self._taken()
+                self._write_delta(index, delta)
+        return self._drain()
 
     def end(self, comment: bytes) -> bytes:
-        if self.reply.include_usage:
-            self._event(self.reply.document(self.reply.shape.chunk_object, []) | {"usage": self.prepared.usage()})
-        return self._taken() + comment + b"data: [DONE]\n\n"
+        if self.options.include_usage:
+            self._write_event(self.options.envelope(self.options.formatter.chunk_object, []) | {"usage": self.generation_request.usage()})
+        return self._drain() + comment + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
         return error.event()
 
-    def _opening(self, index: int) -> None:
-        opening = self.reply.shape.opening(index)
-        if opening is not None:
-            self._chunk(opening, self.reply.shape.beside())
+    def _open_choice(self, index: int) -> None:
+        first = self.options.formatter.first_chunk(index)
+        if first is not None:
+            self._write_chunk(first, self.options.formatter.extra_fields())
         self._opened.add(index)
 
-    def _piece(self, index: int, piece: Piece) -> None:
-        choice = self.prepared.choices[index]
+    def _write_delta(self, index: int, delta: OutputDelta) -> None:
+        choice = self.generation_request.choices[index]
         if index not in self._opened:
-            self._opening(index)
-        plain = piece.plain
-        ids = self.prepared.show.token_ids and bool(piece.tokens)
-        if piece.logprobs or plain is None or ids or (plain and self.reply.continuous_usage):
-            for place, delta in enumerate(self.reply.shape.deltas(index, piece)):
-                self._chunk(delta if place else delta | shown_ids(self.prepared, piece))
+            self._open_choice(index)
+        plain = delta.plain_text
+        ids = self.generation_request.output_options.return_token_ids and bool(delta.tokens)
+        if delta.logprobs or plain is None or ids or (plain and self.options.continuous_usage_stats):
+            for place, chunk in enumerate(self.options.formatter.chunks(index, delta)):
+                self._write_chunk(chunk if place else chunk | token_ids_of(self.generation_request, delta))
         elif plain:
-            head, tail = self._frames.get(index) or self._frame(index)
+            head, tail = self._frames.get(index) or self._build_frame(index)
             self._out += head
             self._out += msgspec.json.encode(plain)
             self._out += tail
-        # Pieces of a batch were all taken in already: the finish belongs to the last of them.
-        if piece.last:
-            self._chunk(self.reply.shape.ending(index, choice))
+        # The choices have processed the whole batch, so only the last delta of a choice writes its finish.
+        if delta.is_last:
+            self._write_chunk(self.options.formatter.last_chunk(index, choice))
 
-    def _frame(self, index: int) -> tuple[bytes, bytes]:
+    def _build_frame(self, index: int) -> tuple[bytes, bytes]:
         before, self._out = self._out, bytearray()
-        for delta in self.reply.shape.deltas(index, Piece(_MARK)):
-            self._chunk(delta)
+        for chunk in self.options.formatter.chunks(index, OutputDelta(_MARK)):
+            self._write_chunk(chunk)
         head, _, tail = bytes(self._out).partition(msgspec.json.encode(_MARK))
         self._out = before
         self._frames[index] = head, tail
         return head, tail
 
-    def _chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> None:
-        document = self.reply.document(self.reply.shape.chunk_object, [choice]) | (beside or {})
-        if self.reply.continuous_usage:
-            document["usage"] = self.prepared.usage()
-        elif self.reply.include_usage:
+    def _write_chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> None:
+        document = self.options.envelope(self.options.formatter.chunk_object, [choice]) | (beside or {})
+        if self.options.continuous_usage_stats:
+            document["usage"] = self.generation_request.usage()
+        elif self.options.include_usage:
             document["usage"] = None
-        self._event(document)
+        self._write_event(document)
 
-    def _event(self, document: dict[str, Any]) -> None:
+    def _write_event(self, document: dict[str, Any]) -> None:
         self._out += b"data: "
         self._out += msgspec.json.encode(document)
         self._out += b"\n\n"
 
-    def _taken(self) -> bytes:
+    def _drain(self) -> bytes:
         data = bytes(self._out)
         self._out.clear()
         return data

@@ -12,33 +12,35 @@ from typing import Any
 import msgspec
 
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, Text, pooled, pooling_of
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, Text, compute_embeddings, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.schema import parse
-from fairlead_worker.api.tokenize import split
+from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import Pooling
 
 
-async def embeddings(worker: Worker, exchange: Exchange) -> None:
-    """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
+async def embeddings(worker: Worker, context: RequestContext) -> None:
+    """Handle one request."""
+    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, EmbeddingRequest)
     worker.check_model(request.model)
-    dimensions = _dimensions(pooling_of(worker), request.dimensions)
-    done = await pooled(worker, exchange, request, [("input", given)] if given is not None else _texts(request.input))
+    dimensions = _dimensions(get_pooling(worker), request.dimensions)
+    result = await compute_embeddings(
+        worker, context, request, [("input", prompt_tokens)] if prompt_tokens is not None else _texts(request.input)
+    )
 
     def document() -> bytes:
-        data = [_entry(index, cut(vector, dimensions), request.encoding_format) for index, vector in enumerate(done.vectors)]
-        return msgspec.json.encode({"object": "list", "data": data, "model": done.model, "usage": done.usage()})
+        data = [_entry(index, cut(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
+        return msgspec.json.encode({"object": "list", "data": data, "model": result.model, "usage": result.usage()})
 
-    large = sum(map(len, done.vectors)) > INLINE_VALUES
-    await exchange.whole(200, await asyncio.to_thread(document) if large else document(), done.headers())
+    large = sum(map(len, result.vectors)) > INLINE_VALUES
+    await context.respond(200, await asyncio.to_thread(document) if large else document(), result.headers())
 
 
 def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
-    """The first `dimensions` values, of unit length again."""
+    """Return the first `dimensions` values, scaled to unit length."""
     if dimensions is None or dimensions >= len(vector):
         return vector
     part = vector[:dimensions]
@@ -47,7 +49,7 @@ def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
 
 
 def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
-    """One text, several texts, one list of token ids, or several; each with its field's name."""
+    """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several."""
     if given is None or (not isinstance(given, str) and not given):
         raise invalid("input: is missing; give a string, token ids, or a list of either", param="input")
     if isinstance(given, str) or all(isinstance(token, int) for token in given):
@@ -58,7 +60,7 @@ def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
 
 
 def _dimensions(pooling: Pooling, wanted: int | None) -> int | None:
-    """The beginning of an embedding is an embedding only where the model was trained so."""
+    """Check `dimensions`. A prefix of an embedding is an embedding only if the model was trained for it."""
     if wanted is None or wanted == pooling.size:
         return None
     if not pooling.any_dimensions and not pooling.dimensions:

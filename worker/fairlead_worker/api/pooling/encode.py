@@ -1,4 +1,4 @@
-"""Texts through the engine to vectors: what embeddings, scores and rerankings share."""
+"""Compute the pooled vectors of texts in the engine, for embeddings, scores and reranking."""
 
 import logging
 import time
@@ -13,25 +13,25 @@ from fairlead_common.prompts.encoder import PromptError, PromptTooLong
 from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.errors import ApiError, failed, invalid
-from fairlead_worker.api.http import ClientGone, Exchange
-from fairlead_worker.api.pooling.schema import MOST_TEXTS, PooledRequest
+from fairlead_worker.api.http import ClientGone, RequestContext
+from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
-from fairlead_worker.api.router_headers import origin
+from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import Output, Pooling, Sampling, Timing
 
 logger = logging.getLogger(__name__)
 
 INLINE_VALUES = 1 << 14
-"""Of vectors that are worked on in the event loop; more are in a thread, not in the way of everybody's streams."""
+"""Vector values that are processed in the event loop. More of them go to a thread and do not delay streams."""
 
 Text = str | Sequence[int]
 """A text, or its token ids."""
 
 
 @dataclass(slots=True)
-class Pooled:
-    """Texts and, in their order, what the engine has made of them."""
+class PooledTexts:
+    """Texts and, in the same order, their vectors."""
 
     model: str
     texts: "Sequence[array[int]]"
@@ -44,50 +44,52 @@ class Pooled:
         return {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": self.cached_tokens}}
 
     def headers(self) -> dict[str, str]:
-        """What the router wants to know."""
+        """Return the headers that the router reads."""
         return {CACHED_HEADER: str(self.cached_tokens), USAGE_HEADER: f"{sum(map(len, self.texts))} 0"}
 
 
-def pooling_of(worker: Worker) -> Pooling:
-    """How this model makes embeddings. Raises ApiError 400 where it makes none."""
+def get_pooling(worker: Worker) -> Pooling:
+    """Return the model's pooling. Raise ApiError 400 if the model makes no embeddings."""
     pooling = worker.ready.pooling
     if pooling.kind is None:
         raise invalid(f"this model makes no embeddings: {pooling.refused}", code="embeddings_not_served")
     return pooling
 
 
-async def pooled(worker: Worker, exchange: Exchange, request: PooledRequest, texts: Sequence[tuple[str, Text]]) -> Pooled:
-    """The vectors of `texts`, each with the name of its field (`input[3]`). A client that goes takes its texts with it.
+async def compute_embeddings(
+    worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, Text]]
+) -> PooledTexts:
+    """Return the vectors of `texts`, which come with the names of their fields (`input[3]`). Abort them if the client disconnects.
 
-    Raises ApiError: 400 that names the field, or whatever becomes of any other request.
+    Raise ApiError: 400 that names the field, or any error of other requests.
     """
     model = worker.check_model(request.model)
-    kind = pooling_of(worker).kind
-    if len(texts) > MOST_TEXTS:
+    kind = get_pooling(worker).kind
+    if len(texts) > MAX_TEXTS:
         name = texts[-1][0].partition("[")[0]
-        raise invalid(f"{name}: {len(texts)} texts are more than {MOST_TEXTS} in one request", param=name)
-    by = origin(exchange, request.cache_salt)
+        raise invalid(f"{name}: {len(texts)} texts are more than {MAX_TEXTS} in one request", param=name)
+    origin = read_origin(context, request.cache_salt)
     size = sum(len(text) for _, text in texts)
-    tokens = await worker.encode(lambda: [_tokens(worker, name, text, by.salt) for name, text in texts], size)
+    tokens = await worker.encode(lambda: [_tokens(worker, name, text, origin.salt) for name, text in texts], size)
     with worker.adapters.use(model) as adapter:
-        root = prompt_root(worker.encoder.format, adapter.digest, by.salt) if adapter else worker.plain_root(by.salt)
-        priority = (request.priority or 0) if by.priority is None else by.priority
-        tenant = (request.user or "") if by.tenant is None else by.tenant
+        root = prompt_root(worker.encoder.format, adapter.digest, origin.salt) if adapter else worker.base_model_root(origin.salt)
+        priority = (request.priority or 0) if origin.priority is None else origin.priority
+        tenant = (request.user or "") if origin.tenant is None else origin.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
         submissions = [Submission(each, sampling, root, priority, tenant, number, pooling=kind) for each in tokens]
-        run = _Run(worker, Pooled(model, tokens))
+        run = _Run(worker, PooledTexts(model, tokens))
         try:
-            await exchange.while_connected(run.through(submissions))
+            await context.while_connected(run.execute(submissions))
         except ClientGone:
-            run.gone()
+            run.record_disconnect()
             raise
         finally:
-            run.log(exchange.request_id)
-        return run.pooled
+            run.log_summary(context.request_id)
+        return run.result
 
 
 def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
-    """Checked: some, in the vocabulary, not too many."""
+    """Tokenize a text and check its vocabulary and length."""
     field, most = name.partition("[")[0], worker.max_model_len
 
     def too_long(tokens: str) -> ApiError:
@@ -108,33 +110,33 @@ def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
 
 @dataclass(slots=True)
 class _Run:
-    """One pass through the engine, timed for the metrics and the log."""
+    """One pass through the engine, timed for metrics and the log."""
 
     worker: Worker
-    pooled: Pooled
-    began: float = field(default_factory=time.monotonic)
-    done: int = 0
+    result: PooledTexts
+    start_time: float = field(default_factory=time.monotonic)
+    num_finished: int = 0
     finish: str = "error"
     timings: list[Timing] = field(default_factory=list)
 
-    async def through(self, submissions: Sequence[Submission]) -> None:
-        self.worker.make_way(len(submissions))
+    async def execute(self, submissions: Sequence[Submission]) -> None:
+        self.worker.check_queue_limit(len(submissions))
         vectors: list[array[float]] = [array("f")] * len(submissions)
         async with self.worker.engine.generate(submissions) as generation:
             async for batch in generation.outputs():
                 for index, output in batch:
                     vectors[index] = self._take(index, output)
-        self.pooled.vectors, self.finish = vectors, "stop"
+        self.result.vectors, self.finish = vectors, "stop"
 
     def _take(self, index: int, output: Output) -> "array[float]":
         metrics = self.worker.metrics
-        metrics.finished(output.finish or "error")
+        metrics.count_finished(output.finish or "error")
         if not output.embedding:
-            raise failed(f"the engine gave a text up: {output.error or output.finish}")
-        self.done += 1
-        self.pooled.cached_tokens += output.cached_tokens
-        metrics.prompt_size.observe(len(self.pooled.texts[index]))
-        metrics.whole_request.observe(time.monotonic() - self.began)
+            raise failed(f"the engine could not process a text: {output.error or output.finish}")
+        self.num_finished += 1
+        self.result.cached_tokens += output.cached_tokens
+        metrics.prompt_size.observe(len(self.result.texts[index]))
+        metrics.e2e_latency.observe(time.monotonic() - self.start_time)
         if output.timing is not None:
             self.timings.append(output.timing)
             metrics.queue_time.observe(output.timing.queue_seconds)
@@ -143,26 +145,26 @@ class _Run:
         vector.frombytes(output.embedding)
         return vector
 
-    def gone(self) -> None:
-        """The client left before the end."""
+    def record_disconnect(self) -> None:
+        """Mark unfinished texts as aborted, because the client disconnected."""
         self.finish = "abort"
-        for _ in range(len(self.pooled.texts) - self.done):
-            self.worker.metrics.finished("abort")
+        for _ in range(len(self.result.texts) - self.num_finished):
+            self.worker.metrics.count_finished("abort")
 
-    def log(self, request_id: str) -> None:
-        """One line of JSON, as for generations: no word or token of the request."""
+    def log_summary(self, request_id: str) -> None:
+        """Log one line of JSON, as for generation, without any text or token of the request."""
         line = {
             "request": request_id,
             "finish": [self.finish],
-            "prompts": len(self.pooled.texts),
-            "sequences": len(self.pooled.texts),
-            "prompt_tokens": sum(map(len, self.pooled.texts)),
-            "cached_tokens": self.pooled.cached_tokens,
+            "prompts": len(self.result.texts),
+            "sequences": len(self.result.texts),
+            "prompt_tokens": sum(map(len, self.result.texts)),
+            "cached_tokens": self.result.cached_tokens,
             "host_cached_tokens": sum(timing.host_cached_tokens for timing in self.timings),
             "output_tokens": 0,
             "queue_ms": _ms([timing.queue_seconds for timing in self.timings]),
             "prefill_ms": _ms([timing.prefill_seconds for timing in self.timings]),
-            "e2e_ms": _ms([time.monotonic() - self.began]),
+            "e2e_ms": _ms([time.monotonic() - self.start_time]),
             "retractions": sum(timing.retractions for timing in self.timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())

@@ -1,4 +1,4 @@
-"""Bodies of the requests that are answered from pooled hidden states."""
+"""Bodies of requests that are answered from pooled hidden states."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,12 +8,12 @@ from msgspec import Meta
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import TokenId
 
-MOST_TEXTS = 2048
-"""Of one request; OpenAI's bound."""
+MAX_TEXTS = 2048
+"""Limit of one request: OpenAI's bound."""
 
 
 class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What all of them take. `None` everywhere means what leaving the field out means."""
+    """Fields of all pooling requests. `None` always means that the field is absent."""
 
     model: str | None = None
     user: Annotated[str, Meta(max_length=256)] | None = None
@@ -23,7 +23,7 @@ class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.truncate_prompt_tokens is not None:
-            raise invalid("truncate_prompt_tokens: is not done here; shorten the text", param="truncate_prompt_tokens")
+            raise invalid("truncate_prompt_tokens: not supported; shorten the text", param="truncate_prompt_tokens")
 
 
 class EmbeddingRequest(PooledRequest, frozen=True, kw_only=True):

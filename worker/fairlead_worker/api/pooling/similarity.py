@@ -1,4 +1,4 @@
-"""`POST /score` and `/rerank`: how near texts are to each other, by the cosine of their embeddings (vLLM's answers for such models)."""
+"""`POST /score` and `/rerank`: similarity of texts by the cosine of their embeddings, as vLLM answers for embedding models."""
 
 import asyncio
 import time
@@ -6,38 +6,38 @@ from array import array
 from collections.abc import Sequence
 
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, pooled
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, compute_embeddings
 from fairlead_worker.api.pooling.schema import RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.worker import Worker
 
 
-async def score(worker: Worker, exchange: Exchange) -> None:
-    """Each of `text_2` beside the one `text_1`, or beside the one at its place."""
-    request = parse(await exchange.body(worker.config.max_body_bytes), ScoreRequest)
+async def score(worker: Worker, context: RequestContext) -> None:
+    """Score each of `text_2` with the only `text_1`, or with the one at the same index."""
+    request = parse(await context.read_body(worker.config.max_body_bytes), ScoreRequest)
     first, second = _listed("text_1", request.text_1), _listed("text_2", request.text_2)
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1: has {len(first)} texts and text_2 {len(second)}; give one, or as many as text_2", param="text_1")
-    done = await pooled(worker, exchange, request, first + second)
-    left, right = done.vectors[: len(first)], done.vectors[len(first) :]
+    result = await compute_embeddings(worker, context, request, first + second)
+    left, right = result.vectors[: len(first)], result.vectors[len(first) :]
     scores = await _cosines(left, right)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    document = {"id": f"score-{exchange.request_id}", "object": "list", "created": int(time.time()), "model": done.model, "data": data}
-    await exchange.json(document | {"usage": done.usage()}, done.headers())
+    document = {"id": f"score-{context.request_id}", "object": "list", "created": int(time.time()), "model": result.model, "data": data}
+    await context.respond_json(document | {"usage": result.usage()}, result.headers())
 
 
-async def rerank(worker: Worker, exchange: Exchange) -> None:
-    """The documents, the nearest to the query first."""
-    request = parse(await exchange.body(worker.config.max_body_bytes), RerankRequest)
+async def rerank(worker: Worker, context: RequestContext) -> None:
+    """Rank the documents by similarity to the query."""
+    request = parse(await context.read_body(worker.config.max_body_bytes), RerankRequest)
     if request.query is None:
         raise invalid("query: is missing", param="query")
     if not request.documents:
         raise invalid("documents: is missing; give a list of texts", param="documents")
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     named = [(f"documents[{index}]", text) for index, text in enumerate(texts)]
-    done = await pooled(worker, exchange, request, [("query", request.query), *named])
-    query, *others = done.vectors
+    result = await compute_embeddings(worker, context, request, [("query", request.query), *named])
+    query, *others = result.vectors
     scores = await _cosines([query], others)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     results = [
@@ -45,8 +45,8 @@ async def rerank(worker: Worker, exchange: Exchange) -> None:
         | ({} if request.return_documents is False else {"document": {"text": texts[index]}})
         for index in best
     ]
-    document = {"id": f"rerank-{exchange.request_id}", "model": done.model, "results": results, "usage": done.usage()}
-    await exchange.json(document, done.headers())
+    document = {"id": f"rerank-{context.request_id}", "model": result.model, "results": results, "usage": result.usage()}
+    await context.respond_json(document, result.headers())
 
 
 def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
@@ -54,7 +54,7 @@ def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> 
 
     2,047 pairs of 1,024 values hold the interpreter's lock for 9 ms; Python's arithmetic held it for 64 ms.
     """
-    import numpy as np  # 0.1 s that the start of a worker need not pay
+    import numpy as np  # saves 0.1 s of each worker start
 
     a, b = (np.stack([np.frombuffer(vector, np.float32) for vector in vectors]) for vectors in (left, right))
     scores: list[float] = np.einsum("ij,ij->i", np.broadcast_to(a, b.shape), b, dtype=np.float64).tolist()
@@ -62,7 +62,7 @@ def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> 
 
 
 async def _cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
-    """As `cosines`; many in a thread, not in the way of the event loop."""
+    """Call `cosines`, in a thread for many values, so that the event loop is not blocked."""
     if sum(map(len, right)) <= INLINE_VALUES:
         return cosines(left, right)
     return await asyncio.to_thread(cosines, left, right)

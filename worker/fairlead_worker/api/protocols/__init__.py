@@ -1,1 +1,1 @@
-"""The answers of APIs beside OpenAI's chats and completions: the same events of the same generation, told in their words."""
+"""APIs beside OpenAI's completions and chat completions. They show the same events of the same generation in their own formats."""

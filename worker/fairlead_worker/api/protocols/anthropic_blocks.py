@@ -1,54 +1,54 @@
-"""The content of an Anthropic message as it grows: its blocks, and the events that tell of them. Whole answers are made of the same."""
+"""The content blocks of an Anthropic message and their stream events. Whole responses are built from the same blocks."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic_core import from_json
 
-from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text
+from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text
 
 Json = dict[str, Any]
-_SAID = {"text": "text", "thinking": "thinking", "tool_use": "input"}
-"""Where a block has what it says."""
+_CONTENT_KEYS = {"text": "text", "thinking": "thinking", "tool_use": "input"}
+"""Payload key by block type."""
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking"), "tool_use": ("input_json_delta", "partial_json")}
 
 
 class MessageBlocks:
-    """`add` events of an answer, then `finish` it; both give the stream's events."""
+    """Builds content blocks. `add` events of an answer, then `finish`; both yield the stream's events."""
 
     def __init__(self, hide_thinking: bool = False) -> None:
-        """`hide_thinking`: its blocks are there, and empty."""
+        """`hide_thinking`: thinking blocks exist but are empty."""
         self.blocks: list[Json] = []
         self._hide_thinking = hide_thinking
         self._open: Json | None = None
         self._text: list[str] = []
-        """Of the open block: what came so far."""
+        """Text of the open block so far."""
 
     def add(self, events: Iterable[Event]) -> Iterator[Json]:
         for event in events:
             match event:
                 case Text(text):
-                    yield from self._ensure("text", {"text": ""})
+                    yield from self._open_block("text", {"text": ""})
                     yield self._delta(text)
                 case Reasoning(text):
-                    # Nobody but the service that signed it could check a signature: there is none, and none is asked for.
-                    yield from self._ensure("thinking", {"thinking": "", "signature": ""})
+                    # Only the service that signs thinking can verify a signature. This worker sends an empty one and requires none.
+                    yield from self._open_block("thinking", {"thinking": "", "signature": ""})
                     if not self._hide_thinking:
                         yield self._delta(text)
-                case CallBegun(_, id, name):
+                case CallStart(_, id, name):
                     yield from self._close()
                     yield self._begin({"type": "tool_use", "id": id, "name": name, "input": {}})
                 case CallArguments(_, text):
                     yield self._delta(text)
 
     def finish(self) -> Iterator[Json]:
-        """An answer without a word is an empty text."""
+        """Close the open block. An empty answer becomes an empty text block."""
         if not self.blocks:
-            yield from self._ensure("text", {"text": ""})
+            yield from self._open_block("text", {"text": ""})
         yield from self._close()
 
-    def _ensure(self, kind: str, empty: Json) -> Iterator[Json]:
-        """The open block is of that kind."""
+    def _open_block(self, kind: str, empty: Json) -> Iterator[Json]:
+        """Open a block of this kind, unless one is open."""
         if self._open is None or self._open["type"] != kind:
             yield from self._close()
             yield self._begin({"type": kind, **empty})
@@ -68,13 +68,13 @@ class MessageBlocks:
         if (block := self._open) is None:
             return
         text = "".join(self._text)
-        block[_SAID[block["type"]]] = _arguments(text) if block["type"] == "tool_use" else text
+        block[_CONTENT_KEYS[block["type"]]] = _arguments(text) if block["type"] == "tool_use" else text
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
         self._open = None
 
 
 def _arguments(text: str) -> Any:
-    """A call's arguments; of a call that was cut off what there is, as Anthropic's own clients read half of one."""
+    """Return a call's arguments. Parse truncated JSON as far as possible, as Anthropic's own clients do."""
     try:
         return from_json(text, allow_partial=True) if text.strip() else {}
     except ValueError:

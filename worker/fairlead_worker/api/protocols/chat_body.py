@@ -1,4 +1,4 @@
-"""A dialect's body as a chat's request, and the chat's errors in the dialect's words."""
+"""Convert the body of another API to a chat request, and the errors back to that API's field names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,28 +7,28 @@ from typing import Any
 
 from fairlead_common.errors import PromptError
 from fairlead_worker.api.errors import ApiError, invalid
-from fairlead_worker.api.schema import ChatRequest, converted
+from fairlead_worker.api.schema import ChatRequest, convert
 
 
-def as_chat(body: dict[str, Any]) -> ChatRequest:
-    """The rules that a chat has for its fields hold for those of a dialect too. Raises ApiError 400."""
-    return converted(body, ChatRequest)
+def to_chat_request(body: dict[str, Any]) -> ChatRequest:
+    """Return a body as a chat request. The chat's field rules apply to it. Raise ApiError 400."""
+    return convert(body, ChatRequest)
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name fields as the client did. `names`: the dialect's for the chat's."""
+def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename fields in errors to the client's names. `names`: a map from chat fields to the API's fields."""
     try:
         yield
     except PromptError as error:
-        raise invalid(str(error), param=error.field) from error  # of the dialect's own making, in its names
+        raise invalid(str(error), param=error.field) from error  # raised by the conversion itself, so the field has the client's name
     except ApiError as error:
-        param = _renamed(error.param, names) if error.param is not None else None
-        message = _renamed(error.message, names) if param is not None else error.message
+        param = _rename(error.param, names) if error.param is not None else None
+        message = _rename(error.message, names) if param is not None else error.message
         raise ApiError(error.status, message, type=error.type, param=param, code=error.code, headers=error.headers) from error
 
 
-def _renamed(text: str, names: Mapping[str, str]) -> str:
+def _rename(text: str, names: Mapping[str, str]) -> str:
     for ours, theirs in names.items():
         text = re.sub(ours, theirs, text)
     return text

@@ -1,4 +1,4 @@
-"""Of docs/api.md: what becomes of each field of a dialect's body."""
+"""Tables of docs/api.md for the fields of the other APIs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,11 +19,11 @@ NOTES: dict[str, dict[str, str]] = {
         "input": "a text, or items: messages with text, `function_call`, `function_call_output`, `reasoning`; refused: others",
         "instructions": "the first system message; developer messages are system messages, those in front one with it",
         "max_output_tokens": "left out: to the end of the context",
-        "max_tool_calls": "bounds built-in tools, of which there are none",
+        "max_tool_calls": "limits built-in tools, which do not exist here",
         "metadata": "given back",
         "model": "as in chats",
         "parallel_tool_calls": "as in chats",
-        "prompt_cache_key": "given back; prefixes are cached for everybody of a tenant",
+        "prompt_cache_key": "given back; prefixes are cached for all users of a tenant",
         "prompt_cache_options": "`mode` `implicit`; refused: others, `ttl`, `prewarm`",
         "reasoning": "`effort` as a chat's `reasoning_effort`; `summary` `auto`: none is made; `mode` `standard`; `context` `auto`; "
         "refused: others",
@@ -48,7 +48,7 @@ NOTES: dict[str, dict[str, str]] = {
         "stop_sequences": "at most 16; the one that was met is named",
         "stream": "named events",
         "system": "a text or text blocks",
-        "thinking": "`enabled` (`budget_tokens` is a word to the template, nothing is cut off), `adaptive`, `disabled`; `display` "
+        "thinking": "`enabled` (`budget_tokens` is passed to the template and cuts nothing off), `adaptive`, `disabled`; `display` "
         "`omitted`: empty blocks; left out: as the model does by itself. Signatures are empty",
         "tool_choice": "`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`",
         "tools": "with `input_schema`; refused: Anthropic's own tools, `defer_loading`",
@@ -60,8 +60,8 @@ ALSO = {
 }
 
 
-def rendered(values: Callable[[dict[str, Any]], str]) -> str:
-    """The sections; `values` names the type and bounds of a field's schema."""
+def render(values: Callable[[dict[str, Any]], str]) -> str:
+    """Return the sections. `values` describes the type and bounds of a field's schema."""
     return "".join(f"\n## POST {path}\n{_table(path, body, module, values)}{ALSO.get(path, '')}" for path, (body, module) in BODIES.items())
 
 
@@ -69,20 +69,21 @@ def _table(path: str, body: type[msgspec.Struct], module: Any, values: Callable[
     properties: dict[str, Any] = msgspec.json.schema(body)["$defs"][body.__name__]["properties"]
     rows = ["| field | | values |", "| --- | --- | --- |"]
     for name in sorted(properties):
-        kind, said = _fate(name, module.REFUSED, module.ALLOWED)
+        kind, description = _classify(name, module.REFUSED, module.ALLOWED)
         note = NOTES[path].get(name)
-        if not said:
-            said = "as in chats" if name in SHARED_FIELDS else "; ".join(filter(None, (_values(properties[name], values), note)))
-        rows.append(f"| `{name}` | {kind} | {said} |")
+        if not description:
+            own = _describe_values(properties[name], values)
+            description = "as in chats" if name in SHARED_FIELDS else "; ".join(filter(None, (own, note)))
+        rows.append(f"| `{name}` | {kind} | {description} |")
     return "\n".join(rows) + "\n"
 
 
-def _values(node: dict[str, Any], values: Callable[[dict[str, Any]], str]) -> str:
-    """Nothing of what the chat's rules check."""
+def _describe_values(node: dict[str, Any], values: Callable[[dict[str, Any]], str]) -> str:
+    """Describe a field's values. Fields that the chat's rules check have no description of their own."""
     return values(node) if node.keys() & {"type", "anyOf"} else ""
 
 
-def _fate(name: str, refused: Mapping[str, str], allowed: Mapping[str, tuple[Any, ...]]) -> tuple[str, str]:
+def _classify(name: str, refused: Mapping[str, str], allowed: Mapping[str, tuple[Any, ...]]) -> tuple[str, str]:
     if name in refused:
         return "refused", refused[name]
     if name in allowed:

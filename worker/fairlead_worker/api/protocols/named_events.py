@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 
-def named(event: dict[str, Any]) -> bytes:
-    """An event, by its own type."""
+def encode_named_event(event: dict[str, Any]) -> bytes:
+    """Encode an event under the name of its own type."""
     name: str = event["type"]
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"

@@ -1,4 +1,4 @@
-"""`python -m fairlead_worker.api.reference.fields [ROOT]`: write docs/api.md, what becomes of each field of a request."""
+"""`python -m fairlead_worker.api.reference.fields [ROOT]`: write docs/api.md, the support status of each request field."""
 
 import sys
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from fairlead_common.protocols.paths import EMBEDDINGS, RERANKS, SCORES
-from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, shown
+from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, to_json
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
-from fairlead_worker.api.protocols import field_table as dialects
+from fairlead_worker.api.protocols import field_table as protocols
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 PAGE = Path("docs/api.md")
@@ -18,19 +18,19 @@ ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionReques
 REFUSED = {
     "stream_options": "`include_obfuscation` true",
 }
-"""Fields with values that would change the answer and are not done: 400. Those of which nothing is done are in `refused.py`."""
+"""Fields with some unsupported values that get a 400. Fields that are wholly unsupported are in `unsupported_fields.py`."""
 OPENAI: dict[str, tuple[str, ...]] = {
     "/v1/completions": (),
     "/v1/chat/completions": (),
 }
-"""OpenAI's fields that the worker does not know: ignored, like any other unknown name."""
+"""OpenAI fields that the worker does not know and ignores, like any other unknown name."""
 NOTES = {
-    "add_special_tokens": "of the tokenizer, around the prompt",
+    "add_special_tokens": "the tokenizer's special tokens around the prompt",
     "allowed_token_ids": "not empty",
-    "cache_salt": "prompts of another salt share no cached KV with it; as vLLM",
-    "bad_words": "1 to 128 characters each, not of spaces alone; where nothing else could come, one may",
+    "cache_salt": "prompts with different salts share no cached KV; as in vLLM",
+    "bad_words": "1 to 128 characters each, not of spaces alone; if nothing else is possible, one may appear",
     "best_of": "at least `n`; above it not with `stream`",
-    "chat_template": "in place of the model's, with `--trust-request-chat-template`; else refused",
+    "chat_template": "replaces the model's, with `--trust-request-chat-template`; else refused",
     "chat_template_kwargs": "variables of the template; no `chat_template`",
     "documents": "for templates that read them",
     "guided_choice": "1 to 1024 strings; as `structured_outputs.choice`",
@@ -43,27 +43,27 @@ NOTES = {
     "max_completion_tokens": "without it and `max_tokens`: to the end of the context",
     "min_tokens": "at most `max_tokens`",
     "model": "one of the served names, or a LoRA adapter's; left out: the first",
-    "priority": "lower goes first, with `--policy priority`; changes nothing with another",
+    "priority": "lower values run first, with `--policy priority`; no effect with other policies",
     "prompt": "at most 1024 sequences, with `n` or `best_of`",
     "prompt_logprobs": "not with `stream`",
     "request_id": "1 to 128 visible ASCII characters, the answer's `id` behind its prefix; left out: the X-Request-Id",
     "response_format": "`text`, `json_object`, `json_schema` or `structural_tag`; see [structured output](structured-output.md)",
     "return_token_ids": "`token_ids` in choices and chunks, `prompt_token_ids` in completions' choices and beside those of chats",
-    "return_tokens_as_token_ids": "log-probabilities name tokens `token_id:7`; not `prompt_logprobs`, which has both",
-    "seed": "left out: drawn",
+    "return_tokens_as_token_ids": "log-probabilities name tokens `token_id:7`; no effect on `prompt_logprobs`, which has ids and texts",
+    "seed": "left out: random",
     "skip_special_tokens": "left out: true",
     "spaces_between_special_tokens": "false: refused for the few tokenizers that put spaces there, where `skip_special_tokens` is false",
     "stop": "at most 16; the text ends before the first; none may be empty",
     "stream_options": "only with `stream`: `include_usage`, `continuous_usage_stats`",
     "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`, with `whitespace_pattern` or "
     "`disable_any_whitespace`; see [structured output](structured-output.md)",
-    "include_reasoning": "false: reasoning is generated, counted and not shown; as vLLM",
-    "parallel_tool_calls": "false: the answer ends with its first call",
+    "include_reasoning": "false: reasoning is generated, counted and not shown; as in vLLM",
+    "parallel_tool_calls": "false: the answer ends after its first call",
     "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` and `thinking` to false",
     "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`; see [tools](tools.md)",
     "tools": "functions, at most 512; see [tools](tools.md)",
     "truncate_prompt_tokens": "the prompt's last ones; -1: as many as leave room for `max_tokens`; 0 is refused",
-    "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
+    "user": "at most 256 characters; the owner of the fair share, with `--policy fair`; no effect with other policies",
     "top_logprobs": "only with `logprobs`",
 }
 OWN_NOTES: dict[str, dict[str, str]] = {
@@ -73,100 +73,109 @@ OWN_NOTES: dict[str, dict[str, str]] = {
         "max_tokens": "left out: 16; 0 is for `echo` and `prompt_logprobs`",
     },
     "/v1/chat/completions": {
-        "add_special_tokens": "left out: false, as templates write them",
-        "echo": "the last message before the answer, where it continues that message or is of the same role",
+        "add_special_tokens": "left out: false, because templates write them",
+        "echo": "the last message before the answer, if the answer continues it or has the same role",
         "max_tokens": "where `max_completion_tokens` is left out",
     },
 }
 VALUES = {
     "prompt": "a text, token ids, or an array of either",
-    "messages": "array of OpenAI's messages, for the model's template; roles: system, developer (a system message where the template "
-    "knows none), user, assistant, tool; refused: others",
+    "messages": "array of OpenAI's messages, for the model's template; roles: system, developer (a system message if the template "
+    "has no such role), user, assistant, tool; refused: others",
 }
-"""Where the schema's own types would not read well."""
+"""Texts for fields whose schema types would not read well."""
 POOLED: dict[tuple[str, ...], type[msgspec.Struct]] = {(EMBEDDINGS,): EmbeddingRequest, SCORES: ScoreRequest, RERANKS: RerankRequest}
-"""Requests that are answered from hidden states, by all names of each; their fields' notes are their own."""
+"""Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
 POOLED_NOTES = {
-    "cache_salt": "as of completions",
-    "dimensions": "the first values, of unit length again; only of models trained for it: `is_matryoshka` or `matryoshka_dimensions` in "
+    "cache_salt": "as in completions",
+    "dimensions": "the first values, of unit length again; only for models trained for it: `is_matryoshka` or `matryoshka_dimensions` in "
     "the model's config, or `--matryoshka`; else refused",
     "documents": "texts, or objects with a `text`; at most 2047",
     "encoding_format": "left out: `float`; `base64`: little-endian float32",
     "input": "a text, token ids, or an array of either, at most 2048; none empty or longer than the context",
     "model": "one of the served names, or a LoRA adapter's; left out: the first",
-    "priority": "lower goes first, with `--policy priority`; changes nothing with another",
+    "priority": "lower values run first, with `--policy priority`; no effect with other policies",
     "query": "a text",
     "return_documents": "left out: true",
     "text_1": "a text, or as many as `text_2`",
     "text_2": "a text, or an array of texts",
     "top_n": "left out: all",
     "truncate_prompt_tokens": "400",
-    "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
+    "user": "at most 256 characters; the owner of the fair share, with `--policy fair`; no effect with other policies",
 }
 TOKENS: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
 TOKEN_NOTES = {
-    "add_generation_prompt": "left out: true; of messages",
-    "add_special_tokens": "left out: true of a prompt, false of messages, as templates write them",
-    "chat_template": "in place of the model's, with `--trust-request-chat-template`; else refused",
+    "add_generation_prompt": "left out: true; for messages",
+    "add_special_tokens": "left out: true for a prompt, false for messages, because templates write them",
+    "chat_template": "replaces the model's, with `--trust-request-chat-template`; else refused",
     "chat_template_kwargs": "variables of the template; no `chat_template`",
     "continue_final_message": "left out: false; the last message is left open",
-    "messages": "as of a chat; they or a `prompt`",
+    "messages": "as in chats; give either them or a `prompt`",
     "model": POOLED_NOTES["model"],
-    "prompt": "a text; longer than the context is counted too",
+    "prompt": "a text; also one that is longer than the context",
     "return_token_strs": "left out: false; each token as the vocabulary writes it",
-    "tokens": "required; token ids; those that the vocabulary has not are left out of the text",
-    "tools": "as of a chat",
+    "tokens": "required; token ids; ids outside the vocabulary are left out of the text",
+    "tools": "as in chats",
 }
 _POOLED = """
-Embeddings have unit length and are the last hidden states of the model, pooled as its files or `--pooling` say ([models](models.md));
-scores are cosines of two of them. Such requests run in the same steps as generation and are counted as its prompts are.
+Embeddings have unit length. They are the model's last hidden states, pooled as its files or `--pooling` define ([models](models.md)).
+Scores are cosines of two embeddings. Such requests run in the same steps as generation and are counted like its prompts.
 """
-_INTRO = """# The API: what becomes of a request's fields
+_INTRO = """# API reference: request fields
 Generated by `make api-docs` from `worker/fairlead_worker/api`; do not edit.
 
-*Supported*: does what OpenAI, or vLLM for its own fields, says. *Refused*: 400 that names the field, as the answer would be another one.
-*Refused in part*: only the values that are said to be taken are. *Accepted*: changes no answer, and is not looked at. *Ignored*: not known.
-A value out of bounds is refused; `null` is as if the field were left out. A field that stands in no table is ignored.
-`GET /openapi.json`, of workers and routers, is the same as an OpenAPI 3.1 document. [Limits](limits.md): bounds on what clients send.
+*Supported*: works as documented by OpenAI, or by vLLM for its own fields. *Refused*: 400 that names the field, because ignoring it would
+change the answer.
+*Refused in part*: only the listed values are accepted. *Accepted*: changes no answer and is not read. *Ignored*: unknown field.
+A value out of bounds is refused. `null` means that the field is absent. A field in no table is ignored.
+`GET /openapi.json` of workers and routers has the same content as an OpenAPI 3.1 document. [Limits](limits.md) lists bounds on requests.
 
 ## Streams
 | | |
 | --- | --- |
 | first | nothing before the first token; then a chunk for each choice: its role (chats), its `echo`, its `prompt_token_ids` |
-| text | whole characters only; what may be the beginning of a stop string waits until it is known |
+| text | whole characters only; text that may be the start of a stop string is held back until that is known |
 | finish | one chunk for each choice, with no text, that has `finish_reason` and vLLM's `stop_reason` |
 | usage | `stream_options.include_usage`: a chunk without choices after all others; `continuous_usage_stats`: in every chunk. |
-| comments | lines that begin with a colon, which SSE clients skip: `: usage …` before the end, through a router with keys |
-| end | `data: [DONE]`; after a fault `data: {"error": …}` in its place, and the end |
+| comments | lines that begin with a colon, which SSE clients ignore: `: usage …` before the end, through a router with keys |
+| end | `data: [DONE]`; after an error, `data: {"error": …}` instead |
 | client gone | its sequences are aborted before the engine's next step |
-| client slow | the worker stops sending, and gives it up at a [bound](limits.md#work) |
+| client slow | the worker stops sending, and ends the request at a [limit](limits.md#work) |
 
-Whole answers come from the same code as streams: `make golden` compares them.
+Whole responses use the same code as streams; `make golden` compares them.
 """
 
 _LORA = """
 ## POST /v1/load_lora_adapter, /v1/unload_lora_adapter
-Of a worker with `--allow-runtime-lora-updating`, not of the router ([LoRA](lora.md)); otherwise 403. The answer is a line of text.
+On a worker with `--allow-runtime-lora-updating`, not on the router ([LoRA](lora.md)); otherwise 403. The response is a line of text.
 | field | | values |
 | --- | --- | --- |
-| `lora_name` | required | letters, digits and `._:/-`; 400 for the model's own and for one that is loaded; to unload: 404 for another |
-| `lora_path` | to load | URI or folder; 400 that says why for what cannot be fetched, read or served |
-| `load_inplace` | to load | boolean; true: in place of the adapter that has the name; requests that run are finished with the old one |
+| `lora_name` | required | letters, digits and `._:/-`; 400 for the model's own name or a loaded adapter; to unload: 404 if unknown |
+| `lora_path` | to load | URI or folder; 400 with the reason if it cannot be fetched, read or served |
+| `load_inplace` | to load | boolean; true: replace the adapter of this name; running requests finish with the old one |
 """
 
 
-def rendered() -> str:
-    """The page."""
+def render() -> str:
+    """Return the page."""
     ours = "".join(f"\n## POST {path}\n{_table(path, body)}" for path, body in ENDPOINTS.items())
-    return _INTRO + ours + dialects.rendered(_values) + _POOLED + _noted(POOLED, POOLED_NOTES) + _noted(TOKENS, TOKEN_NOTES) + _LORA
+    return (
+        _INTRO
+        + ours
+        + protocols.render(_describe_values)
+        + _POOLED
+        + _render_sections(POOLED, POOLED_NOTES)
+        + _render_sections(TOKENS, TOKEN_NOTES)
+        + _LORA
+    )
 
 
-def _noted(bodies: Mapping[tuple[str, ...], type[msgspec.Struct]], notes: Mapping[str, str]) -> str:
-    """Sections whose notes say all there is to say of a field."""
-    return "".join(f"\n## POST {', '.join(paths)}\n{_noted_table(body, notes)}" for paths, body in bodies.items())
+def _render_sections(bodies: Mapping[tuple[str, ...], type[msgspec.Struct]], notes: Mapping[str, str]) -> str:
+    """Return sections in which the notes describe the fields completely."""
+    return "".join(f"\n## POST {', '.join(paths)}\n{_render_notes_table(body, notes)}" for paths, body in bodies.items())
 
 
-def _noted_table(body: type[msgspec.Struct], notes: Mapping[str, str]) -> str:
+def _render_notes_table(body: type[msgspec.Struct], notes: Mapping[str, str]) -> str:
     rows = ["| field | | values |", "| --- | --- | --- |"]
     for name in sorted(body.__struct_fields__):
         kind = "refused" if name == "truncate_prompt_tokens" else "supported"
@@ -187,28 +196,28 @@ def _table(path: str, body: type[CommonRequest]) -> str:
             continue
         if name in REFUSALS:
             refusal = REFUSALS[name]
-            taken = f"taken: {', '.join(f'`{shown(value)}`' for value in refusal.taken)}; " if refusal.taken else ""
-            rows.append(f"| `{name}` | {'refused in part' if taken else 'refused'} | {taken}{refusal.why} |")
+            taken = f"taken: {', '.join(f'`{to_json(value)}`' for value in refusal.accepted)}; " if refusal.accepted else ""
+            rows.append(f"| `{name}` | {'refused in part' if taken else 'refused'} | {taken}{refusal.reason} |")
             continue
-        said = [VALUES.get(name) or _values(properties[name])]
-        said += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]
+        parts = [VALUES.get(name) or _describe_values(properties[name])]
+        parts += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]
         if name in REFUSED:
-            said.append(f"refused: {REFUSED[name]}")
+            parts.append(f"refused: {REFUSED[name]}")
         kind = "refused in part" if name in REFUSED else "supported"
-        rows.append(f"| `{name}` | {kind} | {'; '.join(filter(None, said))} |")
+        rows.append(f"| `{name}` | {kind} | {'; '.join(filter(None, parts))} |")
     return "\n".join(rows) + "\n"
 
 
-def _values(node: dict[str, Any]) -> str:
-    """`integer, 1 to 128` for a field's schema; without the null that every field may have."""
+def _describe_values(node: dict[str, Any]) -> str:
+    """Return `integer, 1 to 128` for a field's schema, without the null that every field accepts."""
     kinds = [kind for kind in node.get("anyOf", [node]) if kind.get("type") != "null"]
-    return " or ".join(_kind(kind) for kind in kinds)
+    return " or ".join(_describe_type(kind) for kind in kinds)
 
 
-def _kind(node: dict[str, Any]) -> str:
+def _describe_type(node: dict[str, Any]) -> str:
     if "items" in node:
         most = f", at most {node['maxItems']}" if "maxItems" in node else ""
-        return f"array of {_values(node['items'])}{most}"
+        return f"array of {_describe_values(node['items'])}{most}"
     if "exclusiveMinimum" in node:
         bounds = f", above {node['exclusiveMinimum']}, at most {node['maximum']}"
     elif "maximum" in node:
@@ -222,8 +231,8 @@ def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
     if not (root / "pyproject.toml").exists():
         raise SystemExit(f"{root} is not the root of the repository (no pyproject.toml there): run this from it, or give its path")
-    (root / PAGE).write_text(rendered())
-    print(f"{PAGE}: {len(rendered())} bytes")
+    (root / PAGE).write_text(render())
+    print(f"{PAGE}: {len(render())} bytes")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the structs that bodies are parsed into and the tables of docs/api.md."""
+"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the tables of docs/api.md."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,15 +10,15 @@ from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
-from fairlead_worker.api.protocols.field_table import BODIES as DIALECTS
-from fairlead_worker.api.protocols.field_table import NOTES as DIALECT_NOTES
+from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
+from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
 from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED, POOLED_NOTES, TOKEN_NOTES, TOKENS
 from fairlead_worker.api.schema import ChatRequest, LoadLoraRequest, UnloadLoraRequest
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     **ENDPOINTS,
-    **{path: body for path, (body, _) in DIALECTS.items()},
-    COUNT_TOKENS: DIALECTS[MESSAGES][0],
+    **{path: body for path, (body, _) in PROTOCOL_BODIES.items()},
+    COUNT_TOKENS: PROTOCOL_BODIES[MESSAGES][0],
     **{path: body for paths, body in POOLED.items() for path in paths},
     **{path: body for paths, body in TOKENS.items() for path in paths},
     "/v1/load_lora_adapter": LoadLoraRequest,
@@ -34,7 +34,8 @@ REQUIRED: dict[str, list[str]] = {
     **{path: ["text_1", "text_2"] for path in SCORES},
     **{path: ["query", "documents"] for path in RERANKS},
 }
-"""Left out by the structs, so that the refusal can say more than that a field is missing; and one struct serves two paths."""
+"""Required fields. The structs make them optional, so that the error can say more than that a field is missing, and because one struct
+serves two paths."""
 _NOTHING: list[Any] = [None, False, [], {}]
 _ERROR = {
     "type": "object",
@@ -54,19 +55,19 @@ _ERROR = {
 }
 
 
-def document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
-    """The document for an application's routes."""
+def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
+    """Return the document for an application's routes."""
     _, schemas = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
-    of_chat = schemas[ChatRequest.__name__]["properties"]
+    chat_properties = schemas[ChatRequest.__name__]["properties"]
     for path, body in BODIES.items():
         properties = schemas[body.__name__]["properties"]
-        if path in DIALECTS:
-            _describe_dialect(properties, path, of_chat)
+        if path in PROTOCOL_BODIES:
+            _describe_protocol(properties, path, chat_properties)
         elif path in ENDPOINTS:
             _describe(properties, HINTS, OWN_NOTES[path], NOTES)
         elif path in POOLED_PATHS:
             _describe(properties, POOLED_NOTES)
-            _only(properties["truncate_prompt_tokens"], [None], "shorten the text")
+            _restrict(properties["truncate_prompt_tokens"], [None], "shorten the text")
         elif (path,) in TOKENS:
             _describe(properties, TOKEN_NOTES)
     paths: dict[str, Any] = {}
@@ -77,52 +78,52 @@ def document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
                 paths.setdefault(path, {})[method.lower()] = _operation(path)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/api.md says what becomes of each field."},
+        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/api.md describes the support of each field."},
         "paths": paths,
         "components": {"schemas": {**schemas, "Error": _ERROR}},
     }
 
 
 def _describe(properties: dict[str, Any], *notes: Mapping[str, str]) -> None:
-    """Add, in place, what the tables say of fields."""
+    """Add the tables' notes to fields, in place."""
     for name, node in properties.items():
         if name in REFUSALS:
-            _only(node, [None, *REFUSALS[name].taken], REFUSALS[name].why)
+            _restrict(node, [None, *REFUSALS[name].accepted], REFUSALS[name].reason)
         elif note := "; ".join(table[name] for table in notes if name in table):
             node["description"] = note
 
 
-def _describe_dialect(properties: dict[str, Any], path: str, of_chat: dict[str, Any]) -> None:
-    """The same of a dialect. What its struct leaves to the chat's rules has the chat's schema."""
-    module = DIALECTS[path][1]
+def _describe_protocol(properties: dict[str, Any], path: str, chat_properties: dict[str, Any]) -> None:
+    """Add the notes of another API's fields. A field that the chat's rules check gets the chat's schema."""
+    module = PROTOCOL_BODIES[path][1]
     for name, node in properties.items():
         if name in SHARED_FIELDS or (name == "stop" and path == RESPONSES):
-            node.update(of_chat[name])
+            node.update(chat_properties[name])
         elif name in module.REFUSED:
-            _only(node, _NOTHING, module.REFUSED[name])
+            _restrict(node, _NOTHING, module.REFUSED[name])
         elif name in module.ALLOWED:
-            _only(node, [None, *module.ALLOWED[name]], "no other is done")
-        if name in DIALECT_NOTES[path]:
-            node["description"] = DIALECT_NOTES[path][name]
+            _restrict(node, [None, *module.ALLOWED[name]], "other values are not supported")
+        if name in PROTOCOL_NOTES[path]:
+            node["description"] = PROTOCOL_NOTES[path][name]
 
 
-def _only(node: dict[str, Any], values: list[Any], why: str) -> None:
+def _restrict(node: dict[str, Any], values: list[Any], why: str) -> None:
     node.clear()
     node.update({"enum": values, "description": f"Refused otherwise: {why}."})
 
 
 def _operation(path: str) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "responses": {
             "200": {"description": "the answer"},
             "default": {"description": "an error", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
         }
     }
     if names := [part[1:-1] for part in path.split("/") if part.startswith("{")]:
-        said["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if path in BODIES:
         schema: dict[str, Any] = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
         if path in REQUIRED:
             schema["required"] = REQUIRED[path]
-        said["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return said
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation

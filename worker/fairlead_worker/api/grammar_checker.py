@@ -1,4 +1,4 @@
-"""Grammars are tried in a process of their own: killed when one takes too long, replaced when one ends it."""
+"""Checks grammars in a separate process. A grammar that takes too long gets it killed; a process that died is replaced."""
 
 import asyncio
 import contextlib
@@ -17,61 +17,61 @@ from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-"""For the process to read the tokenizer."""
-MEMORY = 3 << 30
-"""Bytes of address space of the process: libraries and tokenizer map most of one GiB of it."""
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-OFF = "this worker does no structured output (--max-grammar-bytes 0)"
-MOST_WAITING = 256
-"""Grammars that nobody has tried yet and that wait for their turn; further requests get 429."""
+"""Seconds for the process to read the tokenizer."""
+MEMORY_LIMIT_BYTES = 3 << 30
+"""Address space of the process in bytes. Libraries and the tokenizer map most of 1 GiB of it."""
+SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+DISABLED_MESSAGE = "structured output is disabled (--max-grammar-bytes 0)"
+MAX_WAITING = 256
+"""Unchecked grammars that may wait in the queue. Further requests get 429."""
 
 
-class GrammarCheck:
-    """What is known of grammars, and the process that finds it out, started when the first one comes. One at a time is tried."""
+class GrammarChecker:
+    """A cache of checked grammars, and the process that checks one grammar at a time. The first grammar starts the process."""
 
     def __init__(self, config: WorkerConfig, tokenizer_json: str, vocabulary: int, eos: tuple[int, ...]) -> None:
         self._config = config
-        self._setup = Setup(tokenizer_json, vocabulary, eos, config.grammar_timeout, MEMORY)
+        self._setup = Setup(tokenizer_json, vocabulary, eos, config.grammar_timeout, MEMORY_LIMIT_BYTES)
         self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
-        self._turn = asyncio.Lock()
+        self._check_lock = asyncio.Lock()
         self._waiting = 0
         self._process: asyncio.subprocess.Process | None = None
 
-    async def grammar(self, constraint: Constraint) -> str:
-        """For the engine. ApiError 400 that names the field for a grammar that does not work, 429 when too many wait."""
+    async def compile(self, constraint: Constraint) -> str:
+        """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many grammars wait."""
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
         if size > most:
-            message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else OFF
+            message = f"{size} bytes exceed this worker's limit of {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
             raise invalid(f"{constraint.field}: {brief(message)}", param=constraint.field)
-        verdict = self._known(constraint) or await self._tried(constraint)
+        verdict = self._lookup(constraint) or await self._check_queued(constraint)
         if verdict.error:
             raise invalid(f"{constraint.field}: {brief(verdict.error)}", param=constraint.field, code="invalid_grammar")
         return verdict.grammar
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
 
-    def _known(self, constraint: Constraint) -> Verdict | None:
+    def _lookup(self, constraint: Constraint) -> Verdict | None:
         verdict = self._verdicts.get(constraint)
         if verdict is not None:
             self._verdicts.move_to_end(constraint)
         return verdict
 
-    async def _tried(self, constraint: Constraint) -> Verdict:
-        if self._waiting >= MOST_WAITING:
-            raise busy(f"{MOST_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
-        # Shielded: a client that goes must not leave an answer in the pipe for the next one.
-        return await asyncio.shield(asyncio.ensure_future(self._in_turn(constraint)))
+    async def _check_queued(self, constraint: Constraint) -> Verdict:
+        if self._waiting >= MAX_WAITING:
+            raise busy(f"{MAX_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
+        # Shielded: after a disconnect, the reply must not stay in the pipe for the next grammar.
+        return await asyncio.shield(asyncio.ensure_future(self._check_serialized(constraint)))
 
-    async def _in_turn(self, constraint: Constraint) -> Verdict:
+    async def _check_serialized(self, constraint: Constraint) -> Verdict:
         self._waiting += 1
         try:
-            async with self._turn:
-                # An equal one may have been in the queue.
-                return self._known(constraint) or self._remember(constraint, await self._try(constraint))
+            async with self._check_lock:
+                # An equal grammar may have been checked while this one waited.
+                return self._lookup(constraint) or self._remember(constraint, await self._run_check(constraint))
         finally:
             self._waiting -= 1
 
@@ -83,13 +83,14 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
         return verdict
 
-    async def _try(self, constraint: Constraint) -> Verdict:
-        """A process that ends may have been ended by somebody else: what ends two is refused."""
+    async def _run_check(self, constraint: Constraint) -> Verdict:
+        """Check one grammar in the process. If the process dies, try once more, because the cause may be external; refuse after the second
+        time."""
         for _ in range(2):
-            process = await self._started()
+            process = await self._ensure_process()
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
             seconds = self._config.grammar_timeout
-            reason = "it takes too much memory or too deep a nesting to compile"
+            reason = "it needs too much memory or too deep nesting to compile"
             try:
                 process.stdin.write(msgspec.json.encode(constraint) + b"\n")
                 async with asyncio.timeout(seconds):
@@ -102,24 +103,24 @@ class GrammarCheck:
                 reason = f"it is not compiled within {seconds:g} s (--grammar-timeout); make it smaller, or its repetitions shorter"
                 break
             except ValueError:
-                reason = "what it compiles to is too long"
+                reason = "its compiled form is too long"
                 break
-            await self._ended(process)
-        await self._ended(process)
+            await self._kill_process(process)
+        await self._kill_process(process)
         return Verdict(error=reason)
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        """The process, ready for a line. ApiError 400 where this model's tokenizer works with no grammar."""
+    async def _ensure_process(self) -> asyncio.subprocess.Process:
+        """Return the process, ready for a line. Raise ApiError 400 if this model's tokenizer does not work with grammars."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         command = (sys.executable, "-m", "fairlead_worker.grammar.checker")
-        limit = 16 * self._config.max_grammar_bytes + (1 << 20)  # of an answer's line: a grammar, escaped
+        limit = 16 * self._config.max_grammar_bytes + (1 << 20)  # of a reply line: a grammar with JSON escapes
         self._process = process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=limit,
-            env=ONE_THREAD | dict(os.environ),
+            env=SINGLE_THREAD | dict(os.environ),
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
@@ -131,11 +132,11 @@ class GrammarCheck:
         except TimeoutError:
             error = f"its process did not start within {START_SECONDS:g} s"
         if error:
-            await self._ended(process)
-            raise ApiError(400, f"structured output is not possible here: {error}", code="unsupported")
+            await self._kill_process(process)
+            raise ApiError(400, f"structured output is not available on this worker: {error}", code="unsupported")
         return process
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> None:
+    async def _kill_process(self, process: asyncio.subprocess.Process) -> None:
         self._process = None
         with contextlib.suppress(ProcessLookupError):
             process.kill()
