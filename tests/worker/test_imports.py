@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fairlead_worker.imports import uncollected
+from fairlead_worker.imports import gc_frozen
 
 FRONT = """
 import sys
@@ -44,7 +44,7 @@ def test_transformers_come_without_torchao_and_without_a_collection() -> None:
 def test_collections_go_on_afterwards_and_pass_over_what_was_made() -> None:
     before = gc.get_freeze_count()
     try:
-        with uncollected():
+        with gc_frozen():
             assert not gc.isenabled()
             made: list[object] = [[] for _ in range(1000)]
         assert gc.isenabled() and gc.get_freeze_count() >= before + len(made)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """What is imported within stays for the process's life, and no collection goes through it, now or later.
 
     torch and transformers make 400,000 objects. Python's collector went through them again and again while they grew, a fifth to a quarter

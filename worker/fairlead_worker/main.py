@@ -12,7 +12,7 @@ import uvloop
 
 from fairlead_index.redis.access import has_password
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.imports import uncollected
+from fairlead_worker.imports import gc_frozen
 from fairlead_worker.isa import CpuLevelError, cpu_level
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     except CpuLevelError as error:
         return _fail(config, str(error))
     logger.info("CPU level: %s", level)
-    logger.info("configuration: %s", config.described())
+    logger.info("configuration: %s", config.describe())
     if has_password(config.redis_url):
         logger.warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     if config.node_rank:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
                 listeners.append(_listen(config.host, port))
         except OSError as error:
             return _fail(config, f"cannot listen on {config.host}:{port}: {error.strerror}")
-    with uncollected():
+    with gc_frozen():
         from fairlead_worker.api.server import Listeners, serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -80,7 +80,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
     pooling: PoolingKind | None = None
     """Its hidden states are wanted, pooled so, and no output; of `sampling` nothing counts."""
-    asked: float = 0.0
+    received_at: float = 0.0
     """When the API process had it, by `time.monotonic`, which is the machine's; 0: not told. The engine reads messages between steps, and
     by then it has waited for one."""
 
@@ -91,7 +91,7 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: str
 
 
-class AskHot(msgspec.Struct, tag="ask-hot", frozen=True):
+class GetHotPrefixes(msgspec.Struct, tag="ask-hot", frozen=True):
     """Which prefixes of at most `tokens` tokens together are worth most to a worker that has none? One `Hot` answers, in order."""
 
     tokens: int
@@ -146,7 +146,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From its arrival at the engine to the step that admitted it (the first time)."""
     prefill_seconds: float
     """From there to its first token."""
-    retractions: int = 0
+    preemptions: int = 0
     host_cached_tokens: int = 0
     """Of the output's `cached_tokens`, those that came back from the host tier."""
 
@@ -235,9 +235,9 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    retractions: int = 0
+    preemptions: int = 0
     evicted_pages: int = 0
-    retraction_recomputed_tokens: int = 0
+    preemption_recomputed_tokens: int = 0
     """Tokens computed again because their request was retracted: no prefix hits, and no new work."""
     host: HostLoad | None = None
     """None without a host tier."""
@@ -364,10 +364,10 @@ class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hot(msgspec.Struct, tag="hot", frozen=True):
-    """The answer to `AskHot`, the hottest first."""
+    """The answer to `GetHotPrefixes`, the hottest first."""
 
     prefixes: tuple[HotPrefix, ...]
 
 
-ToEngine = Submit | Abort | AskHot | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
+ToEngine = Submit | Abort | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
 FromEngine = Step | Loading | Ready | Hot | Failed | AdapterChanged

@@ -26,12 +26,12 @@ class HostTier:
     """
 
     __slots__ = (
-        "_alone",
-        "_doubled",
         "_forget",
         "_free",
+        "_host_only",
         "_loading",
         "_loads",
+        "_on_both",
         "_saves",
         "dropped_pages",
         "loaded_pages",
@@ -52,9 +52,9 @@ class HostTier:
         """Pages given up for others since the start."""
         self._forget = forget
         self._free = list(range(slots - 1, -1, -1))
-        self._alone: OrderedDict[Node, None] = OrderedDict()
+        self._host_only: OrderedDict[Node, None] = OrderedDict()
         """Nodes that only the host holds, in the order in which they left the device: children before their parents."""
-        self._doubled: OrderedDict[Node, None] = OrderedDict()
+        self._on_both: OrderedDict[Node, None] = OrderedDict()
         """Nodes on the device as well: their slots are to be had for nothing."""
         self._loading: list[Node] = []
         """Of those, the ones that the next plan loads: their slots must not be saved into before."""
@@ -67,24 +67,24 @@ class HostTier:
         used = self.total - len(self._free)
         return HostLoad(self.total, used, self.saved_pages, self.loaded_pages, self.dropped_pages, cached_tokens)
 
-    def keep(self, node: Node, page: int) -> bool:
+    def offload(self, node: Node, page: int) -> bool:
         """`node` is leaving `page`: its KV stays here. False where there is no slot for it, which happens to leaves alone."""
         if node.slot < 0:
-            slot = self._slot()
+            slot = self._take_slot()
             if slot < 0:
                 return False
             node.slot = slot
             self._saves[slot] = page
             self.saved_pages += 1
         else:
-            del self._doubled[node]
-        self._alone[node] = None
+            del self._on_both[node]
+        self._host_only[node] = None
         return True
 
-    def claim(self, nodes: Sequence[Node]) -> None:
+    def pin(self, nodes: Sequence[Node]) -> None:
         """These are to come back, or have: whoever needs a slot from now on, theirs is not given up."""
         for node in nodes:
-            del self._alone[node]
+            del self._host_only[node]
 
     def load(self, nodes: Sequence[Node], pages: Sequence[int]) -> None:
         """The claimed `nodes` are in `pages` of the device again, as soon as the next plan is run."""
@@ -94,29 +94,29 @@ class HostTier:
         self._loading += nodes
         self.loaded_pages += len(nodes)
 
-    def computed_again(self, node: Node) -> None:
+    def mark_recomputed(self, node: Node) -> None:
         """A request has computed what only the host held, and published its own page for it."""
-        self.claim((node,))
-        self._doubled[node] = None
+        self.pin((node,))
+        self._on_both[node] = None
 
     def take_copies(self) -> tuple[list[Copy], list[Copy]]:
         """Saves and loads since the last call, for the plan that is being made."""
         saves, loads = [(page, slot) for slot, page in self._saves.items()], self._loads
         self._saves, self._loads = {}, []
         for node in self._loading:
-            self._doubled[node] = None
+            self._on_both[node] = None
         self._loading.clear()
         return saves, loads
 
-    def _slot(self) -> int:
+    def _take_slot(self) -> int:
         """A slot for a page that leaves the device; -1: there is none, as this plan loads from all of them."""
         if self._free:
             return self._free.pop()
-        if self._doubled:
-            node, _ = self._doubled.popitem(last=False)
+        if self._on_both:
+            node, _ = self._on_both.popitem(last=False)
             slot, node.slot = node.slot, -1
-        elif self._alone:
-            node, _ = self._alone.popitem(last=False)
+        elif self._host_only:
+            node, _ = self._host_only.popitem(last=False)
             slot, node.slot = node.slot, -1
             self._forget(node)
             self.dropped_pages += 1

@@ -3,14 +3,28 @@
 from array import array
 from heapq import heappop, heappush, heapreplace
 
-NOTHING = b""
+NO_PAGE = b""
 """Key of a watch that wants no further page: as it equals no page, only an eviction unsettles it."""
 
 
 class Node:
     """A page of tokens under its parent: on the device, in the host tier, or both. The root of a tree is nowhere and has no `parent`."""
 
-    __slots__ = ("chain", "children", "depth", "here", "hits", "key", "page", "parent", "queued", "slot", "used", "users", "watchers")
+    __slots__ = (
+        "chain",
+        "children",
+        "depth",
+        "device_children",
+        "hits",
+        "key",
+        "last_access",
+        "lock_ref",
+        "page",
+        "parent",
+        "queued",
+        "slot",
+        "trackers",
+    )
 
     def __init__(self, parent: "Node | None", key: bytes, page: int, chain: int) -> None:
         self.parent = parent
@@ -25,16 +39,16 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         """Pages from the root to here, this one included."""
         self.children: dict[bytes, Node] = {}
-        self.here = 0
+        self.device_children = 0
         """Children on the device. 0, and no users: this page may be evicted from there."""
-        self.users = 0
+        self.lock_ref = 0
         """Leases that hold exactly this place, plus children with users. 0: nobody runs on this page."""
-        self.used = 0
+        self.last_access = 0
         """When the last user left, in the cache's own count."""
         self.hits = 0
         """Leases that attached here or below."""
         self.queued = False
-        self.watchers: dict[bytes, dict[PrefixMatch, None]] | None = None
+        self.trackers: dict[bytes, dict[PrefixMatch, None]] | None = None
         """Waiting requests whose match ends here, by the page that they want next."""
 
     @property
@@ -46,7 +60,7 @@ class Node:
 class PrefixMatch:
     """Where the tokens of one waiting request leave the tree."""
 
-    __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")
+    __slots__ = ("is_current", "is_removed", "key", "limit", "node", "root", "tokens")
 
     def __init__(self, root: Node, tokens: "array[int]", page_size: int, reusable: int) -> None:
         self.root = root
@@ -54,9 +68,9 @@ class PrefixMatch:
         self.tokens = tokens
         self.limit = min(reusable, len(tokens) - 1) // page_size
         """Pages that may be reused: at least one token is left to compute, as its logits give the next one."""
-        self.key = NOTHING
-        self.settled = False
-        self.removed = False
+        self.key = NO_PAGE
+        self.is_current = False
+        self.is_removed = False
 
     @property
     def depth(self) -> int:
@@ -82,11 +96,11 @@ class LeafQueue:
         if not node.queued:
             node.queued = True
             self._serial += 1
-            heappush(self._heap, (node.used, self._serial, node))
+            heappush(self._heap, (node.last_access, self._serial, node))
 
     def next(self, node: Node) -> Node | None:
         """`offer`, then `pop`. Of a branch that nobody uses one page goes after the other, so most often it is `node` itself that comes."""
-        if not node.queued and (not self._heap or node.used <= self._heap[0][0]):
+        if not node.queued and (not self._heap or node.last_access <= self._heap[0][0]):
             return node
         self.offer(node)
         return self.pop()
@@ -96,11 +110,11 @@ class LeafQueue:
         heap = self._heap
         while heap:
             used, serial, node = heap[0]
-            if node.users or node.here:
+            if node.lock_ref or node.device_children:
                 heappop(heap)
                 node.queued = False
-            elif node.used != used:
-                heapreplace(heap, (node.used, serial, node))
+            elif node.last_access != used:
+                heapreplace(heap, (node.last_access, serial, node))
             else:
                 heappop(heap)
                 node.queued = False

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
 from fairlead_worker.cache.host import HostTier
+from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import LeafQueue, Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
-from fairlead_worker.cache.watch import PrefixMatches
 from fairlead_worker.messages import CacheEvent
 
 ExtendHash = Callable[[int, "array[int]"], int]
@@ -43,19 +43,19 @@ class PrefixCache:
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
         self._roots: dict[int, Node] = {}
-        self._adapted: dict[int, Node] = {}
+        self._adapter_roots: dict[int, Node] = {}
         """The same of requests with LoRA adapters: theirs even should a request without one come with an adapter's root."""
         self._leaves = LeafQueue()
-        self._watches = PrefixMatches(pool.page_size)
+        self._matches = PrefixMatches(pool.page_size)
         self._events = EventLog()
-        self._in_use = 0
+        self._num_locked = 0
         self._time = 0
 
     # Counters
 
     @property
     def evictable(self) -> int:
-        return self.pool.cached - self._in_use
+        return self.pool.cached - self._num_locked
 
     @property
     def available(self) -> int:
@@ -64,37 +64,37 @@ class PrefixCache:
 
     # Matching
 
-    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
-        """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `unwatch`.
+    def track(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
+        """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `untrack`.
 
         `adapted`: for a request with a LoRA adapter.
         """
-        roots = self._adapted if adapted else self._roots
+        roots = self._adapter_roots if adapted else self._roots
         node = roots.get(root)
         if node is None:
             node = roots[root] = Node(None, b"", -1, root)
-        node.users += 1
-        return self._watches.add(node, tokens, len(tokens) if reusable is None else reusable)
+        node.lock_ref += 1
+        return self._matches.add(node, tokens, len(tokens) if reusable is None else reusable)
 
-    def unwatch(self, watch: PrefixMatch) -> None:
-        if not watch.removed:
-            self._watches.remove(watch)
-            watch.root.users -= 1
-            self._drop_if_empty(watch.root)
+    def untrack(self, match: PrefixMatch) -> None:
+        if not match.is_removed:
+            self._matches.remove(match)
+            match.root.lock_ref -= 1
+            self._drop_if_empty(match.root)
 
-    def match(self, watch: PrefixMatch) -> Node:
+    def match(self, match: PrefixMatch) -> Node:
         """The deepest cached page of a watched prompt, exact now. Never the whole prompt: one token is left to compute."""
-        self._watches.settle(watch)
-        return watch.node
+        self._matches.update(match)
+        return match.node
 
     def refresh(self, limit: int) -> Iterator[PrefixMatch]:
         """Brings up to `limit` watches up to date that changes have touched, and names them."""
-        return self._watches.refresh(limit)
+        return self._matches.refresh(limit)
 
     def unused_above(self, node: Node) -> int:
         """Unused pages from the root to `node`, evictable or only on the host: attaching there takes so many out of `available`."""
         count = 0
-        while node.users == 0 and node.parent is not None:
+        while node.lock_ref == 0 and node.parent is not None:
             node, count = node.parent, count + 1
         return count
 
@@ -104,7 +104,7 @@ class PrefixCache:
         """A lease that shares the pages down to `node`. Raises OutOfPages where some are on the host and find no room on the device."""
         loaded = 0
         if node.page < 0 and node.parent is not None:
-            loaded = self._bring_back(node)
+            loaded = self._load_from_host(node)
         else:
             self._lock(node)
         pages = array("i", bytes(4 * node.depth))
@@ -143,17 +143,17 @@ class PrefixCache:
         index = first
         while index < last and (child := node.children.get(raw[(index - first) * width : (index - first + 1) * width])) is not None:
             if child.page < 0:
-                self._put(child, node, pages[index])
+                self._attach_computed(child, node, pages[index])
             else:
-                lease.exchange(index, child.page)
+                lease.use_cached(index, child.page)
             node, index = child, index + 1
         if index > first:
             self._lock(node)
-            lease.moved(node, index)
+            lease.move_to(node, index)
         if index < last:
-            self._add(lease, tokens, raw[(index - first) * width :], last)
+            self._insert(lease, tokens, raw[(index - first) * width :], last)
 
-    def promise(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+    def insert_pending(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         """As `publish`, of pages that the step being planned fills: others in it may attach to them, as a step stores the KV of all
         its rows before any of them attends. The lease must hold until that step is over: nothing else keeps pages
         that are not filled yet.
@@ -165,12 +165,12 @@ class PrefixCache:
             return
         raw = tokens[first * size : last * size].tobytes()
         if raw[: 4 * size] not in lease.place.children:
-            self._add(lease, tokens, raw, last)
+            self._insert(lease, tokens, raw, last)
 
     def exclusive_pages(self, lease: Lease) -> int:
         """Pages that nobody else uses: what releasing the lease would make available, and might have to be computed again."""
         count, node = len(lease.pages) - lease.shared, lease.place
-        while node.users == 1 and node.parent is not None:
+        while node.lock_ref == 1 and node.parent is not None:
             node, count = node.parent, count + 1
         return count
 
@@ -180,7 +180,7 @@ class PrefixCache:
         """Blocks stored and removed since the last call."""
         return self._events.drain()
 
-    def announced(self) -> "array[int]":
+    def block_hashes(self) -> "array[int]":
         """Hashes of all blocks held, parents first: the snapshot for an index that must start afresh."""
         return array("Q", (node.chain for node in self.nodes() if not node.depth % self._block_pages))
 
@@ -190,7 +190,7 @@ class PrefixCache:
 
     def nodes(self) -> Iterator[Node]:
         """Every cached page, parents before children."""
-        pending = [*self._roots.values(), *self._adapted.values()]
+        pending = [*self._roots.values(), *self._adapter_roots.values()]
         while pending:
             node = pending.pop()
             pending.extend(node.children.values())
@@ -199,44 +199,44 @@ class PrefixCache:
 
     # Inside
 
-    def _add(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
+    def _insert(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
         """The lease's next pages up to the `last` one, with the tokens in `raw`, are new in the tree.
 
         The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
         """
         first, parent, pages, width = lease.shared, lease.place, lease.pages, 4 * self.page_size
-        self._in_use += last - first
-        self.pool.to_cache(last - first)
+        self._num_locked += last - first
+        self.pool.move_to_cache(last - first)
         for index in range(first, last):
             key, chain = raw[(index - first) * width : (index - first + 1) * width], parent.chain
             node = parent.children[key] = Node(parent, key, pages[index], chain)
-            node.users = 1
-            parent.here += 1
+            node.lock_ref = 1
+            parent.device_children += 1
             if not node.depth % self._block_pages:
                 end = node.depth * self.page_size
                 node.chain = self._extend_hash(chain, tokens[end - self.block_tokens : end])
-                self._events.stored(node.chain, chain)
-            if parent.watchers is not None:
-                self._watches.published(parent, key)
+                self._events.add_stored(node.chain, chain)
+            if parent.trackers is not None:
+                self._matches.on_published(parent, key)
             parent = node
-        lease.moved_down(parent, last)
+        lease.extend_shared(parent, last)
 
-    def _put(self, node: Node, parent: Node, page: int) -> None:
+    def _attach_computed(self, node: Node, parent: Node, page: int) -> None:
         """A page was computed and published for `node`, which only the host tier held."""
         assert self.host is not None, "without a host tier, what is cached is on the device"
-        self.host.computed_again(node)
+        self.host.mark_recomputed(node)
         node.page = page
-        parent.here += 1
-        self.pool.to_cache(1)
+        parent.device_children += 1
+        self.pool.move_to_cache(1)
 
     def _lock(self, node: Node) -> None:
         """Keeps `node` and all above it. Stops at the first node in use: what is above that one is kept by it."""
         step: Node | None = node
         while step is not None:
-            step.users += 1
-            if step.users > 1 or step.parent is None:
+            step.lock_ref += 1
+            if step.lock_ref > 1 or step.parent is None:
                 return
-            self._in_use += 1
+            self._num_locked += 1
             step = step.parent
 
     def unlock(self, place: Node) -> None:
@@ -244,15 +244,15 @@ class PrefixCache:
         self._time += 1
         node: Node | None = place
         while node is not None:
-            node.users -= 1
-            if node.users:
+            node.lock_ref -= 1
+            if node.lock_ref:
                 return
             if node.parent is None:
                 self._drop_if_empty(node)
                 return
-            node.used = self._time
-            self._in_use -= 1
-            if not node.here:
+            node.last_access = self._time
+            self._num_locked -= 1
+            if not node.device_children:
                 self._leaves.offer(node)
             node = node.parent
 
@@ -267,15 +267,15 @@ class PrefixCache:
             parent, page = node.parent, node.page
             pages.append(page)
             node.page = -1
-            parent.here -= 1
-            if self.host is None or not self.host.keep(node, page):
+            parent.device_children -= 1
+            if self.host is None or not self.host.offload(node, page):
                 self._forget(node)
-            bare = not parent.here and not parent.users and parent.parent is not None
+            bare = not parent.device_children and not parent.lock_ref and parent.parent is not None
             if left:
                 node = self._leaves.next(parent) if bare else self._leaves.pop()
             elif bare:
                 self._leaves.offer(parent)
-        self.pool.from_cache(pages)
+        self.pool.free_cached(pages)
         self.evicted_pages += count
 
     def _forget(self, node: Node) -> None:
@@ -284,13 +284,13 @@ class PrefixCache:
         assert parent is not None and not node.children, "leaves go first"
         del parent.children[node.key]
         if not node.depth % self._block_pages:
-            self._events.removed(node.chain)
-        if node.watchers is not None:
-            self._watches.evicted(node)
+            self._events.add_removed(node.chain)
+        if node.trackers is not None:
+            self._matches.on_evicted(node)
         if parent.parent is None:
             self._drop_if_empty(parent)
 
-    def _bring_back(self, node: Node) -> int:
+    def _load_from_host(self, node: Node) -> int:
         """Locks `node` and gives it and all above it pages of the device again; how many had none. Their KV comes with the next plan."""
         assert self.host is not None, "without a host tier, what is cached is on the device"
         absent = []
@@ -302,20 +302,20 @@ class PrefixCache:
         if count + self.unused_above(node) > self.available:
             raise OutOfPages(f"{count} pages to bring back from the host, {self.available} available")
         self._lock(node)
-        self.host.claim(absent)
+        self.host.pin(absent)
         if count > self.pool.free:
             self._evict(count - self.pool.free)
         self.host.load(absent, self.pool.take(count))
-        self.pool.to_cache(count)
+        self.pool.move_to_cache(count)
         for each in absent:
             assert each.parent is not None
-            each.parent.here += 1
+            each.parent.device_children += 1
         self._lock(absent[-1])
         self.unlock(node)
         return count
 
     def _drop_if_empty(self, root: Node) -> None:
         """A tree that holds nothing and that nobody watches is forgotten: salts come and go, memory stays flat."""
-        if not root.users and not root.children:
-            roots = self._roots if self._roots.get(root.chain) is root else self._adapted
+        if not root.lock_ref and not root.children:
+            roots = self._roots if self._roots.get(root.chain) is root else self._adapter_roots
             del roots[root.chain]

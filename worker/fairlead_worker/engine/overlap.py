@@ -45,35 +45,35 @@ def run_overlapped(
     runner: AheadRunner,
     inbox: Inbox,
     outbox: Outbox,
-    watch: RequestTimer | None = None,
+    timer: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
     """As `run_plain`. A trace of the schedule has the steps alone that were not launched ahead: it is for the plain loop."""
-    watch = watch or RequestTimer()
+    timer = timer or RequestTimer()
     pending: list[Output] = []
     """To be told with the next report."""
 
-    def tell(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
-        outputs.told[:0] = pending
+    def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
+        outputs.full[:0] = pending
         pending.clear()
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+        outbox.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
 
-    overlap = Overlap(scheduler, runner, watch, tell)
-    handler = MessageHandler(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)
+    overlap = Overlap(scheduler, runner, timer, report)
+    handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler, overlap.reconcile)
     while True:
-        messages = handler.receive(overlap.busy)
+        messages = handler.receive(overlap.is_busy)
         try:
             outputs = handler.serve(messages)
             if outputs is None:
-                overlap.settle()
+                overlap.reconcile()
                 return 0
             pending += outputs
-            told = overlap.step(*handler.admission)
+            reported = overlap.step(*handler.admission)
         except Exception as error:
-            return handler.failed(error)
-        if pending or not told:
-            tell(StepPlan(), StepResult([]), StepOutputs())
+            return handler.report_failure(error)
+        if pending or not reported:
+            report(StepPlan(), StepResult([]), StepOutputs())
 
 
 class Overlap:
@@ -83,44 +83,44 @@ class Overlap:
         self,
         scheduler: OverlapScheduler,
         runner: AheadRunner,
-        watch: RequestTimer,
-        tell: Callable[[StepPlan, StepResult, StepOutputs], None],
+        timer: RequestTimer,
+        report: Callable[[StepPlan, StepResult, StepOutputs], None],
     ) -> None:
-        self.busy = False
+        self.is_busy = False
         """There was something to do in the latest step, so there may be more."""
-        self._scheduler, self._runner, self._watch, self._tell = scheduler, runner, watch, tell
-        self._ahead: tuple[StepPlan, Launched] | None = None
+        self._scheduler, self._runner, self._timer, self._report = scheduler, runner, timer, report
+        self._in_flight: tuple[StepPlan, Launched] | None = None
 
-    def step(self, admits: bool = True, begins: int = 0) -> bool:
+    def step(self, admit: bool = True, early_start_tokens: int = 0) -> bool:
         """Launches a step, if there is one, and reads the one before it. Whether any was told of. Otherwise as `Scheduler.plan`."""
-        scheduler, runner, told = self._scheduler, self._runner, False
+        scheduler, runner, reported = self._scheduler, self._runner, False
         if not scheduler.can_plan_ahead:
-            told = self.settle()
-        plan = scheduler.plan(admits, begins)
-        self.busy = bool(plan) or told or self._ahead is not None
+            reported = self.reconcile()
+        plan = scheduler.plan(admit, early_start_tokens)
+        self.is_busy = bool(plan) or reported or self._in_flight is not None
         if not plan:
-            return self.settle() or told
-        self._watch.planned(plan)
+            return self.reconcile() or reported
+        self._timer.record_plan(plan)
         if not runner.can_launch(plan):
-            self.settle()
-            scheduler.withdraw(plan)
+            self.reconcile()
+            scheduler.drop_finished(plan)
             result = runner.execute(plan)
-            self._watch.executed(plan, result)
-            self._tell(plan, result, scheduler.advance(plan, result))
+            self._timer.record_step(plan, result)
+            self._report(plan, result, scheduler.advance(plan, result))
             return True
         launched = runner.launch(plan)
-        told = self.settle() or told
-        awaited = scheduler.awaited(plan)
+        reported = self.reconcile() or reported
+        awaited = scheduler.rows_to_sample(plan)
         launched.choose(awaited)
-        scheduler.assume(plan, awaited)
-        self._ahead = plan, launched
-        return told
+        scheduler.advance_placeholder(plan, awaited)
+        self._in_flight = plan, launched
+        return reported
 
-    def settle(self) -> bool:
+    def reconcile(self) -> bool:
         """Reads the step that is out. False where none is."""
-        if self._ahead is None:
+        if self._in_flight is None:
             return False
-        (plan, launched), self._ahead = self._ahead, None
+        (plan, launched), self._in_flight = self._in_flight, None
         result = StepResult([])
 
         def read() -> StepResult:
@@ -128,6 +128,6 @@ class Overlap:
             result = launched.read()
             return result
 
-        outputs = self._scheduler.settle(plan, read)
-        self._tell(plan, result, outputs)
+        outputs = self._scheduler.reconcile(plan, read)
+        self._report(plan, result, outputs)
         return True

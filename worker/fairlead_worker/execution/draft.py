@@ -28,7 +28,7 @@ class _Seen:
     """How much of a request has draft KV, as of one admission."""
 
     request: Request
-    retractions: int
+    preemptions: int
     done: int
     """Leading tokens whose draft KV is in its pages, if those were accepted that had been guessed."""
 
@@ -91,8 +91,8 @@ class Drafter:
         """What is known of its request. Of pages that came from the prefix cache it is taken for granted that they have draft KV."""
         request = row.request
         seen = self._seen.get(request.id)
-        if seen is None or seen.request is not request or seen.retractions != request.retractions:
-            seen = self._seen[request.id] = _Seen(request, request.retractions, row.start)
+        if seen is None or seen.request is not request or seen.preemptions != request.preemptions:
+            seen = self._seen[request.id] = _Seen(request, request.preemptions, row.start)
         seen.done = min(seen.done, row.start)
         return seen
 

@@ -3,14 +3,14 @@
 import sys
 from importlib import import_module
 
-from fairlead_worker.imports import uncollected
+from fairlead_worker.imports import gc_frozen
 
 
 def import_transformers() -> None:
     """transformers and torch, whose import is most of a start. Nothing is done where they were imported before."""
     if "transformers.modeling_utils" in sys.modules:
         return
-    with uncollected():
+    with gc_frozen():
         _without_torchao("transformers.quantizers.quantizer_torchao")
         import_module("transformers.modeling_utils")
 

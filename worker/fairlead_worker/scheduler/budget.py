@@ -11,7 +11,7 @@ class StepBudget:
     At least one page is left to prefill however many decodes run: a prompt always gets on.
     """
 
-    __slots__ = ("_chunking", "_most", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
+    __slots__ = ("_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
 
     def __init__(
         self, config: SchedulerConfig, page_size: int, decodes: int, prefill_budget: PrefillBudget | None = None, idle: int = 0
@@ -21,7 +21,7 @@ class StepBudget:
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
         self._prefill_budget = prefill_budget
-        self._most = config.prefill_max_requests
+        self._max_requests = config.prefill_max_requests
         self.left = config.max_prefill_tokens
         if prefill_budget is not None:
             self.left = max(min(prefill_budget.limit, self.left), page_size)
@@ -30,13 +30,13 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def hold_back(self, tokens: int, least: int) -> bool:
+    def leave_last_page(self, tokens: int, least: int) -> bool:
         """Bounds what is left so that the last page of a prompt of `tokens` more tokens stays uncomputed. False, and no bound, where fewer
         than `least` of them, or none, would be computed, or chunking is off."""
-        before = (tokens - 1) // self._page_size * self._page_size
-        if not self._chunking or before < max(least, self._page_size):
+        count = (tokens - 1) // self._page_size * self._page_size
+        if not self._chunking or count < max(least, self._page_size):
             return False
-        self.left = min(self.left, before)
+        self.left = min(self.left, count)
         return True
 
     def cut(self, tokens: int, start: int) -> int:
@@ -53,7 +53,7 @@ class StepBudget:
     def spend(self, tokens: int, start: int) -> None:
         """One more prompt computes `tokens` from `start` on. Nothing is left once there are `prefill_max_requests` of them."""
         self.prompts += 1
-        self.left = self.left - tokens if self.prompts != self._most else 0
+        self.left = self.left - tokens if self.prompts != self._max_requests else 0
         self.spent += tokens
         self.work += prefill_work(start, tokens)
         if self._prefill_budget is not None:
@@ -81,7 +81,7 @@ class OutputReserve:
         """Output tokens still to come from `request`, clipped."""
         return max(min(request.length_limit - len(request.tokens), self._clip), 0)
 
-    def wanted(self, extra: int, page_size: int) -> int:
+    def pages_to_keep(self, extra: int, page_size: int) -> int:
         """Pages to keep for the running requests and one with `extra` tokens to come."""
         return -(-int((self.tokens + extra) * self.ratio) // page_size)
 
@@ -90,7 +90,7 @@ class OutputReserve:
         request.reserved_end = len(request.tokens) + estimate
         self.tokens += estimate
 
-    def wrote(self, tokens: int) -> None:
+    def consume(self, tokens: int) -> None:
         """Requests in the reserve have put out some of them."""
         self.tokens -= tokens
 
@@ -108,7 +108,7 @@ class OutputReserve:
         """A step went by without retraction."""
         self.ratio = max(self.ratio - self._decay, self._min)
 
-    def retracted(self, running: list[Request]) -> None:
+    def raise_ratio(self, running: list[Request]) -> None:
         """Pages ran out: the running requests have written more than was bet. Bets on what they have shown, plus 20 steps (SGLang's)."""
         written = sum(request.output_length + 20 for request in running)
         total = sum(request.length_limit - request.prompt_length for request in running)

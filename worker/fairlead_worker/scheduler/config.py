@@ -52,9 +52,9 @@ class SchedulerConfig:
     """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""
     max_preemptions: int = 3
     """Times that one request gives way to others of more priority; then it runs to its end."""
-    lookahead: int = 16
+    admission_scan_limit: int = 16
     """Requests that one step may look at and leave waiting: bounds a step's cost."""
-    refresh: int = 64
+    match_refresh_limit: int = 64
     """Waiting requests whose match is brought up to date in one step: bounds a step's cost."""
     clip_max_new_tokens: int = 4096
     """Output tokens counted for a request at most: few answers are longer, whatever max_tokens says (SGLang's CLIP_MAX_NEW_TOKENS)."""

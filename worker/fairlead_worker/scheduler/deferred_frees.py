@@ -6,24 +6,24 @@ from fairlead_worker.scheduler.request import Request, lease_of
 class DeferredFrees:
     """Counts the plans that go out and come back, and holds back the pages of those that left meanwhile."""
 
-    __slots__ = ("_back", "_out", "_requests")
+    __slots__ = ("_finished", "_requests", "_started")
 
     def __init__(self) -> None:
-        self._out = self._back = 0
+        self._started = self._finished = 0
         self._requests: list[tuple[int, Request]] = []
         """With the number of the last plan that was out then."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def planned(self) -> int:
+    def start_plan(self) -> int:
         """Another plan is out: its number, from 1."""
-        self._out += 1
-        return self._out
+        self._started += 1
+        return self._started
 
-    def returned(self, number: int) -> None:
+    def finish_plan(self, number: int) -> None:
         """That plan was run, and so were all before it."""
-        self._back = max(self._back, number)
+        self._finished = max(self._finished, number)
         if self._requests:
             for _, request in [each for each in self._requests if each[0] <= number]:
                 release(request)
@@ -31,8 +31,8 @@ class DeferredFrees:
 
     def add(self, request: Request) -> None:
         """It runs no more: its pages are given back now if no plan is out, else with the latest one."""
-        if self._out > self._back:
-            self._requests.append((self._out, request))
+        if self._started > self._finished:
+            self._requests.append((self._started, request))
         else:
             release(request)
 

@@ -49,7 +49,7 @@ class StepPlan:
     """Tokens of rows that prefill (prompts, or known tokens again after a retraction)."""
     decodes: int = 0
     """Rows of requests that decode."""
-    left_out: int = 0
+    excluded_decodes: int = 0
     """Decodes without a row: prompts have this step to themselves."""
     prefill_work: float = 0.0
     """Positions of the prefilled tokens, summed: what their attention costs."""

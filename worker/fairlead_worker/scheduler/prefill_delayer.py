@@ -34,7 +34,7 @@ API takes for the next request of a wave: a fortieth of a prompt's prefill was n
 class PrefillDelayer:
     """Looks at a scheduler's counters between its steps."""
 
-    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since", "begins")
+    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since", "early_start_tokens")
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler, self._clock = scheduler, clock
@@ -47,14 +47,14 @@ class PrefillDelayer:
         self._last_arrival = 0.0
         self._since = 0.0
         """When the queue was empty last; 0 while it is."""
-        self.begins = 0
+        self.early_start_tokens = 0
         """Tokens that one of those that wait must have to compute to begin already; 0: nobody does."""
 
     def seconds(self) -> float:
         """How long to admit nobody yet; 0: whoever waits may go."""
-        scheduler, self.begins = self._scheduler, 0
+        scheduler, self.early_start_tokens = self._scheduler, 0
         ended, came = scheduler.ended - self._ended, scheduler.arrivals - self._arrivals
-        waiting = len(scheduler.waiting) + (scheduler.begun is not None)
+        waiting = len(scheduler.waiting) + (scheduler.held_chunk is not None)
         if not self._share or not (ended or came or waiting):
             self._since = 0.0
             return 0.0
@@ -70,13 +70,13 @@ class PrefillDelayer:
             self._last_arrival = now
         self._since = (self._since or now) if waiting else 0.0
         # A queue that has been there for longer is no wave: its requests wait for room.
-        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS or scheduler.waiting.urgent:
+        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS or scheduler.waiting.has_urgent:
             return 0.0
         return max(self._until(waiting, now) - now, 0.0)
 
     def _until(self, waiting: int, now: float) -> float:
-        scheduler, config, begun = self._scheduler, self._scheduler.config, self._scheduler.begun
-        uncached, rate = scheduler.waiting.uncached(), scheduler.stats.prefill_rate
+        scheduler, config, begun = self._scheduler, self._scheduler.config, self._scheduler.held_chunk
+        uncached, rate = scheduler.waiting.count_uncached_tokens(), scheduler.stats.prefill_rate
         if begun is not None:
             uncached += len(begun.tokens) - begun.cached
         if not rate or scheduler.chunked_req is not begun or waiting >= (config.prefill_max_requests or MOST_WAITING):
@@ -87,7 +87,7 @@ class PrefillDelayer:
         if coming := self._away + len(scheduler.running) - (begun is not None):
             # However little there is to do, a step takes what a step takes, and who comes during it waits for its end.
             least = scheduler.stats.step_seconds
-            self.begins = max(int(least * rate), 1)
+            self.early_start_tokens = max(int(least * rate), 1)
             wait = max(wait * (1 + coming / waiting), least)
             until = self._since + min(wait, MOST_SECONDS)
             return until if now + self._last_end() <= until else now
@@ -97,7 +97,7 @@ class PrefillDelayer:
 
     def _last_end(self) -> float:
         """Seconds until all streams have ended for length, at the pace of recent decodes; before the first ones no end is in sight."""
-        streams = [request for request in self._scheduler.running if request is not self._scheduler.begun]
+        streams = [request for request in self._scheduler.running if request is not self._scheduler.held_chunk]
         if not streams:
             return 0.0
         steps = max(request.length_limit - len(request.tokens) for request in streams)

@@ -42,11 +42,11 @@ class Drafting:
     wait: int = 0
     """Steps until the next probe, once nothing is drafted any more."""
 
-    def wanted(self, share: float, most: int) -> int:
+    def choose_length(self, share: float, max_drafts: int) -> int:
         """How many tokens to guess, where one more must be right with a probability of `share` to be worth its time."""
         rate = self.accepted / self.tried
         chance, count = rate, 0
-        while count < most and chance >= share:
+        while count < max_drafts and chance >= share:
             count += 1
             chance *= rate
         if count or share > _PROBE_SHARE:
@@ -69,13 +69,13 @@ class Speculation:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._most = config.speculative_num_tokens
-        self._lookup = config.speculative_method == "ngram"
+        self._max_drafts = config.speculative_num_tokens
+        self._uses_ngrams = config.speculative_method == "ngram"
         self._break_even = config.speculative_break_even
         self._draft_cost = 0.0
         """Recent time of one forward pass of the draft model, in steps of the model itself; 0 for look-ups."""
         self._rounds = self._tokens = self._accepted = 0
-        self._accepted_at = [0] * self._most
+        self._accepted_at = [0] * self._max_drafts
 
     def extend(self, plan: StepPlan, rows: Sequence[Row], cache: PrefixCache) -> None:
         """Lets the decodes `rows` of `plan` speculate: tokens that are guessed, or leave to have them guessed by the runner.
@@ -91,8 +91,8 @@ class Speculation:
                 return
             request = row.request
             if request.drafting is None:
-                request.drafting = Drafting(self._index(request) if self._lookup else None)
-            count = min(request.drafting.wanted(share, self._most), request.length_limit - len(request.tokens) - 1)
+                request.drafting = Drafting(self._index(request) if self._uses_ngrams else None)
+            count = min(request.drafting.choose_length(share, self._max_drafts), request.length_limit - len(request.tokens) - 1)
             if count <= 0:
                 continue
             assert request.lease is not None, "it runs"
@@ -106,12 +106,12 @@ class Speculation:
                     continue
             cache.grow(request.lease, len(request.tokens) + count)
             row.count = 1 + count
-            request.alarm = 0  # its result is no plain token: `advance` must look at it
+            request.fast_until = 0  # its result is no plain token: `advance` must look at it
             plan.drafted += count
             plan.decode_context += count * row.start
             tokens += count
 
-    def took(self, row: Row, lease: Lease) -> None:
+    def finish_row(self, row: Row, lease: Lease) -> None:
         """A decode has come back, and its request has the tokens. From now on it is a plain one again, with no page more than one."""
         request, drafted = row.request, row.count - 1
         accepted = len(request.tokens) - row.start - 2
@@ -129,11 +129,11 @@ class Speculation:
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """What drafting cost, as the runner measured it."""
-        own = result.seconds - result.draft_seconds
+        target_seconds = result.seconds - result.draft_seconds
         if not result.draft_forwards:
             self._draft_cost *= _FORGET
-        elif own > 0 and not plan.prefill_tokens:
-            self._draft_cost = _KEEP * self._draft_cost + (1 - _KEEP) * result.draft_seconds / result.draft_forwards / own
+        elif target_seconds > 0 and not plan.prefill_tokens:
+            self._draft_cost = _KEEP * self._draft_cost + (1 - _KEEP) * result.draft_seconds / result.draft_forwards / target_seconds
 
     def counts(self) -> Drafts:
         """Totals, for /metrics."""

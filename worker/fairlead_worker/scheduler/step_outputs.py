@@ -13,7 +13,7 @@ class StepOutputs:
     """A collection of `Output`s, most of which are never made: of a decode that got one token and goes on, as nearly all do, its request
     and the token are noted, and they go out together."""
 
-    told: list[Output] = field(default_factory=list)
+    full: list[Output] = field(default_factory=list)
     """To the others. First tokens of one step come in the order of arrival."""
     decoded: list[Request] = field(default_factory=list)
     """In the order of arrival."""
@@ -21,9 +21,9 @@ class StepOutputs:
     """Of the `decoded`, one each."""
 
     def __len__(self) -> int:
-        return len(self.told) + len(self.decoded)
+        return len(self.full) + len(self.decoded)
 
     def __iter__(self) -> Iterator[Output]:
         for request, token in zip(self.decoded, self.tokens, strict=True):
             yield Output(request.id, token_bytes((token,)), request.first_cached or 0)
-        yield from self.told
+        yield from self.full

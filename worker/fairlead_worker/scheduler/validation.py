@@ -32,7 +32,7 @@ def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int,
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed")
     if message.pooling is not None:
-        return _accept_pooled(message, tokens, arrival, config, pages, page_size)
+        return _validate_pooled(message, tokens, arrival, config, pages, page_size)
     if not config.generates:
         raise InvalidRequest("this model has no language-modelling head: it makes embeddings, and no text")
     if sampling.max_tokens < 1:
@@ -67,7 +67,7 @@ def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int,
     )
 
 
-def _accept_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
+def _validate_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
     """One that ends with its prompt, which may be as long as the longest sequence."""
     prompt = len(tokens)
     assert message.pooling is not None

@@ -11,8 +11,8 @@ import msgspec
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.load_progress import LoadWatch, stuck
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.ending import ending
 from fairlead_worker.engine_process import Start
+from fairlead_worker.exit_status import describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class EngineChild:
             async with asyncio.timeout(LAST_WORDS_SECONDS):
                 await self._client.gone.wait()
         except TimeoutError:
-            self._client.died(ending("the engine process", status))
+            self._client.died(describe_exit("the engine process", status))
 
     async def watch(self) -> None:
         """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""

@@ -3,7 +3,7 @@
 import signal
 
 
-def ending(what: str, status: int) -> str:
+def describe_exit(what: str, status: int) -> str:
     """`status` as subprocess gives it: negative for a signal."""
     if status >= 0:
         return f"{what} ended with status {status}"
