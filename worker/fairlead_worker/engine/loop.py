@@ -1,4 +1,4 @@
-"""The engine's loop: messages in, steps, messages out. The transport and the model are whoever fits the protocols."""
+"""The engine's loop: receives messages, runs steps, sends messages. Transport and model are protocols."""
 
 import logging
 from collections.abc import Callable
@@ -30,24 +30,24 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 from fairlead_worker.scheduler.validation import refusal
 
 HEARTBEAT_SECONDS = 1.0
-"""Longest silence of an idle engine."""
+"""Longest interval between reports of an idle engine."""
 
 logger = logging.getLogger(__name__)
 
 
 class Inbox(Protocol):
-    """Where messages for the engine come in."""
+    """Receives messages for the engine."""
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """All messages that are there, in order; waits up to `timeout` seconds for the first one, and not at all for 0."""
+        """Return all available messages in order. Wait up to `timeout` seconds for the first one; 0: do not wait."""
         ...
 
 
 class Outbox(Protocol):
-    """Where the engine's messages go."""
+    """Sends the engine's messages."""
 
     def send(self, message: FromEngine) -> None:
-        """Hands the message over; never waits for whoever reads."""
+        """Queue the message; never wait for the reader."""
         ...
 
 
@@ -57,7 +57,7 @@ class Adapters(Protocol):
     def __contains__(self, number: int) -> bool: ...
 
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
-        """None: the answer comes later, by itself. What cannot be loaded is told, and everything else goes on."""
+        """Apply the change and return its result, or None if the result is sent later. A failed load affects nothing else."""
         ...
 
 
@@ -70,9 +70,9 @@ def run_plain(
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
-    """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
+    """Plan, execute and report steps until `Stop` (return 0) or until a step fails (send `Failed`, return 1).
 
-    Every step is reported, and every second of idleness: a silent engine is a dead one.
+    Each step is reported, and an idle engine reports once per second: a silent engine counts as dead.
     """
     is_busy = False
     timer = timer or RequestTimer()
@@ -98,7 +98,7 @@ def run_plain(
 
 
 class MessageHandler:
-    """What comes in between steps, for either loop."""
+    """Handles messages between steps, for both loops."""
 
     def __init__(
         self,
@@ -110,30 +110,30 @@ class MessageHandler:
         compiler: GrammarCompiler | None = None,
         reconcile: Callable[[], object] = lambda: None,
     ) -> None:
-        """`reconcile`: waits for the step that is out, if one is. No adapter is changed beside a step."""
+        """`reconcile`: waits for the step in flight, if any. Adapters change only between steps."""
         self._scheduler, self._inbox, self._outbox, self._timer, self._adapters = scheduler, inbox, outbox, timer, adapters
         self._reconcile = reconcile
         self._grammar_queue = GrammarQueue(_submit_safely(scheduler), compiler)
         self._prefill_delayer = PrefillDelayer(scheduler)
         self._wait = 0.0
-        """Seconds for which those that wait do so for others."""
+        """Remaining prefill delay, in seconds."""
 
     @property
     def admission(self) -> tuple[bool, int]:
-        """Whether the next step may admit those that wait, and what one of them may begin with: as of `Scheduler.plan`."""
+        """The arguments `admit` and `early_start_tokens` of the next `Scheduler.plan`."""
         return self._wait == 0.0, self._prefill_delayer.early_start_tokens
 
     def load(self) -> Load:
-        """The scheduler's, and those that wait for their grammars."""
+        """Return the scheduler's load plus the requests that wait for their grammars."""
         return self._grammar_queue.add_to_load(self._scheduler.load())
 
     def receive(self, is_busy: bool) -> list[ToEngine]:
-        """The messages that are there; an engine with nothing to do waits for one: a heartbeat at most, and as long as a request may."""
+        """Return the available messages. An idle engine waits for one: at most a heartbeat, and at most the prefill delay."""
         most = POLL_SECONDS if self._grammar_queue else HEARTBEAT_SECONDS
         return self._inbox.receive(0.0 if is_busy else min(self._wait or most, most))
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
-        """Does what they ask for: what is to be told at once, or None after `Stop`."""
+        """Apply the messages. Return the outputs to send now, or None after `Stop`."""
         outputs = self._serve(messages)
         self._wait = self._prefill_delayer.seconds()
         return outputs
@@ -160,14 +160,14 @@ class MessageHandler:
         return outputs
 
     def report_failure(self, error: Exception) -> int:
-        """Says that a step failed, or what was to be done before it, and why: the exit status."""
+        """Log and send the reason of a failed step or message. Return the exit status."""
         logger.error("failed at step %d", self._scheduler.stats.steps, exc_info=error)
         self._outbox.send(Failed(reason=f"failed at step {self._scheduler.stats.steps}: {type(error).__name__}: {error}"))
         return 1
 
 
 def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
-    """Give one message to the scheduler, or to the grammar queue before it. An error ends that request alone."""
+    """Pass one message to the grammar queue or the scheduler. An error ends only that request."""
     if isinstance(message, Abort):
         return grammar_queue.abort(message.id) or scheduler.abort(message.id)
     if message.adapter and (adapters is None or message.adapter not in adapters):
@@ -179,7 +179,7 @@ def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit |
 
 
 def _submit_safely(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
-    """The scheduler's `submit`, for the grammar_queue: whose grammar gets ready later has nobody else to catch what goes wrong."""
+    """Return a `submit` that refuses the request on an error. The grammar queue calls it later, without another error handler."""
 
     def submit(message: Submit) -> Output | None:
         try:

@@ -1,9 +1,8 @@
-"""The loop that launches a step before it reads the one before it, so that the device does not wait for the host in between.
+"""The overlapped loop: launches a step before it reads the step before it, so that the device does not wait for the host.
 
-One round: plan and launch the forward pass of step N + 1; read the tokens of N, which that pass already has on the device; choose the
-tokens of N + 1, with everything that depends on those of N now known (grammars, penalties, stops). The same output as `run_plain`. Steps
-that cannot be launched ahead (prompts to be scored, pooling, guesses) and plans for which somebody has to lose pages wait for the step
-out.
+One round has three parts. Plan and launch the forward pass of step N + 1. Read the tokens of step N, which that pass already has on the
+device. Sample the tokens of N + 1, with everything that depends on the tokens of N (grammars, penalties, stops). The output is the same as
+that of `run_plain`. Steps that cannot overlap (prompt logprobs, pooling, drafts) and plans that need preemption wait for that step.
 """
 
 from collections.abc import Callable
@@ -19,24 +18,24 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class Launched(Protocol):
-    """A step on the device."""
+    """A launched step."""
 
     def choose(self, rows: list[Row]) -> None:
-        """Have a token chosen for each of these, of the plan's rows that sample; their requests have all tokens before it."""
+        """Sample a token for each of these rows of the plan. Their requests have all tokens before it."""
         ...
 
     def read(self) -> StepResult:
-        """Waits for the tokens."""
+        """Wait for the tokens and return them."""
         ...
 
 
 class AheadRunner(Runner, Protocol):
-    """A runner that need not wait for its steps."""
+    """A runner that can launch a step without waiting for its result."""
 
     def can_launch(self, plan: StepPlan) -> bool: ...
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begins the forward pass. Tokens of the step launched before, if it was not read yet, are put in on the device."""
+        """Start the forward pass. Unread tokens of the step before it are filled in on the device."""
         ...
 
 
@@ -49,10 +48,10 @@ def run_overlapped(
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
-    """As `run_plain`. A trace of the schedule has the steps alone that were not launched ahead: it is for the plain loop."""
+    """Run the overlapped loop; as `run_plain`. A schedule trace lacks launched steps: tracing is for the plain loop."""
     timer = timer or RequestTimer()
     pending: list[Output] = []
-    """To be told with the next report."""
+    """Outputs to send with the next report."""
 
     def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         outputs.full[:0] = pending
@@ -77,7 +76,7 @@ def run_overlapped(
 
 
 class Overlap:
-    """Steps, one of them ahead."""
+    """Runs steps with at most one in flight."""
 
     def __init__(
         self,
@@ -87,12 +86,12 @@ class Overlap:
         report: Callable[[StepPlan, StepResult, StepOutputs], None],
     ) -> None:
         self.is_busy = False
-        """There was something to do in the latest step, so there may be more."""
+        """Whether the latest round had work, so that more may follow."""
         self._scheduler, self._runner, self._timer, self._report = scheduler, runner, timer, report
         self._in_flight: tuple[StepPlan, Launched] | None = None
 
     def step(self, admit: bool = True, early_start_tokens: int = 0) -> bool:
-        """Launches a step, if there is one, and reads the one before it. Whether any was told of. Otherwise as `Scheduler.plan`."""
+        """Launch a step, if there is work, and read the step before it. Return whether a step was reported. Arguments: `Scheduler.plan`."""
         scheduler, runner, reported = self._scheduler, self._runner, False
         if not scheduler.can_plan_ahead:
             reported = self.reconcile()
@@ -117,7 +116,7 @@ class Overlap:
         return reported
 
     def reconcile(self) -> bool:
-        """Reads the step that is out. False where none is."""
+        """Read and report the step in flight. Return False if there is none."""
         if self._in_flight is None:
             return False
         (plan, launched), self._in_flight = self._in_flight, None

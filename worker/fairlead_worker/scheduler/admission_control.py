@@ -1,4 +1,4 @@
-"""Who gives way to whom: what a request lacks of memory, and which running requests lose theirs. Decides, and changes nothing."""
+"""Admission checks and victim selection. Decides only: the scheduler changes the state."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from fairlead_worker.scheduler.request import Request, lease_of
 
 
 class AdmissionControl:
-    """The scheduler's view of its memory. It reads what runs and what grows; both are the scheduler's own."""
+    """Checks memory for admissions and preemptions. It reads lists that the scheduler owns."""
 
     def __init__(
         self, config: SchedulerConfig, cache: PrefixCache, reserve: OutputReserve, running: Sequence[Request], growing: Sequence[Request]
     ) -> None:
-        """`running`: by arrival. `growing`: those of them whose next token needs a page."""
+        """`running`: by arrival. `growing`: the running requests whose next token needs a page."""
         self._cache = cache
         self._reserve = reserve
         self._running = running
@@ -26,12 +26,12 @@ class AdmissionControl:
         self._max_preemptions = config.max_preemptions
 
     def missing_pages(self, request: Request, node: Node, released: int = 0) -> int:
-        """Pages that are missing for its whole prompt, cached down to `node`, and for the output to be expected of it and of all that run;
-        0 or less: it fits.
+        """Return how many pages are missing to admit `request`; 0 or less: it fits.
 
-        `released`: output of running requests that need not be kept for.
+        It needs pages for its whole prompt, cached down to `node`, and for the expected output of itself and of all running requests.
+        `released`: output tokens of running requests that need no reserve.
 
-        Alone it is admitted on its prompt: `submit` has made sure that the pool holds all of it.
+        If nothing runs, only its prompt counts: `submit` checked that the pool holds the whole request.
         """
         pages = -(-len(request.tokens) // self._page_size) - node.depth
         if self._running:
@@ -39,21 +39,21 @@ class AdmissionControl:
         return pages + self._cache.unused_above(node) - self._cache.available
 
     def pick_memory_victim(self) -> Request | None:
-        """Who must go so that the others' decodes can go on; None: nobody. The oldest stays: alone, it always fits."""
+        """Return the request to preempt so that the other decodes fit, or None. The oldest request stays: alone, it always fits."""
         if len(self._growing) <= self._cache.available or len(self._running) <= 1:
             return None
         return min(self._running[1:], key=self._recompute_cost)
 
     def pick_priority_victims(self, urgent: Request) -> list[Request]:
-        """Running requests of less priority whose going lets the waiting `urgent` one run; none where it fits, or where all of them would
-        not be enough.
+        """Return the less urgent running requests to preempt so that the waiting `urgent` one fits.
 
-        Each request gives way `max_preemptions` times at most, and only to strictly more urgent ones, so everybody comes to an end.
+        The list is empty if it fits already, or if preempting all of them would not be enough. Each request is preempted for priority
+        `max_preemptions` times at most, and only by strictly more urgent requests, so every request finishes.
         """
         victims = [r for r in self._running if r.priority > urgent.priority and r.priority_preemptions < self._max_preemptions]
         if not victims:
             return []
-        assert urgent.prefix_match is not None, "it waits"
+        assert urgent.prefix_match is not None, "a waiting request has a match"
         needed_slots = len(self._running) - self._max_running + 1
         node = self._cache.match(urgent.prefix_match)
         missing_pages = self.missing_pages(urgent, node)
@@ -66,12 +66,12 @@ class AdmissionControl:
             output += victims[count].reserved
             count += 1
             missing_pages = self.missing_pages(urgent, node, output) - pages
-        if count < needed_slots or (missing_pages > 0 and count < len(self._running)):  # alone, it fits: `submit` has seen to that
+        if count < needed_slots or (missing_pages > 0 and count < len(self._running)):  # `submit` checked that it fits alone
             return []
         return victims[:count]
 
     def _recompute_cost(self, request: Request) -> tuple[int, int, int]:
-        """Tokens to compute again if its own pages are lost; the latest arrival among equals. With policy priority, the least urgent."""
+        """Return the sort key of victims: (with policy priority: least urgent first, tokens to recompute, latest arrival first)."""
         lease = lease_of(request)
         shared = (len(lease.pages) - self._cache.exclusive_pages(lease)) * self._page_size
         return -request.priority if self._by_priority else 0, max(request.computed - shared, 0), -request.arrival

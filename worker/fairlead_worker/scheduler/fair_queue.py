@@ -8,29 +8,29 @@ from fairlead_worker.scheduler.request import Request
 
 _PROMPT_TOKEN = 1
 _OUTPUT_TOKEN = 2
-"""What tokens are charged at: the paper's weights. Cached tokens cost nothing."""
+"""Cost of a prompt and an output token: the paper's weights. Cached tokens cost nothing."""
 _MAX_IDLE_COUNTERS = 4096
-"""Counters of absent tenants that are kept at most."""
+"""Most counters of tenants without waiting requests to keep."""
 
 
 class FairOrder:
-    """The tenant that has been served least goes first; within a tenant, by arrival.
+    """Admits the tenant with the least service first; within a tenant, by arrival.
 
-    A tenant's counter rises with each prompt token computed and each token put out for it (a block at a time). One that comes back
-    after a silence is lifted to the least counter of those that wait: idling saves nothing up. A counter at or below that is as good
-    as none and may be forgotten, so that tenants without number take no memory.
+    A tenant's counter rises with each computed prompt token and each output token (charged per block). A tenant that returns after a
+    pause is lifted to the lowest counter of the waiting tenants, so idling earns no credit. A counter at or below that value has no
+    effect and may be dropped, so memory stays bounded for any number of tenants.
     """
 
     def __init__(self) -> None:
         self._queues: dict[str, OrderedDict[Request, None]] = {}
         self._counters: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        """A lower bound for each tenant that waits: counters only rise."""
+        """A lower bound of each waiting tenant's counter: counters only rise."""
         self._last = 0
-        """Counter of the tenant whose queue was the last to run empty."""
+        """Counter of the tenant whose queue became empty last."""
 
     def counter(self, tenant: str) -> int:
-        """What `tenant` has had."""
+        """Return the service that `tenant` has received."""
         return self._counters.get(tenant, 0)
 
     def add(self, request: Request) -> None:
@@ -57,11 +57,11 @@ class FairOrder:
                 del self._queues[request.tenant]
 
     def charge_prompt(self, request: Request) -> None:
-        """Its prompt is computed now, as far as it was not cached. Once: what a retraction costs is nobody's fault."""
+        """Charge the uncached prompt of an admitted request. Call it once: recomputing after a preemption is not charged."""
         self._charge(request.tenant, _PROMPT_TOKEN * (request.prompt_length - request.cached))
 
     def charge_output(self, request: Request) -> None:
-        """Charges what it has put out since the last call."""
+        """Charge the output tokens since the last call."""
         if request.output_length > request.charged:
             self._charge(request.tenant, _OUTPUT_TOKEN * (request.output_length - request.charged))
             request.charged = request.output_length
@@ -80,7 +80,7 @@ class FairOrder:
                     heappush(self._heap, (self.counter(tenant), tenant))
 
     def _next(self, set_aside: set[str]) -> str | None:
-        """The tenant that has had least among those that wait. Its entry is out of the heap while it is in `set_aside`."""
+        """Return the waiting tenant with the least service. Tenants in `set_aside` have no heap entry."""
         heap = self._heap
         while heap:
             counter, tenant = heap[0]
@@ -101,7 +101,7 @@ class FairOrder:
         self._counters[tenant] = self.counter(tenant) + tokens
 
     def _drop_idle_counters(self) -> None:
-        """Keeps the highest of those that do not wait: they are the ones that a counter still holds back."""
+        """Drop the lowest counters of tenants without waiting requests. The highest ones still delay their tenants."""
         absent = sorted((counter, tenant) for tenant, counter in self._counters.items() if tenant not in self._queues)
         for _, tenant in absent[:-_MAX_IDLE_COUNTERS]:
             del self._counters[tenant]

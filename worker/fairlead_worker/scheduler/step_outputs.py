@@ -1,4 +1,4 @@
-"""What a step brought to whom."""
+"""The outputs of one step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from fairlead_worker.scheduler.request import Request
 
 @dataclass(slots=True)
 class StepOutputs:
-    """A collection of `Output`s, most of which are never made: of a decode that got one token and goes on, as nearly all do, its request
-    and the token are noted, and they go out together."""
+    """The outputs of one step. Decodes that got one token and continue, which are nearly all, are stored in columns without an `Output`
+    object each."""
 
     full: list[Output] = field(default_factory=list)
-    """To the others. First tokens of one step come in the order of arrival."""
+    """Outputs with more than one plain token. First tokens of one step come in arrival order."""
     decoded: list[Request] = field(default_factory=list)
-    """In the order of arrival."""
+    """Requests that got one plain token, in arrival order."""
     tokens: list[int] = field(default_factory=list)
-    """Of the `decoded`, one each."""
+    """One token for each request in `decoded`."""
 
     def __len__(self) -> int:
         return len(self.full) + len(self.decoded)
