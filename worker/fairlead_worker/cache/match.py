@@ -1,8 +1,8 @@
-"""How much of each waiting request's prompt is cached, kept current without looking at all of them at every step.
+"""Tracks how much of each waiting request's prompt is cached, without a walk over all requests in every step.
 
-A watch rests at the deepest cached page of its prompt, under the page that it wants next. Publishing that page, or evicting the page
-where it rests, unsettles it; only unsettled watches are walked again, and never more than `limit` of them in one step. So ordering
-thousands of waiting requests by their longest prefix costs as much as the changes, not as the queue.
+A match is registered at the deepest cached node of its prompt, by the key of the next page. Publishing that page, or evicting that node,
+makes the match stale. Only stale matches are walked again, at most `limit` per step. So ordering thousands of waiting requests by their
+longest prefix costs as much as the changes, not as the queue.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from fairlead_worker.cache.node import NO_PAGE, Node, PrefixMatch
 
 
 class PrefixMatches:
-    """All watches of one cache."""
+    """All prefix matches of one cache."""
 
     __slots__ = ("_page_bytes", "_page_size", "_stale")
 
@@ -21,7 +21,7 @@ class PrefixMatches:
         self._page_size = page_size
         self._page_bytes = 4 * page_size
         self._stale: OrderedDict[PrefixMatch, None] = OrderedDict()
-        """Touched by changes since `refresh` last named them, in that order. Without those removed: nobody may ever call `refresh`."""
+        """Stale matches in the order of the changes. Removed matches leave it, because `refresh` may never be called."""
 
     def add(self, root: Node, tokens: "array[int]", reusable: int) -> PrefixMatch:
         match = PrefixMatch(root, tokens, self._page_size, reusable)
@@ -29,7 +29,7 @@ class PrefixMatches:
         return match
 
     def remove(self, match: PrefixMatch) -> None:
-        """Forgets it, settled or not."""
+        """Stop tracking a match, stale or not."""
         match.is_removed = True
         self._stale.pop(match, None)
         if match.is_current:
@@ -43,7 +43,7 @@ class PrefixMatches:
                     match.node.trackers = None
 
     def update(self, match: PrefixMatch) -> None:
-        """Walks to the deepest cached page and rests there."""
+        """Walk a stale match to the deepest cached node."""
         if match.is_current:
             return
         node = match.node
@@ -65,14 +65,14 @@ class PrefixMatches:
         node.trackers.setdefault(key, {})[match] = None
 
     def on_published(self, node: Node, key: bytes) -> None:
-        """A page with `key` has come under `node`."""
+        """Mark matches stale after a page with `key` was added under `node`."""
         if node.trackers is not None and (woken := node.trackers.pop(key, None)) is not None:
             self._mark_stale(woken)
             if not node.trackers:
                 node.trackers = None
 
     def on_evicted(self, node: Node) -> None:
-        """`node` is gone; its parent is still known to it."""
+        """Mark matches stale after `node` was evicted. It still has its `parent`."""
         if node.trackers is not None:
             for watches in node.trackers.values():
                 self._mark_stale(watches)
@@ -84,7 +84,7 @@ class PrefixMatches:
         self._stale.update(watches)
 
     def refresh(self, limit: int) -> Iterator[PrefixMatch]:
-        """Settles up to `limit` watches that changes have unsettled, and names them: their depth may be another now."""
+        """Update up to `limit` stale matches and yield them: their depth may have changed."""
         for _turn in range(min(limit, len(self._stale))):
             match, _ = self._stale.popitem(last=False)
             self.update(match)
