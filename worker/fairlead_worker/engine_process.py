@@ -1,4 +1,4 @@
-"""The engine process: loads the model, says how that goes, runs the loop. Started by `api/engine_child.py`, and ends with it.
+"""The engine process: loads the model, reports progress, runs the loop. `api/engine/child.py` starts it, and it ends with its parent.
 
 `python -m fairlead_worker.engine_process` reads one line of JSON from its standard input (`Start`) and keeps reading: the end of that
 input is the end of the parent, and so of this process. Exit status: 0 after `Stop`, 1 after `Failed`.
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the parent tells the process."""
+    """The parent's first message: address and configuration."""
 
     address: str
     config: dict[str, object]

@@ -30,17 +30,17 @@ from fairlead_worker.weights.cache import ModelCache
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
-"""Seconds between two greetings, and between two reports of a load."""
+"""Seconds between two join attempts, and between two progress reports."""
 REMINDER_SECONDS = 60.0
-"""Seconds between two lines of a log that says who is waited for."""
+"""Seconds between two log lines that name the awaited leader."""
 MAX_FAILED_HANDSHAKES = 3
-"""Handshakes in a row that fail: one may be that of a leader that just ended."""
+"""Failed handshakes in a row before giving up: one may belong to a leader that just ended."""
 GRACE_SECONDS = 3.0
 END = msgspec.msgpack.encode(End())
 
 
 class NodeStopped(Exception):
-    """The end of this node; the reason, empty where it was told to."""
+    """Ends this node. The message is the reason; empty after an orderly stop."""
 
 
 def serve(config: WorkerConfig) -> str:
