@@ -111,7 +111,7 @@ def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerC
     """How the scheduler makes steps of this model, before memory has its say."""
     from fairlead_worker.scheduler.config import SchedulerConfig
 
-    # Nobody asked for a target: on a CPU a step that would hold the decodes for long is made shorter.
+    # Without a target, a CPU still shortens steps that would stall the decodes for long.
     bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
     return SchedulerConfig(
         max_model_len=loaded.max_model_len,

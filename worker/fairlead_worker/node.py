@@ -120,7 +120,7 @@ class Node:
     def _socket(self, kind: int, port: int) -> Socket:
         socket = made(self._context, kind)
         unlock(socket, self._config.nodes_secret)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # what is said while nobody listens is not kept: it is said again
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # drop messages while there is no connection: they are sent again
         socket.connect(endpoint(self._host, port))
         return socket
 

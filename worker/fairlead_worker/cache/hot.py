@@ -8,7 +8,7 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.messages import HotPrefix
 
 MIN_HITS = 1
-"""A page that nobody came back to is nobody's hot prefix."""
+"""Fewest hits of a hot page: an unused page is not worth sending."""
 MAX_LENGTH_FACTOR = 16
 """Times the budget that prefixes may be long together. Each is told whole: of ten thousand questions about one long document, which share
 all pages but one, the answer and the requests that compute it would be as long as ten thousand documents."""

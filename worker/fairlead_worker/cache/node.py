@@ -99,7 +99,7 @@ class LeafQueue:
             heappush(self._heap, (node.last_access, self._serial, node))
 
     def next(self, node: Node) -> Node | None:
-        """`offer`, then `pop`. Of a branch that nobody uses one page goes after the other, so most often it is `node` itself that comes."""
+        """Do `offer`, then `pop`. An unused branch is evicted page by page, so the result is usually `node` itself."""
         if not node.queued and (not self._heap or node.last_access <= self._heap[0][0]):
             return node
         self.offer(node)

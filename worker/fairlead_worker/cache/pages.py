@@ -1,4 +1,4 @@
-"""Pages and who owns them: the pool, and the lease that is the only way for a request to hold pages."""
+"""Pages and their owners: the pool, and the lease, which is the only way for a request to hold pages."""
 
 from array import array
 from collections.abc import Iterable

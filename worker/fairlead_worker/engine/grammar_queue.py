@@ -1,4 +1,4 @@
-"""Where requests wait for their grammar to be compiled, before the scheduler knows of them. Nobody else waits with them."""
+"""Queue of requests whose grammar is being compiled. The scheduler gets them afterwards, and other requests do not wait."""
 
 import time
 from collections.abc import Callable

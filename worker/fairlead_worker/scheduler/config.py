@@ -41,7 +41,7 @@ class SchedulerConfig:
     generates: bool = True
     """The model has a head."""
     speculative_method: SpeculativeMethod = "none"
-    """Who guesses the next tokens of a decode: nobody, a look-up in its own text, or the runner's draft model."""
+    """Source of draft tokens: none, n-gram lookup in the request's own text, or the runner's draft model."""
     speculative_num_tokens: int = 5
     """Tokens guessed at once at most; fewer where they are accepted less (`scheduler/speculation.py`)."""
     speculative_ngram_min: int = 2

@@ -16,7 +16,7 @@ Entry = tuple[int, int, int, PrefixMatch]
 
 
 class Order(Protocol):
-    """Who is next. Told of every request that comes; those that have gone are found out as they come up."""
+    """Order of admission. Each new request is added; removed requests are skipped when they come up."""
 
     def add(self, request: Request) -> None: ...
 
