@@ -85,30 +85,30 @@ def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
     times: list[tuple[float, float, float]] = []
     out: tuple[StepPlan, StepResult] | None = None
 
-    def settle() -> float:
+    def reconcile() -> float:
         """The step that is out, if one is."""
         nonlocal out
         start = process_time()
         if out is not None:
             (plan, result), out = out, None
-            scheduler.settle(plan, lambda: result)
+            scheduler.reconcile(plan, lambda: result)
         return process_time() - start
 
     for _ in range(steps):
         crowd.refill()
-        settled = 0.0 if scheduler.can_plan_ahead else settle()
+        reconciled = 0.0 if scheduler.can_plan_ahead else reconcile()
         start = process_time()
         plan = scheduler.plan()
         planned = process_time() - start
-        settled += settle()
+        reconciled += reconcile()
         start = process_time()
-        awaited = scheduler.awaited(plan)
-        scheduler.assume(plan, awaited)
+        awaited = scheduler.rows_to_sample(plan)
+        scheduler.advance_placeholder(plan, awaited)
         if plan.decodes >= 0.95 * running:
-            times.append((planned, process_time() - start, settled))
+            times.append((planned, process_time() - start, reconciled))
         out = plan, crowd.result(len(awaited))
         scheduler.drain_events()
-    parts = {name: median(1e6 * each[place] for each in times) for place, name in enumerate(("plan", "assume", "settle"))}
+    parts = {name: median(1e6 * each[place] for each in times) for place, name in enumerate(("plan", "advance_placeholder", "reconcile"))}
     return parts | {"all": median(1e6 * sum(each) for each in times)}
 
 

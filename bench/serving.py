@@ -118,7 +118,7 @@ def serve_on(scheduler: Scheduler, runner: ModelRunner, workload: Sequence[Arriv
         raise RuntimeError(client.failure)
     load = scheduler.load()
     # A request's last token is not computed; nor is anything else but these: rows are packed, not padded.
-    computed = load.prompt_tokens - load.cached_tokens + load.retraction_recomputed_tokens + sum(len(times) - 1 for times in client.tokens)
+    computed = load.prompt_tokens - load.cached_tokens + load.preemption_recomputed_tokens + sum(len(times) - 1 for times in client.tokens)
     return Served(client.arrived, client.tokens, load.steps, computed)
 
 

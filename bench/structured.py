@@ -50,7 +50,7 @@ def answers(runner: ModelRunner, compiler: Compiler, tokenizer: Tokenizer, count
         sampling = Sampling(MOST_TOKENS, temperature=1.0, seed=int(name))
         gate.submit(Submit(name, array("I", [5, 6, 7]).tobytes(), sampling, 1, grammar=lowered(compiler, each)))
     while len(gate) or not scheduler.idle:
-        for refusal in gate.opened():
+        for refusal in gate.submit_ready():
             raise RuntimeError(refusal.error)
         plan = scheduler.plan()
         for output in scheduler.advance(plan, runner.execute(plan)) if plan else ():

@@ -88,8 +88,8 @@ def test_the_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_password_is_shown() -> None:
     several = ("--tensor-parallel=2", "--nodes=2", "--leader=host", "--nodes-secret=hunter2-hunter2-hunter2")
     config = _config("--redis-url", "redis://user:hunter2@host:1/0", "--index-namespace", "a/b", *several)
-    assert "hunter2" not in config.described()
-    assert "redis://user:***@host:1/0" in config.described()
+    assert "hunter2" not in config.describe()
+    assert "redis://user:***@host:1/0" in config.describe()
     assert redact_url("redis://host/0") == "redis://host/0"
 
 

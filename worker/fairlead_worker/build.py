@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXPLAINED = ("ModelLoadError", "AdapterError", "NotInvariant")
+SELF_EXPLANATORY = ("ModelLoadError", "AdapterError", "NotInvariant")
 """Errors that say all there is to say, by name: their module is not imported here."""
 CPU_STEP_MS = 500.0
 """Milliseconds that a step with decodes keeps to on a CPU where no `--itl-target-ms` is given."""
@@ -54,7 +54,7 @@ def load(
     )
 
 
-def adapters_of(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":
+def build_adapters(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":
     """For the LoRA adapters of `loaded`, none of them loaded: as `load`. None: none are served."""
     from fairlead_worker.lora.adapters import AdapterSet
 
@@ -85,7 +85,7 @@ def make(
         host_kv_cache_bytes=config.host_kv_cache_bytes // config.tensor_parallel,
         draft=draft,
         adapters=adapters,
-        steps=steps_of(config, loaded),
+        steps=scheduler_config(config, loaded),
         mem_fraction_static=config.mem_fraction_static,
         graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
         progress=progress or no_progress,
@@ -107,11 +107,11 @@ def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
     return 0 if found else config.cuda_graph_max_batch
 
 
-def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
+def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """How the scheduler makes steps of this model, before memory has its say."""
     from fairlead_worker.scheduler.config import SchedulerConfig
 
-    # Nobody asked for a target: on a CPU a step that would hold the decodes for long is made shorter.
+    # Without a target, a CPU still shortens steps that would stall the decodes for long.
     bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
     return SchedulerConfig(
         max_model_len=loaded.max_model_len,
@@ -135,7 +135,7 @@ def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     )
 
 
-def reason_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """One line for people, of what has kept the engine from starting."""
     text = " ".join(str(error).split())
-    return text if type(error).__name__ in EXPLAINED else f"the engine could not start: {type(error).__name__}: {text}"
+    return text if type(error).__name__ in SELF_EXPLANATORY else f"the engine could not start: {type(error).__name__}: {text}"

@@ -21,8 +21,8 @@ NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 NODES_PORT = 8001
 """Where the leader of several nodes listens for the others."""
-MOST_PORT = 65_535
-SHORTEST_SECRET = 16
+MAX_PORT = 65_535
+MIN_SECRET_LENGTH = 16
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}"
 """As a model's name in the manifest: it goes into URLs and command lines."""
 
@@ -280,12 +280,12 @@ class WorkerConfig(BaseSettings):
             # A pod's own address comes without brackets from the downward API: fd00::7 and 8000 meet as fd00::7:8000.
             with suppress(ValueError):
                 value = f"[{IPv6Address(host).compressed}]:{port}"
-        if value and not (re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value) and 0 < int(value.rpartition(":")[2]) <= MOST_PORT):
+        if value and not (re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value) and 0 < int(value.rpartition(":")[2]) <= MAX_PORT):
             raise ValueError("must be HOST:PORT, as in 10.0.0.7:8000 or [fd00::7]:8000")
         return value
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.block_tokens % self.page_size:
             raise ValueError(
                 f"--block-tokens {self.block_tokens} is not a multiple of --page-size {self.page_size}; "
@@ -329,11 +329,11 @@ class WorkerConfig(BaseSettings):
             )
         if self.node_rank >= self.nodes:
             raise ValueError(f"--node-rank {self.node_rank} is none of --nodes {self.nodes}: they are numbered from 0")
-        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+)(:\d{1,5})?", self.leader) or not 0 < self.leader_address[1] <= MOST_PORT:
+        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+)(:\d{1,5})?", self.leader) or not 0 < self.leader_address[1] <= MAX_PORT:
             raise ValueError(f"--nodes {self.nodes} needs --leader HOST[:PORT], the same on all of them (got {self.leader!r})")
-        if len(self.nodes_secret) < SHORTEST_SECRET:
+        if len(self.nodes_secret) < MIN_SECRET_LENGTH:
             raise ValueError(
-                f"--nodes {self.nodes} needs a secret that they share: set FAIRLEAD_NODES_SECRET to the same {SHORTEST_SECRET} characters "
+                f"--nodes {self.nodes} needs a shared secret: set FAIRLEAD_NODES_SECRET to the same {MIN_SECRET_LENGTH} characters "
                 "or more on all of them"
             )
 
@@ -381,7 +381,7 @@ class WorkerConfig(BaseSettings):
         host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """One `flag=value` for each flag, fit for a log: no passwords."""
         fields = self.model_dump() | {"redis_url": redact_url(self.redis_url)}
         fields["nodes_secret"] = "***" if self.nodes_secret else ""
@@ -393,14 +393,14 @@ class WorkerConfig(BaseSettings):
         try:
             return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)
         except ValidationError as error:
-            _refuse(error)
+            _exit_with_errors(error)
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _refuse(error: ValidationError) -> NoReturn:
+def _exit_with_errors(error: ValidationError) -> NoReturn:
     for problem in error.errors(include_url=False):
         message = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:

@@ -23,7 +23,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def _quotas(root: Path) -> list[float]:
     """Cores allowed by each group, this process's own and all above it."""
-    found = []
+    quotas = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -33,18 +33,18 @@ def _quotas(root: Path) -> list[float]:
             parts = [part for part in group.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
                 folder = root.joinpath("sys/fs/cgroup", mount, *parts[:depth])
-                quota = _second_version(folder) if not controllers else _first_version(folder)
+                quota = _quota_v2(folder) if not controllers else _quota_v1(folder)
                 if quota is not None:
-                    found.append(quota)
-    return found
+                    quotas.append(quota)
+    return quotas
 
 
-def _second_version(folder: Path) -> float | None:
+def _quota_v2(folder: Path) -> float | None:
     quota, _, period = _read(folder / "cpu.max").partition(" ")
     return _ratio(quota, period)
 
 
-def _first_version(folder: Path) -> float | None:
+def _quota_v1(folder: Path) -> float | None:
     """-1 is no limit."""
     return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
 

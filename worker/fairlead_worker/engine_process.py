@@ -1,4 +1,4 @@
-"""The engine process: loads the model, says how that goes, runs the loop. Started by `api/engine_child.py`, and ends with it.
+"""The engine process: loads the model, reports progress, runs the loop. `api/engine/child.py` starts it, and it ends with its parent.
 
 `python -m fairlead_worker.engine_process` reads one line of JSON from its standard input (`Start`) and keeps reading: the end of that
 input is the end of the parent, and so of this process. Exit status: 0 after `Stop`, 1 after `Failed`.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead_worker.build import EXPLAINED, adapters_of, load, make, reason_of, steps_of
+from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, describe_error, load, make, scheduler_config
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.messages import Failed, Loading, Pooling, Ready
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the parent tells the process."""
+    """The parent's first message: address and configuration."""
 
     address: str
     config: dict[str, object]
@@ -50,9 +50,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Unbuffered: a thread that waits in a buffered read would hold its lock, and the interpreter's end aborts on that.
-    rope = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
-    start = msgspec.json.decode(rope.readline(), type=Start)
-    threading.Thread(target=_end_with_parent, args=(rope, start.address), name="parent watch", daemon=True).start()
+    parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
+    start = msgspec.json.decode(parent_pipe.readline(), type=Start)
+    threading.Thread(target=_exit_with_parent, args=(parent_pipe, start.address), name="parent watch", daemon=True).start()
     end = ZmqEngineEnd(start.address)
     try:
         return run(WorkerConfig.model_validate(start.config), end, start.address)
@@ -69,21 +69,21 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
         return 1
     status = 1
     try:
-        status = _run(config, end, ranks)
+        status = _build_and_serve(config, end, ranks)
     finally:
         if ranks is not None:
             ranks.close(0 if status else GRACE_SECONDS)
     return status
 
 
-def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
+def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     try:
         with nullcontext() if ranks is None else ranks.together():
             scheduler, runner, ready, adapters = build(config, end, ranks)
     except Exception as error:
-        if type(error).__name__ not in EXPLAINED:
+        if type(error).__name__ not in SELF_EXPLANATORY:
             logger.exception("the engine could not start")
-        end.send(Failed(reason=(f"rank 0 of {ranks.size}: " if ranks is not None else "") + reason_of(error)))
+        end.send(Failed(reason=(f"rank 0 of {ranks.size}: " if ranks is not None else "") + describe_error(error)))
         return 1
     from fairlead_worker.engine.loop import run_plain
     from fairlead_worker.engine.overlap import run_overlapped
@@ -92,7 +92,7 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 
     try:
-        watch = RequestTimer(_trace(config, ready))
+        timer = RequestTimer(_open_trace(config, ready))
     except OSError as error:
         end.send(Failed(reason=f"--trace-schedule {config.trace_schedule} cannot be written: {error.strerror}"))
         return 1
@@ -112,10 +112,10 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     end.send(ready)
     try:
         if isinstance(scheduler, OverlapScheduler):
-            return run_overlapped(scheduler, OverlappedRunner(runner), end, end, watch, adapters, runner.grammars)
-        return run_plain(scheduler, profiled or runner, end, end, watch, adapters, runner.grammars)
+            return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
+        return run_plain(scheduler, profiled or runner, end, end, timer, adapters, runner.grammars)
     finally:
-        watch.close()
+        timer.close()
         if profiled is not None:
             profiled.close()
 
@@ -145,23 +145,25 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
     group = None
     if ranks is None:
-        loaded = load(config, _reporter(end), cache)
+        loaded = load(config, _progress_reporter(end), cache)
     else:
         check_devices(config)
         group = ranks.join()
-        loaded = load(config, _reporter(end), cache, group, Located(ranks))
+        loaded = load(config, _progress_reporter(end), cache, group, Located(ranks))
         ranks.loaded()
         if config.nodes > 1:
             group.check_same(config.model, loaded.digest)
     draft = None
     if config.speculative_model:
-        draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
+        draft = load_draft(
+            config.speculative_model, loaded, dtype=config.dtype, progress=_progress_reporter(end, "of the draft model"), cache=cache
+        )
     # Before the KV cache, which takes what memory is left.
-    adapters = adapters_of(config, loaded, group)
+    adapters = build_adapters(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
-        folder = adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache)
+        folder = adapter_folder(name, uri, _progress_reporter(end, f"of adapter {name}"), cache)
         if ranks is not None:
             ranks.fetched(number, folder)
         adapters.load(number, name, uri, folder)
@@ -171,12 +173,12 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
 
         settle(loaded.device)
         fix_rows(loaded.model)
-    runner = make(config, loaded, group, draft, adapters, _reporter(end))
+    runner = make(config, loaded, group, draft, adapters, _progress_reporter(end))
     if config.deterministic:
         check_invariance(runner)
     if ranks is not None:
         lead(runner, ranks)
-    steps = replace(steps_of(config, loaded), prompt_logprobs=runner.forward.can_score)
+    steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
         steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
@@ -186,10 +188,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     )
     # What the cache cannot hold can never be served either.
     longest = min(loaded.max_model_len, pages * config.page_size)
-    prompt_format = _prompt_format(config, loaded.path, loaded.digest, longest)
+    prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
     end.send(Loading(phase="rehearsal", percent=0))
     warm_up(scheduler, runner, longest)
-    runner.grammars = _grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
+    runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
     ready = Ready(
         max_model_len=longest,
         page_size=config.page_size,
@@ -219,19 +221,19 @@ def overlaps(config: WorkerConfig) -> bool:
         "--trace-schedule": bool(config.trace_schedule),
         "--profile-steps": config.profile_steps > 0,
     }
-    if found := [name for name, there in reasons.items() if there]:
+    if found := [name for name, applies in reasons.items() if applies]:
         logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
     return not found
 
 
-def _reporter(end: EngineEnd, detail: str = "") -> "Progress":
+def _progress_reporter(end: EngineEnd, detail: str = "") -> "Progress":
     def report(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
         end.send(Loading(phase=phase, percent=percent, detail=f"{note} {detail}".strip(), done=done, total=total))
 
     return report
 
 
-def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
+def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
 
     if not config.trace_schedule:
@@ -246,7 +248,7 @@ def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
     return ScheduleTrace(Path(config.trace_schedule), about)
 
 
-def _grammars(
+def _build_grammars(
     config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], end: EngineEnd
 ) -> "Grammars | None":
     """None where there is no structured output: by configuration, or as the tokenizer is of a kind that grammars do not know."""
@@ -264,7 +266,7 @@ def _grammars(
     return Grammars(compiler, threads=config.grammar_threads, entries=config.grammar_cache_entries, timeout=config.grammar_timeout)
 
 
-def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":
+def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":
     from transformers import AutoTokenizer
 
     from fairlead_common.prompts.encoder import PromptFormat
@@ -286,8 +288,8 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
     )
 
 
-def _end_with_parent(rope: io.RawIOBase, directory: str) -> None:
-    while rope.read(4096):
+def _exit_with_parent(parent_pipe: io.RawIOBase, directory: str) -> None:
+    while parent_pipe.read(4096):
         pass
     shutil.rmtree(directory, ignore_errors=True)  # a parent that was killed left it
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Imports at a start, without looking for garbage meanwhile."""
+"""Imports at startup without garbage collection."""
 
 import gc
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     except CpuLevelError as error:
         return _fail(config, str(error))
     logger.info("CPU level: %s", level)
-    logger.info("configuration: %s", config.described())
+    logger.info("configuration: %s", config.describe())
     if has_password(config.redis_url):
         logger.warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     if config.node_rank:

@@ -1,4 +1,4 @@
-"""What the API process and the engine process say to each other, as msgspec structs on ZeroMQ.
+"""Messages between the API process and the engine process, as msgspec structs over ZeroMQ.
 
 Token ids travel as bytes of little-endian uint32, block hashes as bytes of little-endian uint64: no per-token objects on the wire.
 """
@@ -23,7 +23,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """0 keeps every token."""
     min_p: float = 0.0
     seed: int = 0
-    """Noise comes from (seed, position): equal seeds give equal tokens, whoever shares the batch."""
+    """Noise comes from (seed, position): equal seeds give equal tokens in any batch."""
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -80,9 +80,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
     pooling: PoolingKind | None = None
     """Its hidden states are wanted, pooled so, and no output; of `sampling` nothing counts."""
-    asked: float = 0.0
-    """When the API process had it, by `time.monotonic`, which is the machine's; 0: not told. The engine reads messages between steps, and
-    by then it has waited for one."""
+    received_at: float = 0.0
+    """When the API process received it, by `time.monotonic` (one clock for all processes); 0: unknown. The engine reads messages between
+    steps, so the request may already have waited for one."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -91,8 +91,8 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: str
 
 
-class AskHot(msgspec.Struct, tag="ask-hot", frozen=True):
-    """Which prefixes of at most `tokens` tokens together are worth most to a worker that has none? One `Hot` answers, in order."""
+class GetHotPrefixes(msgspec.Struct, tag="ask-hot", frozen=True):
+    """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. One `Hot` answers, in order."""
 
     tokens: int
 
@@ -146,7 +146,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From its arrival at the engine to the step that admitted it (the first time)."""
     prefill_seconds: float
     """From there to its first token."""
-    retractions: int = 0
+    preemptions: int = 0
     host_cached_tokens: int = 0
     """Of the output's `cached_tokens`, those that came back from the host tier."""
 
@@ -165,7 +165,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     timing: Timing | None = None
-    """With the first token, and again with the first one after a retraction."""
+    """With the first token, and with the first token after each preemption."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token: of the prompt's second token and all after it, where they were asked for."""
     embedding: bytes = b""
@@ -205,7 +205,7 @@ class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What came of speculation since the start."""
+    """Totals of speculation since the start."""
 
     rounds: int = 0
     """Drafts verified: rows of a step."""
@@ -235,10 +235,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    retractions: int = 0
+    preemptions: int = 0
     evicted_pages: int = 0
-    retraction_recomputed_tokens: int = 0
-    """Tokens computed again because their request was retracted: no prefix hits, and no new work."""
+    preemption_recomputed_tokens: int = 0
+    """Tokens computed again because their request was preempted: neither prefix hits nor new work."""
     host: HostLoad | None = None
     """None without a host tier."""
     drafts: Drafts | None = None
@@ -250,7 +250,7 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
     outputs: tuple[Output, ...] = ()
     decoded: Decoded = Decoded()
-    """Nobody in it has an output as well."""
+    """Requests in it have no entry in `outputs`."""
     events: tuple[CacheEvent, ...] = ()
     load: Load | None = None
     seconds: float = 0.0
@@ -351,7 +351,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """The engine cannot go on; the last thing it says."""
+    """The engine cannot continue. This is its last message."""
 
     reason: str
 
@@ -364,10 +364,10 @@ class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hot(msgspec.Struct, tag="hot", frozen=True):
-    """The answer to `AskHot`, the hottest first."""
+    """The answer to `GetHotPrefixes`, the hottest first."""
 
     prefixes: tuple[HotPrefix, ...]
 
 
-ToEngine = Submit | Abort | AskHot | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
+ToEngine = Submit | Abort | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
 FromEngine = Step | Loading | Ready | Hot | Failed | AdapterChanged

@@ -40,18 +40,18 @@ from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)
 
-AGAIN = 1.0
-"""Seconds between two greetings, and between two reports of a load."""
-REMINDER = 60.0
-"""Seconds between two lines of a log that says who is waited for."""
-UNTAKEN = 3
-"""Handshakes in a row that fail: one may be that of a leader that just ended."""
-GRACE = 3.0
+RETRY_SECONDS = 1.0
+"""Seconds between two join attempts, and between two progress reports."""
+REMINDER_SECONDS = 60.0
+"""Seconds between two log lines that name the awaited leader."""
+MAX_FAILED_HANDSHAKES = 3
+"""Failed handshakes in a row before giving up: one may belong to a leader that just ended."""
+GRACE_SECONDS = 3.0
 END = msgspec.msgpack.encode(End())
 
 
-class Over(Exception):
-    """The end of this node; the reason, empty where it was told to."""
+class NodeStopped(Exception):
+    """Ends this node. The message is the reason; empty after an orderly stop."""
 
 
 def serve(config: WorkerConfig) -> str:
@@ -59,8 +59,8 @@ def serve(config: WorkerConfig) -> str:
     node = Node(config)
     try:
         node.run()
-    except Over as over:
-        return str(over)
+    except NodeStopped as stopped:
+        return str(stopped)
     finally:
         node.close()
     return ""
@@ -74,10 +74,10 @@ class Node:
         self._context = zmq.Context()
         self._host, port = config.leader_address
         self._leader = f"the leader at {self._host}:{port}"
-        self._door = self._socket(zmq.DEALER, port)
-        self._watch = monitor(self._door)
+        self._leader_socket = self._socket(zmq.DEALER, port)
+        self._leader_monitor = monitor(self._leader_socket)
         self._processes: Processes | None = None
-        self._news: queue.SimpleQueue[Over | Path | Progress | AdapterFetched | FetchDone] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[NodeStopped | Path | Progress | AdapterFetched | FetchDone] = queue.SimpleQueue()
         """From other threads: why this node ends, the folders of the model and of adapters, how far a download is, or why it failed."""
         self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
         self._report = Progress(config.node_rank, "imports", 0, "", 0, 0, 0)
@@ -87,40 +87,40 @@ class Node:
 
     def run(self) -> None:
         """Raises Over."""
-        welcome = self._greet()
+        welcome = self._join()
         logger.info("in, as node %d of %d", self._config.node_rank, self._config.nodes)
         steps = self._socket(zmq.PULL, welcome.steps)
-        watch = monitor(steps)
+        steps_monitor = monitor(steps)
         config, first = self._config, self._config.node_rank * self._config.local_ranks
         meeting = endpoint(self._host, welcome.meeting).removeprefix("tcp://")
         ranks = range(first, first + config.local_ranks)
         self._processes = Processes(ranks, config.tensor_parallel, config.model_dump(), self._rank_lost, meeting=meeting, first=first)
-        threading.Thread(target=self._locate, name="model", daemon=True).start()
+        threading.Thread(target=self._resolve_files, name="model", daemon=True).start()
         poller = zmq.Poller()  # steps first: nothing else is in a hurry
-        for each in (steps, watch, self._door, self._watch):
+        for each in (steps, steps_monitor, self._leader_socket, self._leader_monitor):
             poller.register(each, zmq.POLLIN)
-        told = 0.0
+        last_report = 0.0
         while True:
-            ready: dict[object, int] = dict(poller.poll(int(AGAIN * 100)))
+            ready: dict[object, int] = dict(poller.poll(int(RETRY_SECONDS * 100)))
             while steps in ready and steps.poll(0):
                 *addressed, data = steps.recv_multipart()
                 if addressed:
                     self._fetch(msgspec.msgpack.decode(data, type=FetchFiles))
                 else:
-                    self._pass_on(self._processes, data)
-            events = read_events(watch) if watch in ready else []
+                    self._forward(self._processes, data)
+            events = read_events(steps_monitor) if steps_monitor in ready else []
             if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                 logger.info("hears the steps of the leader")
-            if self._watch in ready:
-                events += read_events(self._watch)
+            if self._leader_monitor in ready:
+                events += read_events(self._leader_monitor)
             if zmq.EVENT_DISCONNECTED in events:
-                raise Over(f"{self._leader} is gone, or the network to it: its own log says why")
-            if self._door in ready:
-                self._door.recv()  # a second answer to a greeting that was said twice
-            self._take_news(self._processes)
-            if self._loading and time.monotonic() >= told + AGAIN:
-                told = time.monotonic()
-                self._tell_progress()
+                raise NodeStopped(f"{self._leader} is gone, or the network to it: its own log says why")
+            if self._leader_socket in ready:
+                self._leader_socket.recv()  # a second answer to a greeting that was said twice
+            self._handle_events(self._processes)
+            if self._loading and time.monotonic() >= last_report + RETRY_SECONDS:
+                last_report = time.monotonic()
+                self._send_progress()
 
     def close(self) -> None:
         """Leaves no process behind, and nothing unsaid."""
@@ -131,96 +131,96 @@ class Node:
     def _socket(self, kind: int, port: int) -> Socket:
         socket = make_socket(self._context, kind)
         unlock(socket, self._config.nodes_secret)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # what is said while nobody listens is not kept: it is said again
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # drop messages while there is no connection: they are sent again
         socket.connect(endpoint(self._host, port))
         return socket
 
-    def _greet(self) -> Welcome:
+    def _join(self) -> Welcome:
         config, pod = self._config, self._config.pod
         hello = msgspec.msgpack.encode(Hello(config.node_rank, pod, release(), shared(config)))
-        untaken, said = 0, -REMINDER
+        failed_handshakes, last_log = 0, -REMINDER_SECONDS
         while True:
-            if time.monotonic() >= said + REMINDER:
-                said = time.monotonic()
+            if time.monotonic() >= last_log + REMINDER_SECONDS:
+                last_log = time.monotonic()
                 logger.info("node %d of %d waits for %s", config.node_rank, config.nodes, self._leader)
-            self._say(hello)
-            if self._door.poll(int(AGAIN * 1000)):
-                answer: Welcome | NodeRejected = msgspec.msgpack.decode(self._door.recv(), type=Welcome | NodeRejected)
+            self._send(hello)
+            if self._leader_socket.poll(int(RETRY_SECONDS * 1000)):
+                answer: Welcome | NodeRejected = msgspec.msgpack.decode(self._leader_socket.recv(), type=Welcome | NodeRejected)
                 if isinstance(answer, NodeRejected):
-                    raise Over(f"{self._leader} refuses this node: {answer.reason}")
-                read_events(self._watch)  # of connections before this one: from now on the end of one is the leader's
+                    raise NodeStopped(f"{self._leader} refuses this node: {answer.reason}")
+                read_events(self._leader_monitor)  # of connections before this one: from now on the end of one is the leader's
                 return answer
-            self._take_news(None)
-            for event in read_events(self._watch):
+            self._handle_events(None)
+            for event in read_events(self._leader_monitor):
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    untaken = 0
+                    failed_handshakes = 0
                 elif event == zmq.EVENT_DISCONNECTED or event & FAILED:
-                    untaken += 1
-            if untaken >= UNTAKEN:
-                raise Over(f"{self._leader} does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same on all nodes")
+                    failed_handshakes += 1
+            if failed_handshakes >= MAX_FAILED_HANDSHAKES:
+                raise NodeStopped(f"{self._leader} does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same on all nodes")
 
-    def _pass_on(self, processes: Processes, data: bytes) -> None:
+    def _forward(self, processes: Processes, data: bytes) -> None:
         """What rank 0 says to its ranks, to those that are here."""
         processes.tell(data)
         self._loading = False
         if data == END:
             logger.info("%s has ended in order", self._leader)
-            self._news.put(Over())
-            processes.wait(GRACE)
+            self._events.put(NodeStopped())
+            processes.wait(GRACE_SECONDS)
 
-    def _take_news(self, processes: Processes | None) -> None:
-        while not self._news.empty():
-            match self._news.get():
+    def _handle_events(self, processes: Processes | None) -> None:
+        while not self._events.empty():
+            match self._events.get():
                 case Path() as folder:
                     assert processes is not None
                     processes.tell(msgspec.msgpack.encode(LoadModel(str(folder))))
-                    self._reads()
+                    self._report_weights_phase()
                 case Progress() as report:
                     self._report = report
                 case AdapterFetched(number=number) as fetched:
                     assert processes is not None
                     processes.tell(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
-                    self._say(msgspec.msgpack.encode(FetchDone(self._config.node_rank, number)))
-                    self._reads()
+                    self._send(msgspec.msgpack.encode(FetchDone(self._config.node_rank, number)))
+                    self._report_weights_phase()
                 case FetchDone() as failed:
-                    self._say(msgspec.msgpack.encode(failed))
-                case Over() as over:
-                    if str(over) and processes is not None:
-                        self._say(msgspec.msgpack.encode(NodeFailed(self._config.node_rank, str(over))))
-                    raise over
+                    self._send(msgspec.msgpack.encode(failed))
+                case NodeStopped() as stopped:
+                    if str(stopped) and processes is not None:
+                        self._send(msgspec.msgpack.encode(NodeFailed(self._config.node_rank, str(stopped))))
+                    raise stopped
 
-    def _reads(self) -> None:
+    def _report_weights_phase(self) -> None:
         """What has been downloaded is what the ranks read now."""
         self._report = msgspec.structs.replace(self._report, phase="weights", percent=0, detail="", done=0, total=0)
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         """The download's own figures, and whether the processes here have read or computed since."""
         work, before = Work.measure(os.getsid(0)), self._work
         if work.cpu_seconds - before.cpu_seconds >= MIN_CPU or abs(work.bytes - before.bytes) >= MIN_BYTES:
             self._work = work
             self._report = msgspec.structs.replace(self._report, beat=self._report.beat + 1)
-        self._say(msgspec.msgpack.encode(self._report))
+        self._send(msgspec.msgpack.encode(self._report))
 
-    def _say(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         with suppress(zmq.Again):  # there is no leader, or none any more, which the monitors tell
-            self._door.send(data, zmq.NOBLOCK)
+            self._leader_socket.send(data, zmq.NOBLOCK)
 
-    def _locate(self) -> None:
+    def _resolve_files(self) -> None:
         """The files of the model and of `--lora`, on this node."""
-        from fairlead_worker.build import reason_of
+        from fairlead_worker.build import describe_error
         from fairlead_worker.lora.source import adapter_folder
         from fairlead_worker.weights.uri import resolve
 
         def progress(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
-            self._news.put(Progress(self._config.node_rank, phase, percent, note, done, total, done))
+            self._events.put(Progress(self._config.node_rank, phase, percent, note, done, total, done))
 
         try:
-            self._news.put(resolve(self._config.model, progress, self._cache).absolute())
+            self._events.put(resolve(self._config.model, progress, self._cache).absolute())
             for number, (name, uri) in enumerate(self._config.loras.items(), 1):
-                self._news.put(AdapterFetched(number, str(adapter_folder(name, uri, progress, self._cache).absolute())))
+                self._events.put(AdapterFetched(number, str(adapter_folder(name, uri, progress, self._cache).absolute())))
         except Exception as error:
             logger.exception("the files cannot be had")
-            self._news.put(Over(reason_of(error)))
+            self._events.put(NodeStopped(describe_error(error)))
 
     def _fetch(self, wanted: FetchFiles) -> None:
         """An adapter's files, while the ranks compute; one that hangs holds up no other."""
@@ -228,24 +228,24 @@ class Node:
 
         def fetch() -> None:
             try:
-                self._news.put(AdapterFetched(wanted.number, str(warmed_folder(wanted.name, wanted.uri, self._cache).absolute())))
+                self._events.put(AdapterFetched(wanted.number, str(warmed_folder(wanted.name, wanted.uri, self._cache).absolute())))
             except Exception as error:
                 logger.warning("%s", error)
                 cause = error.cause if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"
-                self._news.put(FetchDone(self._config.node_rank, wanted.number, cause))
+                self._events.put(FetchDone(self._config.node_rank, wanted.number, cause))
 
         threading.Thread(target=fetch, name=f"fetch {wanted.name}", daemon=True).start()
 
     def _rank_lost(self, reason: str) -> None:
         """On a thread of the rank's own."""
-        self._news.put(Over(reason))
+        self._events.put(NodeStopped(reason))
 
     def _on_signal(self, number: int, _: object) -> None:
         """The leader drains, and ends this node when it is done; whoever asks this one to end has asked the leader too (LeaderWorkerSet
         restarts a group as a whole). A terminal's Ctrl-C, and a node without a leader, end at once."""
         if self._processes is None:
-            self._news.put(Over())
+            self._events.put(NodeStopped())
         elif number == signal.SIGINT:
-            self._news.put(Over(f"node {self._config.node_rank} was ended by SIGINT"))
+            self._events.put(NodeStopped(f"node {self._config.node_rank} was ended by SIGINT"))
         else:
             logger.info("SIGTERM: goes on until %s has finished its streams", self._leader)

@@ -55,7 +55,7 @@ class ZmqChannel:
     """
 
     def __init__(self) -> None:
-        # mkdtemp gives mode 0700: nobody else on the node can speak to the engine.
+        # mkdtemp gives mode 0700: no other user of the node can reach the engine.
         self.address = tempfile.mkdtemp(prefix="fairlead-")
         self._context = zmq.Context()
         self._out = self._context.socket(zmq.PUSH)

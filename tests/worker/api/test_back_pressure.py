@@ -32,7 +32,7 @@ async def test_a_request_says_when_it_was_asked_for() -> None:
     client._handle(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
     async with client.generate([Submission(array("I", [1]), Sampling(max_tokens=1), 0)]):
         (submit,) = engine.heard
-        assert isinstance(submit, Submit) and before <= submit.asked <= time.monotonic()
+        assert isinstance(submit, Submit) and before <= submit.received_at <= time.monotonic()
 
 
 async def test_what_waits_for_a_client_is_bounded() -> None:

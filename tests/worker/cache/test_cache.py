@@ -20,9 +20,9 @@ def tokens(count: int, first: int = 0) -> "array[int]":
 
 
 def attach(cache: PrefixCache, prompt: "array[int]", root: int = ROOT) -> Lease:
-    watch = cache.watch(root, prompt)
-    lease = cache.attach(cache.match(watch))
-    cache.unwatch(watch)
+    match = cache.track(root, prompt)
+    lease = cache.attach(cache.match(match))
+    cache.untrack(match)
     return lease
 
 
@@ -75,26 +75,26 @@ def test_roots_share_nothing() -> None:
 def test_requests_with_an_adapter_share_nothing_with_others_under_the_same_root() -> None:
     cache = cache_of()
     compute(cache, tokens(9), root=1).release()
-    watch = cache.watch(1, tokens(9), adapted=True)
-    assert cache.match(watch).depth == 0
-    lease = cache.attach(cache.match(watch))
-    cache.unwatch(watch)
+    match = cache.track(1, tokens(9), adapted=True)
+    assert cache.match(match).depth == 0
+    lease = cache.attach(cache.match(match))
+    cache.untrack(match)
     cache.grow(lease, 9)
     cache.publish(lease, tokens(9), 9)
     assert counters(cache) == (11, 1, 4) and len(list(cache.nodes())) == 4
     lease.release()
     cache.grow(attach(cache, tokens(1), root=2), 64)
-    assert cache.pool.cached == 0 and not cache._roots.keys() - {2} and not cache._adapted
+    assert cache.pool.cached == 0 and not cache._roots.keys() - {2} and not cache._adapter_roots
 
 
 def test_a_request_that_waited_is_forgotten() -> None:
     """First come, first served asks for no refresh: what changed for a waiting request must not outlive it."""
     cache = cache_of()
     for turn in range(100):
-        watch = cache.watch(ROOT, tokens(9, first=10 * turn))
+        match = cache.track(ROOT, tokens(9, first=10 * turn))
         compute(cache, tokens(9, first=10 * turn)).release()
-        cache.unwatch(watch)
-    assert not cache._watches._unsettled
+        cache.untrack(match)
+    assert not cache._matches._stale
 
 
 def test_an_empty_tree_is_forgotten() -> None:
@@ -128,7 +128,7 @@ def test_a_branch_goes_from_its_end_as_far_as_nothing_was_used_less_recently() -
         hog = attach(cache, tokens(1, first=70))
         cache.grow(hog, 4 * pages)
         hog.release()
-        left.append((cache.watch(ROOT, tokens(17)).depth, cache.watch(ROOT, tokens(9, first=50)).depth))
+        left.append((cache.track(ROOT, tokens(17)).depth, cache.track(ROOT, tokens(9, first=50)).depth))
     assert left == [(3, 2), (2, 1), (1, 0)]
     assert cache.evicted_pages == 5 and cache.pool.free == 5
 
@@ -181,30 +181,30 @@ def test_events_name_whole_blocks_parents_first_children_out_first() -> None:
     (stored,) = cache.drain_events()
     assert (stored.kind, stored.hashes) == ("stored", hashes[:1].tobytes())
     cache.publish(lease, prompt, 22)
-    assert cache.drain_events()[0].hashes == hashes[1:].tobytes() and cache.announced() == hashes
+    assert cache.drain_events()[0].hashes == hashes[1:].tobytes() and cache.block_hashes() == hashes
     lease.release()
     other = attach(cache, tokens(1, first=70))
     cache.grow(other, 20)
     (removed,) = cache.drain_events()
     assert (removed.kind, array("Q", removed.hashes)) == ("removed", hashes[::-1])
-    assert not cache.announced() and not cache.drain_events()
+    assert not cache.block_hashes() and not cache.drain_events()
 
 
 def test_watches_follow_publishing_and_eviction() -> None:
     cache = cache_of(pages=4)
     prompt = tokens(12)
-    watch = cache.watch(ROOT, prompt)
-    assert watch.depth == 0
+    match = cache.track(ROOT, prompt)
+    assert match.depth == 0
     compute(cache, prompt[:8]).release()
     assert [w.depth for w in cache.refresh(10)] == [2] and not list(cache.refresh(10))
     hog = attach(cache, tokens(1, first=70))
     cache.grow(hog, 16)
-    assert cache.match(watch).depth == 0
+    assert cache.match(match).depth == 0
     hog.release()
     compute(cache, prompt[:8], root=5).release()
     assert [w.depth for w in cache.refresh(10)] == [0], "touched by the eviction; another root's pages do not count"
-    cache.unwatch(watch)
-    cache.unwatch(watch)
+    cache.untrack(match)
+    cache.untrack(match)
     assert ROOT not in cache._roots
 
 

@@ -37,8 +37,8 @@ def test_an_evicted_page_is_saved_matched_and_loaded() -> None:
     assert ([page for page, _ in saves], loads) == (pages[::-1], []), "leaves first, and before anybody writes into these pages"
     slots = [slot for _, slot in saves][::-1]
 
-    watch = cache.watch(ROOT, prompt)
-    node = cache.match(watch)
+    match = cache.track(ROOT, prompt)
+    node = cache.match(match)
     assert node.depth == 3 and cache.unused_above(node) == 3, "a hit, which takes three pages of the device"
     lease = cache.attach(node)
     saves, loads = copies(cache)
@@ -77,11 +77,11 @@ def test_blocks_stay_announced_until_no_tier_holds_them() -> None:
     compute(cache, prompt).release()
     assert cache.drain_events()[0].hashes == hashes.tobytes()
     filler = fill(cache, 2)
-    assert not cache.drain_events() and cache.announced() == hashes, "two are in the host tier, and hits"
+    assert not cache.drain_events() and cache.block_hashes() == hashes, "two are in the host tier, and hits"
     cache.grow(filler, 12)
     (removed,) = cache.drain_events()
     assert removed.kind == "removed" and array("Q", removed.hashes) == hashes[2:], "the third page took the slot of the deepest"
-    assert cache.announced() == hashes[:2]
+    assert cache.block_hashes() == hashes[:2]
     assert cache.host is not None and cache.host.dropped_pages == 1
 
 
@@ -120,12 +120,12 @@ def test_bringing_back_needs_room_and_takes_nothing_without() -> None:
     copies(cache)
     hog.release()
     hog = fill(cache, 2)
-    watch = cache.watch(ROOT, tokens(13))
+    match = cache.track(ROOT, tokens(13))
     with pytest.raises(OutOfPages, match="3 pages to bring back"):
-        cache.attach(cache.match(watch))
+        cache.attach(cache.match(match))
     assert (cache.available, copies(cache)) == (2, ([], []))
     hog.release()
-    assert cache.attach(cache.match(watch)).loaded == 3
+    assert cache.attach(cache.match(match)).loaded == 3
 
 
 def test_what_is_computed_again_is_on_the_device_again() -> None:
@@ -147,9 +147,9 @@ def test_what_is_computed_again_is_on_the_device_again() -> None:
 def test_watches_follow_what_the_host_gives_up() -> None:
     cache = cache_of(pages=2, slots=2)
     compute(cache, tokens(9)[:8]).release()
-    watch = cache.watch(ROOT, tokens(9))
+    match = cache.track(ROOT, tokens(9))
     fill(cache, 2).release()
-    assert not list(cache.refresh(10)) and cache.match(watch).depth == 2, "moved, not gone"
+    assert not list(cache.refresh(10)) and cache.match(match).depth == 2, "moved, not gone"
     compute(cache, tokens(8, first=200)).release()
     fill(cache, 2).release()
     assert [w.depth for w in cache.refresh(10)] == [0]

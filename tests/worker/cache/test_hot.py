@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead_index.hashing import extend
-from fairlead_worker.cache.hot import MOST_TOLD, hottest
+from fairlead_worker.cache.hot import MAX_LENGTH_FACTOR, find_hot_prefixes
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 
@@ -15,9 +15,9 @@ PAGE = 4
 
 def run(cache: PrefixCache, root: int, tokens: "array[int]") -> None:
     """One request: attach to what is cached, compute the rest, leave it to the cache."""
-    watch = cache.watch(root, tokens)
-    lease = cache.attach(cache.match(watch))
-    cache.unwatch(watch)
+    match = cache.track(root, tokens)
+    lease = cache.attach(cache.match(match))
+    cache.untrack(match)
     cache.grow(lease, len(tokens))
     cache.publish(lease, tokens, len(tokens))
     lease.release()
@@ -31,10 +31,10 @@ def test_the_shared_prefix_of_each_root_comes_first_and_single_prompts_never() -
     for _ in range(3):
         run(cache, 9, array("I", [50] * 9))
     run(cache, 11, array("I", range(60, 80)))
-    found = hottest(cache, 1000)
+    found = find_hot_prefixes(cache, 1000)
     assert [(each.root, array("I", each.tokens).tolist()) for each in found] == [(7, list(range(16))), (9, [50] * 8)]
-    assert [len(each.tokens) // 4 for each in hottest(cache, 8)] == [8], "two pages of the hottest"
-    assert hottest(cache, PAGE - 1) == ()
+    assert [len(each.tokens) // 4 for each in find_hot_prefixes(cache, 8)] == [8], "two pages of the hottest"
+    assert find_hot_prefixes(cache, PAGE - 1) == ()
 
 
 def test_many_questions_about_one_long_document_are_not_told_with_the_document_each() -> None:
@@ -43,8 +43,8 @@ def test_many_questions_about_one_long_document_are_not_told_with_the_document_e
     for question in range(300):
         for _ in range(2):
             run(cache, 7, document + array("I", [1000 + question] * (PAGE + 1)))
-    found = hottest(cache, 400 * PAGE)
-    assert len({each.tokens[-4:] for each in found}) == len(found) == MOST_TOLD * 400 // 101
+    found = find_hot_prefixes(cache, 400 * PAGE)
+    assert len({each.tokens[-4:] for each in found}) == len(found) == MAX_LENGTH_FACTOR * 400 // 101
 
 
 @given(
@@ -57,7 +57,7 @@ def test_what_is_told_is_cached_fits_and_is_the_hottest(prompts: list[tuple[int,
     for root, tokens in prompts:
         run(cache, root, array("I", tokens))
     pages = {}
-    for prefix in hottest(cache, budget):
+    for prefix in find_hot_prefixes(cache, budget):
         tokens = array("I", prefix.tokens)
         assert len(tokens) % PAGE == 0
         for end in range(PAGE, len(tokens) + 1, PAGE):

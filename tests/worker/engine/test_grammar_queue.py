@@ -39,10 +39,10 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
         assert gate.submit(message) is None
     assert through == ["b"]
     compiler.asked["quick"].set_result("")
-    assert gate.opened() == []
+    assert gate.submit_ready() == []
     assert through == ["b", "c"]
     compiler.asked["slow"].set_result("")
-    assert gate.opened() == []
+    assert gate.submit_ready() == []
     assert through == ["b", "c", "a", "d"]
     assert gate.submit(submit("e", "slow")) is None
     assert through[-1] == "e", "known by now"
@@ -55,11 +55,11 @@ def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> N
     assert gate.submit(submit("a", "bad")) is None
     assert gate.submit(submit("b", "bad")) is None
     again = gate.submit(submit("a", "bad"))
-    assert again is not None and "already here" in again.error
+    assert again is not None and "already exists" in again.error
     aborted = gate.abort("b")
     assert aborted is not None and aborted.finish == "abort"
     compiler.asked["bad"].set_result("no such rule")
-    (refusal,) = gate.opened()
+    (refusal,) = gate.submit_ready()
     assert (refusal.id, refusal.finish) == ("a", "error")
     assert "no such rule" in refusal.error
 
@@ -94,8 +94,8 @@ def test_nobody_waits_longer_than_the_grammars_before_it_may_take() -> None:
     gate = GrammarQueue(lambda message: None, compiler, lambda: now[0])
     assert gate.submit(submit("a", "stuck")) is None
     now[0] = compiler.patience
-    assert gate.opened() == [] and gate.counted(Load()).waiting == 1
+    assert gate.submit_ready() == [] and gate.add_to_load(Load()).waiting == 1
     now[0] += 0.1
-    (refused,) = gate.opened()
+    (refused,) = gate.submit_ready()
     assert refused.finish == "error" and refused.error.startswith(GRAMMAR_WAITED)
-    assert not len(gate) and gate.counted(Load()) == Load()
+    assert not len(gate) and gate.add_to_load(Load()) == Load()

@@ -47,7 +47,7 @@ def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = No
     watch = RequestTimer(trace, clock)
     assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, watch) == 0
     watch.close()
-    assert not watch._seen and not watch._waiting and not watch._silent, "nothing is kept of requests that are over"
+    assert not watch._times and not watch._waiting and not watch._awaiting_first_token, "nothing is kept of requests that are over"
     return [step for step in pipe.sent if isinstance(step, Step)]
 
 
@@ -67,7 +67,7 @@ def test_queue_and_prefill_time_come_with_the_first_token() -> None:
 
 def test_a_request_waits_from_when_it_was_asked_for() -> None:
     """The step that was on its way then is part of the wait."""
-    steps = run(Pipe([msgspec.structs.replace(ask("a"), asked=99.6)]))
+    steps = run(Pipe([msgspec.structs.replace(ask("a"), received_at=99.6)]))
     timing = outputs(steps, "a")[0].timing
     assert timing is not None and timing.queue_seconds == pytest.approx(0.4)
 
@@ -101,8 +101,8 @@ def test_retractions_are_told_with_the_next_token(ahead: bool) -> None:
     run_loop = run_overlapped if ahead else run_plain
     assert run_loop(machine.scheduler, machine if ahead else FakeRunner(machine), pipe, pipe) == 0  # type: ignore[operator]
     steps = [step for step in pipe.sent if isinstance(step, Step)]
-    assert [output.timing.retractions for output in outputs(steps, "a") if output.timing is not None] == [0]
-    told = {place: output.timing.retractions for place, output in enumerate(outputs(steps, "b")) if output.timing is not None}
+    assert [output.timing.preemptions for output in outputs(steps, "a") if output.timing is not None] == [0]
+    told = {place: output.timing.preemptions for place, output in enumerate(outputs(steps, "b")) if output.timing is not None}
     assert told == {0: 0, 8: 1}, "with its ninth token, the first one after it had to go"
 
 

@@ -7,7 +7,7 @@ import pytest
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.warmup import LONGEST, SECONDS, warm_up
+from fairlead_worker.engine.warmup import MAX_PROMPT_TOKENS, MAX_SECONDS, warm_up
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
@@ -45,7 +45,7 @@ def test_steps_grow_up_to_the_largest_idle_one() -> None:
     scheduler, runner = make(1e-5)
     run(scheduler, runner)
     assert runner.tokens() == [64, 0, 64, 256, 1024, 2048]
-    assert max(row.count for plan in runner.plans for row in plan.rows) == LONGEST
+    assert max(row.count for plan in runner.plans for row in plan.rows) == MAX_PROMPT_TOKENS
     assert all(not any(row.pages) and len(row.pages) * 4 >= row.end for plan in runner.plans for row in plan.rows), "page 0 alone"
 
 
@@ -62,7 +62,7 @@ def test_it_ends_in_time(seconds: float) -> None:
     """Beyond a first prompt, a decode and the same prompt again, whatever they take."""
     scheduler, runner = make(seconds)
     run(scheduler, runner)
-    assert runner.now <= max(SECONDS, seconds * (6 * 64 + 1))
+    assert runner.now <= max(MAX_SECONDS, seconds * (6 * 64 + 1))
     assert scheduler.stats.prefill_rate == pytest.approx(1 / seconds)
 
 

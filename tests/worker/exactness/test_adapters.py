@@ -110,7 +110,7 @@ def test_the_answers_hold_in_every_way_of_computing_them(settings: dict[str, obj
     numbers = numbers_of(PROMPTS)
     assert engine.serve(PROMPTS, adapters=numbers) == world.expected(numbers)
     load = engine.scheduler.load()
-    assert load.retractions or "pages" not in settings
+    assert load.preemptions or "pages" not in settings
     assert "settings" not in settings or "pages" in settings or (load.drafts is not None and load.drafts.rounds)
 
 

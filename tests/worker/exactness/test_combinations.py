@@ -124,6 +124,6 @@ def test_settings_do_what_they_are_there_for(families: dict[str, Prepared]) -> N
         for _ in range(2):
             assert [len(tokens) for tokens in engine.serve(family.prompts)] == [NEW_TOKENS] * len(family.prompts)
         load = engine.scheduler.load()
-        assert load.retractions > 0
+        assert load.preemptions > 0
         assert load.host is not None and load.host.loaded > 0
         assert load.drafts is not None and 0 < load.drafts.accepted < load.drafts.tokens

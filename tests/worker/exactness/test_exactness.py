@@ -79,7 +79,7 @@ def test_after_retraction(case: Case, chunk: int) -> None:
     engine = Engine(case.loaded, chunk, pages=130, page_size=4, settings=optimist)
     assert engine.serve([case.prompts[i] for i in chosen]) == [case.expected[i] for i in chosen]
     load = engine.scheduler.load()
-    assert load.retractions > 3
+    assert load.preemptions > 3
     assert load.evicted_pages > 0
 
 

@@ -98,7 +98,7 @@ def test_preempted_in_the_middle_of_its_prompt_it_goes_on_where_it_was(case: Cas
         if not (plan := engine.scheduler.plan()):
             break
         outputs += engine.scheduler.advance(plan, engine.runner.execute(plan))
-    assert engine.scheduler.load().retractions == 1
+    assert engine.scheduler.load().preemptions == 1
     (embedding,) = [output.embedding for output in outputs if output.id == "low"]
     close(embedding, states, "mean")
 

@@ -119,7 +119,7 @@ def test_after_retraction_nothing_is_told_twice(chunk: int, tmp_path: Path, monk
     before = runner.positions_to_score
     monkeypatch.setattr(runner, "positions_to_score", lambda plan: (scored.append(len((places := before(plan))[0])), places)[1])
     served = serve(engine, prompts, [TOP] * len(prompts), 120)
-    assert engine.scheduler.load().retractions > 3
+    assert engine.scheduler.load().preemptions > 3
     for prompt, tokens, (got_tokens, got, _) in zip(prompts, expected, served, strict=True):
         assert got_tokens == tokens
         check(model, prompt, got)
@@ -138,8 +138,8 @@ def test_a_request_retracted_within_its_prompt_goes_on_where_it_was(tmp_path: Pa
         if step == 5:  # as the scheduler does where pages run out
             request = plan.rows[0].request
             engine.scheduler.advance(plan, engine.runner.execute(plan))
-            engine.scheduler._retract(request)
-            engine.scheduler.waiting.add_retracted(request)
+            engine.scheduler._preempt(request)
+            engine.scheduler.waiting.add_preempted(request)
             assert request.scored == 96
             continue
         if step == 6:

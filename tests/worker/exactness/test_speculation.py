@@ -61,7 +61,7 @@ def test_retraction(settings: dict[str, float], tmp_path: Path) -> None:
     draft = case.loaded if settings is DRAFT else None
     engine = Engine(case.loaded, 256, pages=92, page_size=4, settings=optimist | settings, draft=draft)
     assert engine.serve([case.prompts[i] for i in chosen]) == [case.expected[i] for i in chosen]
-    assert engine.scheduler.load().retractions > 0
+    assert engine.scheduler.load().preemptions > 0
 
 
 SAMPLED = [

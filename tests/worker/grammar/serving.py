@@ -132,7 +132,7 @@ class Serving:
 
             overlap = Overlap(self.scheduler, OverlappedRunner(self.runner), RequestTimer(), tell)
         while len(self.gate) or not self.scheduler.idle:
-            for output in self.gate.opened():
+            for output in self.gate.submit_ready():
                 answers[int(output.id)].take(output)
             if overlap is not None:
                 overlap.step()

@@ -81,13 +81,13 @@ def test_a_retracted_request_goes_on_where_it_was(model: Model, asks: list[Ask],
     def short_of_pages() -> StepPlan:
         if serving.steps % 10 == 9:
             for victim in [request for request in scheduler.running if request.row is not None]:
-                scheduler._retract(victim)
-                scheduler.waiting.add_retracted(victim)
+                scheduler._preempt(victim)
+                scheduler.waiting.add_preempted(victim)
         return plan()
 
     scheduler.plan = short_of_pages  # type: ignore[method-assign]
     same(serving.serve(asks), alone)
-    assert scheduler.load().retractions > len(asks)
+    assert scheduler.load().preemptions > len(asks)
 
 
 def test_logprobs_are_the_models_own(asks: list[Ask], alone: list[Answer]) -> None:
@@ -207,18 +207,18 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     grammars = Grammars(slow, threads=1)
     serving = Serving(model, grammars=grammars, overlap=True)
     assert all(grammars.compile(ask.grammar).result() == "" for ask in asks), "so that the first step has both"
-    assume = serving.scheduler.assume  # type: ignore[attr-defined]  # it is the overlapped scheduler
+    advance_placeholder = serving.scheduler.advance_placeholder  # type: ignore[attr-defined]  # it looks ahead
     stood_in: list[bool] = []
 
     def assumed(plan: StepPlan, awaited: list[Row]) -> None:
-        assume(plan, awaited)
+        advance_placeholder(plan, awaited)
         if not stood_in:
             stood_in.extend(row.request.tokens[-1] == PLACEHOLDER for row in plan.rows)
             slow.gate.release(100)
             with grammars._filled:  # by then the one thread has started both
                 assert grammars._filled.wait_for(lambda: not any(each.filling for each in grammars._followed.values()), 60)
 
-    serving.scheduler.assume = assumed  # type: ignore[attr-defined]
+    serving.scheduler.advance_placeholder = assumed  # type: ignore[attr-defined]
     same(serving.serve(asks), expected)
     assert stood_in == [True, True]
 

@@ -238,4 +238,4 @@ def test_the_leaders_address(leader: str, address: tuple[str, int]) -> None:
     flags = ["--model=hf://a/b", "--tensor-parallel=2", "--nodes=2", f"--leader={leader}", f"--nodes-secret={SECRET}"]
     config = WorkerConfig.from_command_line(flags)
     assert config.leader_address == address
-    assert SECRET not in config.described()
+    assert SECRET not in config.describe()

@@ -68,19 +68,19 @@ class Told:
     """Positions whose states are in its embedding."""
 
 
-class NotingCache(PrefixCache):
+class RecordingCache(PrefixCache):
     """Knows which pages were promised since it was asked."""
 
-    noted: frozenset[int] = frozenset()
+    pending: frozenset[int] = frozenset()
 
-    def promise(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+    def insert_pending(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         before = lease.shared
-        super().promise(lease, tokens, computed)
-        self.noted |= set(lease.pages[before : lease.shared])
+        super().insert_pending(lease, tokens, computed)
+        self.pending |= set(lease.pages[before : lease.shared])
 
-    def take_promised(self) -> frozenset[int]:
-        promised, self.noted = self.noted, frozenset()
-        return promised
+    def take_pending(self) -> frozenset[int]:
+        pending, self.pending = self.pending, frozenset()
+        return pending
 
 
 class EngineModel:
@@ -89,14 +89,14 @@ class EngineModel:
     ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
-        self.cache = NotingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
+        self.cache = RecordingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
         self.told: dict[str, Told] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
-        self.admits: Callable[[], bool] = lambda: True
+        self.admit: Callable[[], bool] = lambda: True
         """Whether a step beside others may admit: who gathers says no now and then."""
         self.guess: Callable[[int], int] = lambda right: right
         """The draft model: a token for what the next one will be. Method "draft" only."""
@@ -133,7 +133,8 @@ class EngineModel:
         self._tell(self.scheduler.abort(name))
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        plan = self.scheduler.plan(self.admits(), begins=1) or self.scheduler.plan()  # where nothing is to be done, the wait is over
+        # A plan without work ends the prefill delay.
+        plan = self.scheduler.plan(self.admit(), early_start_tokens=1) or self.scheduler.plan()
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
         assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
         assert plan.samples == sum(row.samples for row in plan.rows)
@@ -166,9 +167,9 @@ class EngineModel:
             assert len(told.scores) == len(told.submit.tokens) // 4 - 1, "scores come with the first token"
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
-    def _forward(self, plan: StepPlan, promised: frozenset[int] | None = None) -> StepResult:
-        """Every row stores before any row reads, as in each layer of a step. `promised`: pages that were when it was planned."""
-        size, promised = self.cache.page_size, self.cache.take_promised() if promised is None else promised
+    def _forward(self, plan: StepPlan, pending: frozenset[int] | None = None) -> StepResult:
+        """Every row stores before any row reads, as in each layer of a step. `pending`: pages that were when it was planned."""
+        size, pending = self.cache.page_size, self.cache.take_pending() if pending is None else pending
         self._copy(plan)
         for row in plan.rows:
             assert row.request.lease.shared * size <= row.end, "nobody is promised more than the step computes"
@@ -191,7 +192,7 @@ class EngineModel:
             for position in range(row.start, row.end):
                 index, slot = divmod(position, size)
                 shared = index < row.request.lease.shared
-                assert not shared or row.pages[index] in promised, f"{row.request.id} writes into a shared page"
+                assert not shared or row.pages[index] in pending, f"{row.request.id} writes into a shared page"
                 assert (row.pages[index], slot) not in written, "two rows write one slot"
                 written.add((row.pages[index], slot))
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
@@ -257,7 +258,7 @@ class EngineModel:
 
     def _check_requests(self) -> None:
         scheduler = self.scheduler
-        running, waiting = scheduler.running, [*scheduler.waiting._requests.values(), *scheduler.waiting._retracted]
+        running, waiting = scheduler.running, [*scheduler.waiting._requests.values(), *scheduler.waiting._preempted]
         assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests)
         assert [r.arrival for r in running] == sorted(r.arrival for r in running)
         for request in running:
@@ -266,9 +267,9 @@ class EngineModel:
             if request is scheduler.chunked_req:
                 assert request.computed % self.cache.page_size == 0, "chunks are cut at pages"
         for request in waiting:
-            assert request.lease is None and request.watch is not None
-            if request.watch.settled:
-                assert request.watch.node is self._deepest(request), "a settled match is exact"
+            assert request.lease is None and request.prefix_match is not None
+            if request.prefix_match.is_current:
+                assert request.prefix_match.node is self._deepest(request), "a settled match is exact"
         assert [row.request for row in scheduler._decodes] == [r for r in running if r is not scheduler.chunked_req]
         assert all(row.count == 1 and not row.draft for row in scheduler._decodes), "between steps every decode is a plain one"
         assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
@@ -278,7 +279,7 @@ class EngineModel:
         if scheduler.waiting.fair is not None:
             queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
             assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}
-        assert all(r.preemptions <= self.config.max_preemptions for r in running + waiting)
+        assert all(r.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
         load: Load = scheduler.load()
@@ -318,7 +319,7 @@ class EngineModel:
         assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters tell the truth"
         assert len(free | private | cached) == pool.total, "no page is lost"
         assert cache.evictable == len(nodes) - len(used), "what nobody uses can be evicted"
-        assert all((node.users > 0) == (node in used) for node in nodes)
+        assert all((node.lock_ref > 0) == (node in used) for node in nodes)
 
     def _check_tiers(self, nodes: list[Node]) -> None:
         """Where each cached page is, and that its KV is there."""
@@ -335,17 +336,17 @@ class EngineModel:
             assert node.page < 0 or self.memory[node.page] == found, "a cached page holds its prefix"
             assert node.slot < 0 or self.host_memory[node.slot] == found, "and so does a slot of the host"
             assert node.page < 0 or parent.page >= 0 or parent.parent is None, "what is on the device is prefix-closed"
-            assert node.here == sum(child.page >= 0 for child in node.children.values())
-            assert node.page >= 0 or not node.users, "whoever runs has its pages on the device"
+            assert node.device_children == sum(child.page >= 0 for child in node.children.values())
+            assert node.page >= 0 or not node.lock_ref, "whoever runs has its pages on the device"
         if host is None:
             assert all(node.slot < 0 for node in nodes)
             return
         slots = [node.slot for node in nodes if node.slot >= 0]
         assert len(set(slots)) == len(slots) and not set(slots) & set(host._free), "each slot is free or one page's"
         assert len(slots) + len(host._free) == host.total, "no slot is lost"
-        assert set(host._alone) == {node for node in nodes if node.page < 0}
-        assert set(host._doubled) == {node for node in nodes if node.page >= 0 and node.slot >= 0}
-        order = {node: place for place, node in enumerate(host._alone)}
+        assert set(host._host_only) == {node for node in nodes if node.page < 0}
+        assert set(host._on_both) == {node for node in nodes if node.page >= 0 and node.slot >= 0}
+        order = {node: place for place, node in enumerate(host._host_only)}
         assert all(order[child] < place for node, place in order.items() for child in node.children.values()), "leaves go first"
 
     def _check_blocks(self) -> None:
@@ -357,5 +358,5 @@ class EngineModel:
                 else:
                     self.held.remove(block)
                     assert all(self.parents[other] != block for other in self.held), "children go before their parents"
-        announced = list(self.cache.announced())
-        assert len(set(announced)) == len(announced) and set(announced) == self.held, "what is announced is what is held"
+        block_hashes = list(self.cache.block_hashes())
+        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "what is announced is what is held"

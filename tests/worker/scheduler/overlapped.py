@@ -35,7 +35,7 @@ class OverlappedModel(EngineModel):
         super().__init__(pages, page_size, **config)  # type: ignore[arg-type]  # test keywords
         self.scheduler: OverlapScheduler = OverlapScheduler(self.config, self.cache)
         self.device = Device()
-        self.overlap = Overlap(self.scheduler, self, RequestTimer(), self._settled)
+        self.overlap = Overlap(self.scheduler, self, RequestTimer(), self._reconciled)
         self.unread: LaunchedModel | None = None
         self.stalls: Callable[[], bool] = lambda: False
         """Whether a row gets no token, as when the mask of its grammar is late."""
@@ -45,24 +45,24 @@ class OverlappedModel(EngineModel):
         """Between two rounds: how far the device gets."""
         self.launched = self.discarded = self.stalled = 0
 
-    def _settled(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
+    def _reconciled(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         for output in outputs:
             self._tell(output)
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        self.overlap.step(self.admits(), begins=1)
-        if not self.overlap.busy:
+        self.overlap.step(self.admit(), early_start_tokens=1)
+        if not self.overlap.is_busy:
             self.overlap.step()
         self.between()
         if abort_in_flight is not None:
             self.abort(abort_in_flight)
-        return StepPlan([Row(None, 0, 0, array("i"), False)]) if self.overlap.busy else StepPlan()  # type: ignore[arg-type]  # truth alone
+        return StepPlan([Row(None, 0, 0, array("i"), False)]) if self.overlap.is_busy else StepPlan()  # type: ignore[arg-type]  # truth alone
 
     def check(self) -> None:
         """The invariants are those of a scheduler with nothing out."""
 
     def rest(self) -> None:
-        self.overlap.settle()
+        self.overlap.reconcile()
         super().check()
 
     def can_launch(self, plan: StepPlan) -> bool:
@@ -87,7 +87,7 @@ class LaunchedModel:
         self.chosen: dict[Request, int] = {}
         self.chose = False
         self.sampled = [row.request for row in plan.rows if row.samples]
-        self.promised = machine.cache.take_promised()
+        self.pending = machine.cache.take_pending()
         self.copied = copy.copy(plan)  # what `pack` would copy: nothing of the host is looked at later
         self.copied.rows = [self._copy(row) for row in plan.rows]
         self.before = machine.unread
@@ -111,7 +111,7 @@ class LaunchedModel:
         for request, copied in self.fills:
             assert self.before is not None and self.before.chose
             copied.tokens[-1] = self.before.chosen[request]
-        self.results = self.machine._forward(self.copied, self.promised).tokens
+        self.results = self.machine._forward(self.copied, self.pending).tokens
 
     def choose(self, rows: list[Row]) -> None:
         assert not any(row.request.finish for row in rows)

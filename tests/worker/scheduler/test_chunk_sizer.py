@@ -92,7 +92,7 @@ def test_a_bound_makes_slow_steps_shorter_and_leaves_fast_ones_as_they_are() -> 
 
     def steps(slowness: float, target: float) -> list[tuple[int, int, float]]:
         bench = Bench(lambda plan: slowness * law(plan), target, chunks_grow=False)
-        bench.scheduler.stats.rehearsed(64, 64 * slowness * 8e-5)
+        bench.scheduler.stats.record_warmup(64, 64 * slowness * 8e-5)
         for _ in range(16):
             bench.submit(20, 4000)
         for _ in range(30):

@@ -60,9 +60,9 @@ def calls_of_a_step_ahead(decodes: int) -> int:
     plan = scheduler.plan()
 
     def step() -> None:
-        scheduler.assume(plan, scheduler.awaited(plan))
+        scheduler.advance_placeholder(plan, scheduler.rows_to_sample(plan))
         assert scheduler.plan().decodes == decodes
-        assert len(scheduler.settle(plan, lambda: StepResult([[7]] * decodes)).decoded) == decodes
+        assert len(scheduler.reconcile(plan, lambda: StepResult([[7]] * decodes)).decoded) == decodes
 
     return calls_of(step)
 

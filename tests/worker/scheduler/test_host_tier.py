@@ -85,8 +85,8 @@ def test_a_retracted_request_finds_its_pages_on_the_host() -> None:
             machine.submit(prompt(16, seed), 40, ignore_eos=True)
         finish(machine)
         load = machine.scheduler.load()
-        assert load.retractions > 0
-        recomputed[slots] = load.retraction_recomputed_tokens / load.retractions
+        assert load.preemptions > 0
+        recomputed[slots] = load.preemption_recomputed_tokens / load.preemptions
     assert recomputed[64] < 4 < recomputed[0], "less than a page: what had not filled one"
 
 

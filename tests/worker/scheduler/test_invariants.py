@@ -110,8 +110,8 @@ often = settings(
     dedupe_tokens=st.sampled_from([0, 1, 32]),
     max_preemptions=st.sampled_from([0, 1, 3]),
     max_bypass=st.sampled_from([0, 2, 64]),
-    lookahead=st.sampled_from([1, 3, 16]),
-    refresh=st.sampled_from([0, 1, 64]),
+    admission_scan_limit=st.sampled_from([1, 3, 16]),
+    match_refresh_limit=st.sampled_from([0, 1, 64]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram", "draft"]),
     speculative_num_tokens=st.sampled_from([1, 3, 20]),
@@ -122,7 +122,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
     machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
-    machine.admits = lambda: noise.random() < 0.8
+    machine.admit = lambda: noise.random() < 0.8
     machine.guess = lambda right: right if noise.random() < acceptance else noise.randrange(VOCABULARY)
     play(machine, events)
 
@@ -166,7 +166,7 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     machine.run(steps=100 + 10 * work)
     machine.check_answers()
     load = machine.scheduler.load()
-    event(f"retracted: {load.retractions > 0}")
+    event(f"preempted: {load.preemptions > 0}")
     event(f"evicted: {load.evicted_pages > 0}")
     event(f"cached: {load.cached_tokens > 0}")
     if load.host is not None:

@@ -27,8 +27,8 @@ def stall_at(machine: EngineModel, number: int) -> Callable[..., bool]:
         return result
 
     if isinstance(machine, OverlappedModel):
-        settle = machine.scheduler.settle
-        machine.scheduler.settle = lambda plan, read: settle(plan, lambda: late(read()))  # type: ignore[method-assign]
+        reconcile = machine.scheduler.reconcile
+        machine.scheduler.reconcile = lambda plan, read: reconcile(plan, lambda: late(read()))  # type: ignore[method-assign]
     else:
         forward = machine._forward
         machine._forward = lambda plan, promised=None: late(forward(plan, promised))  # type: ignore[method-assign]
@@ -80,19 +80,19 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
 @pytest.mark.parametrize("length", [7, 8])
 def test_what_a_decode_has_filled_is_told_while_it_runs(length: int, scored: bool) -> None:
     machine = OverlappedModel(64, 4)  # blocks of 8 tokens
-    settle = machine.scheduler.settle
+    reconcile = machine.scheduler.reconcile
 
     def scores(result: StepResult) -> StepResult:
         result.logprobs = [(TokenLogprobs(-1.0),) for _ in result.tokens]
         return result
 
     if scored:  # then it is no plain decode
-        machine.scheduler.settle = lambda plan, read: settle(plan, lambda: scores(read()))  # type: ignore[method-assign]
+        machine.scheduler.reconcile = lambda plan, read: reconcile(plan, lambda: scores(read()))  # type: ignore[method-assign]
     name = machine.submit(prompt(length), 30, ignore_eos=True)
     told: list[int] = []
     while machine.told[name].finish is None:
         machine.step()
-        told += [len(machine.told[name].tokens)] * (len(machine.cache.announced()) - len(told))
+        told += [len(machine.told[name].tokens)] * (len(machine.cache.block_hashes()) - len(told))
     assert told == [place - length + 1 for place in (8, 16, 24, 32)], "each block with the token after it, whose KV ends it"
     machine.rest()
 
@@ -130,7 +130,7 @@ def test_who_was_late_and_is_preempted_and_admitted_in_the_next_plan_goes_on() -
     machine.run(100)
     machine.rest()
     machine.check_answers()
-    assert late() and machine.scheduler.load().retractions
+    assert late() and machine.scheduler.load().preemptions
 
 
 def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> None:
@@ -139,14 +139,14 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
     ends, other = (machine.submit(prompt(6, seed), 20, ignore_eos=True) for seed in range(2))
     for _ in range(3):
         machine.step()
-    settle = machine.scheduler.settle
+    reconcile = machine.scheduler.reconcile
 
-    def settled(plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
+    def reconciled(plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
         def nothing_can_be_chosen() -> StepResult:
             result = read()
             return StepResult([[], *result.tokens[1:]], endings={ends: "nothing can be chosen"})
 
-        return settle(plan, nothing_can_be_chosen)
+        return reconcile(plan, nothing_can_be_chosen)
 
     executed: list[str] = []
     execute = machine.execute
@@ -155,10 +155,10 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
         executed.extend(row.request.id for row in plan.rows)
         return execute(plan)
 
-    machine.scheduler.settle, machine.execute = settled, executes  # type: ignore[method-assign]
+    machine.scheduler.reconcile, machine.execute = reconciled, executes  # type: ignore[method-assign]
     pooled = machine.submit(prompt(7, 3), 1, pooling="last")
     machine.step()
-    machine.scheduler.settle = settle  # type: ignore[method-assign]
+    machine.scheduler.reconcile = reconcile  # type: ignore[method-assign]
     assert machine.told[ends].finish == "error"
     assert executed == [other, pooled], "who has ended computes nothing"
     machine.run()
@@ -222,7 +222,7 @@ def test_any_arrivals_are_answered_as_by_the_reference(
     machine.rest()
     machine.check_answers()
     load = machine.scheduler.load()
-    event(f"retracted: {load.retractions > 0}")
+    event(f"preempted: {load.preemptions > 0}")
     event(f"discarded: {machine.discarded > 0}")
     event(f"stalled: {machine.stalled > 0}")
     assert load.running == load.waiting == load.backlog_tokens == 0

@@ -50,8 +50,8 @@ def test_the_urgent_take_the_place_of_the_least_urgent_and_these_finish(scarce: 
     assert {r.id for r in machine.scheduler.running} == {"equal", "urgent"}
     machine.run()
     machine.check_answers()
-    assert machine.scheduler.load().retractions == 1
-    assert machine.scheduler.load().retraction_recomputed_tokens > 0, "its pages were taken, and what it computed is computed again"
+    assert machine.scheduler.load().preemptions == 1
+    assert machine.scheduler.load().preemption_recomputed_tokens > 0, "its pages were taken, and what it computed is computed again"
 
 
 def test_nobody_is_preempted_for_nothing() -> None:
@@ -62,7 +62,7 @@ def test_nobody_is_preempted_for_nothing() -> None:
     machine.step()
     machine.submit(prompt(60, 4), 8, name="urgent", priority=0)
     machine.step()
-    assert {r.id for r in machine.scheduler.running} == {"equal", "meek"} and not machine.scheduler.stats.retractions
+    assert {r.id for r in machine.scheduler.running} == {"equal", "meek"} and not machine.scheduler.stats.preemptions
     machine.run()
     machine.check_answers()
 
@@ -78,7 +78,7 @@ def test_preemption_is_bounded() -> None:
         if any(request.id == "meek" for request in machine.scheduler.running):
             machine.submit(prompt(8, 1 + turn), 2, priority=0, ignore_eos=True)
     assert machine.told["meek"].finish == "length"
-    assert machine.scheduler.stats.retractions == 2
+    assert machine.scheduler.stats.preemptions == 2
     machine.run()
     machine.check_answers()
 
@@ -113,14 +113,14 @@ def test_silence_saves_nothing_up_and_tenants_without_number_take_no_memory() ->
     busy = waiting("busy", 0)
     order.add(busy)
     for _ in range(50):
-        order.admitted(busy)
+        order.charge_prompt(busy)
     order.add(waiting("back", 1))
     assert order.counter("back") == order.counter("busy") == 500
     for arrival in range(20_000):
         request = waiting(f"t{arrival}", arrival)
         order.add(request)
-        order.admitted(request)
-        order.gone(request)
+        order.charge_prompt(request)
+        order.remove(request)
     assert len(order._counters) < 10_000 and len(order._heap) < 200
 
 

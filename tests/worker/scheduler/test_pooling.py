@@ -31,7 +31,7 @@ def test_each_position_counts_once_in_any_company(seed: int, mixed: bool, policy
             machine.abort(name)
     machine.run()
     machine.check_answers()
-    assert machine.scheduler.load().retractions > 0
+    assert machine.scheduler.load().preemptions > 0
     for name, positions in wants.items():
         told = machine.told[name]
         assert told.finish == "abort" or told.pooled == positions, name

@@ -36,7 +36,7 @@ class Bench:
         )
         self.scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
         self.now = 100.0
-        self.gathering = PrefillDelayer(self.scheduler, lambda: self.now)
+        self.delayer = PrefillDelayer(self.scheduler, lambda: self.now)
         self.asked = 0
         self.wave(1)
         self.now += 10.0
@@ -46,14 +46,14 @@ class Bench:
         for _ in range(count):
             self.asked += 1
             assert self.scheduler.submit(ask(self.asked, max_tokens, first)) is None
-        return self.gathering.seconds()
+        return self.delayer.seconds()
 
     def wave(self, count: int, first: int | None = None) -> None:
         """So many requests that have come and ended."""
         self.come(count, first=first)
         while plan := self.scheduler.plan():
             self.step(plan)
-        assert not self.gathering.seconds(), "nobody waits"
+        assert not self.delayer.seconds(), "nobody waits"
 
     def step(self, plan: StepPlan) -> None:
         seconds = STEP_SECONDS * plan.prefill_tokens / PROMPT or DECODE_SECONDS
@@ -79,7 +79,7 @@ def test_what_does_not_come_is_not_waited_for_longer() -> None:
     bench.wave(8)
     assert bench.come(1)
     bench.now += 0.017
-    assert not bench.gathering.seconds()
+    assert not bench.delayer.seconds()
 
 
 def test_a_first_wave_is_waited_for_until_nobody_comes() -> None:
@@ -90,7 +90,7 @@ def test_a_first_wave_is_waited_for_until_nobody_comes() -> None:
     for _ in range(20):
         bench.now += 0.001
         bench.come(0)
-    assert not bench.gathering.seconds()
+    assert not bench.delayer.seconds()
 
 
 def test_those_that_trickle_in_wait_for_a_share_of_what_they_take_at_most() -> None:
@@ -120,7 +120,7 @@ def test_who_is_expected_is_waited_for_as_long_as_a_step_takes() -> None:
     bench.come(2, max_tokens=40, first=7)
     while plan := bench.scheduler.plan():
         bench.step(plan)
-    bench.gathering.seconds()
+    bench.delayer.seconds()
     pace = bench.scheduler.stats.step_seconds
     assert bench.come(1, first=7) == pytest.approx(pace)
     assert pace > 2 * 0.1 * 4 / PROMPT * STEP_SECONDS, "more than their share of what is not cached"
@@ -148,7 +148,7 @@ def beside_streams(left: int, longer: int = 0) -> Bench:
     bench.come(1, max_tokens=80 + longer)
     for _ in range(80 - left):
         bench.step(bench.scheduler.plan())
-    bench.gathering.seconds()
+    bench.delayer.seconds()
     assert bench.scheduler.stats.step_seconds == pytest.approx(DECODE_SECONDS, rel=0.05)
     return bench
 
@@ -158,11 +158,11 @@ def test_streams_that_are_about_to_end_are_waited_for() -> None:
     wait = 0.1 * 5 * STEP_SECONDS
     assert bench.come(1) == pytest.approx(wait), "a tenth of what all five will take"
     for passed in (1, 2, 3):
-        plan = bench.scheduler.plan(admits=False)
+        plan = bench.scheduler.plan(admit=False)
         assert plan.decodes == len(plan.rows) == 4, passed
         bench.step(plan)
         bench.now += DECODE_SECONDS
-        assert bench.gathering.seconds() == pytest.approx(wait - passed * DECODE_SECONDS), passed
+        assert bench.delayer.seconds() == pytest.approx(wait - passed * DECODE_SECONDS), passed
     assert not bench.scheduler.running
     assert bench.come(3), "one of four is missing"
     assert not bench.come(1), "all are there"
@@ -181,7 +181,7 @@ def test_who_ends_too_late_is_not_waited_for() -> None:
     bench = beside_streams(left=3)
     assert bench.come(1)
     bench.now += 0.1 * 5 * STEP_SECONDS - 2.5 * DECODE_SECONDS
-    assert not bench.gathering.seconds()
+    assert not bench.delayer.seconds()
 
 
 def test_nobody_waits_for_streams_of_unknown_pace() -> None:
@@ -197,11 +197,11 @@ def test_streams_that_drain_are_forgotten() -> None:
         bench.wave(1)
         bench.now += 0.02
     bench.scheduler.ended += 50
-    bench.gathering.seconds()
+    bench.delayer.seconds()
     bench.now += FRESH_SECONDS + 0.01
     bench.wave(1)
     bench.scheduler.ended += 1
-    bench.gathering.seconds()
+    bench.delayer.seconds()
     assert bench.come(1) == pytest.approx(0.1 * 2 * STEP_SECONDS), "one of two that ended lately is back"
 
 
@@ -219,7 +219,7 @@ def test_a_prompt_that_is_partly_computed_waits_for_nobody() -> None:
     assert bench.scheduler.submit(ask(999, length=150)) is None
     bench.step(bench.scheduler.plan())
     assert bench.scheduler.running == [bench.scheduler.chunked_req]
-    bench.gathering.seconds()
+    bench.delayer.seconds()
     assert not bench.come(1), "nor do those beside it, though 19 have just ended"
 
 
@@ -257,16 +257,16 @@ class Wave(Pipe):
     def __init__(self, first: list[ToEngine], later: list[ToEngine]) -> None:
         super().__init__(first)
         self.later, self.answered, self.expected = later, 0, len(first) + len(later)
-        self.begun = False
+        self.has_answered = False
 
     def receive(self, timeout: float) -> list[ToEngine]:
         if self.batches:
             return self.batches.popleft()
         if self.answered == self.expected:
             return [Stop()]
-        if not self.answered or not (timeout or self.begun):
+        if not self.answered or not (timeout or self.has_answered):
             return []
-        self.begun = True
+        self.has_answered = True
         count = 1 if timeout else len(self.later)
         come, self.later = self.later[:count], self.later[count:]
         return come
@@ -311,42 +311,42 @@ def test_what_begins_is_the_first_that_can_be_cut_and_is_finished_whoever_comes(
     bench.wave(1, first=7)
     bench.come(1, first=7)
     assert bench.come(1), "the others of the eight"
-    plan = bench.scheduler.plan(False, bench.gathering.begins)
+    plan = bench.scheduler.plan(False, bench.delayer.early_start_tokens)
     assert [(row.request.id, row.count) for row in plan.rows] == [(str(bench.asked), PROMPT - 4)], "of the other one a page is left"
     bench.step(plan)
     assert bench.come(1), "it is held, and the wait goes on"
-    assert not bench.scheduler.plan(False, bench.gathering.begins)
+    assert not bench.scheduler.plan(False, bench.delayer.early_start_tokens)
     bench.now += 0.1 * 9 * STEP_SECONDS
-    assert not bench.gathering.seconds()
+    assert not bench.delayer.seconds()
     plan = bench.scheduler.plan()
     assert (plan.samples, plan.prefill_tokens) == (3, 4 + 4 + PROMPT)
     bench.step(plan)
-    assert bench.scheduler.idle and bench.scheduler.begun is None
+    assert bench.scheduler.idle and bench.scheduler.held_chunk is None
 
 
 def test_what_has_begun_may_be_aborted() -> None:
     bench = Bench()
     bench.wave(8)
     assert bench.come(1)
-    plan = bench.scheduler.plan(False, bench.gathering.begins)
+    plan = bench.scheduler.plan(False, bench.delayer.early_start_tokens)
     assert bench.scheduler.abort(plan.rows[0].request.id) is not None
     bench.step(plan)
-    assert bench.scheduler.begun is None and not bench.gathering.seconds() and not bench.scheduler.plan()
+    assert bench.scheduler.held_chunk is None and not bench.delayer.seconds() and not bench.scheduler.plan()
 
 
 def test_nobody_begins_where_nobody_is_expected_or_a_page_is_no_step() -> None:
     bench = Bench()
     assert bench.come(1) == LULL
-    assert not bench.gathering.begins, "it waits for silence alone"
+    assert not bench.delayer.early_start_tokens, "it waits for silence alone"
     while plan := bench.scheduler.plan():
         bench.step(plan)
     bench.come(8, max_tokens=40)
     while plan := bench.scheduler.plan():
         bench.step(plan)
-    bench.gathering.seconds()
+    bench.delayer.seconds()
     assert bench.come(1)
     pace, rate = bench.scheduler.stats.step_seconds, bench.scheduler.stats.prefill_rate
-    assert bench.gathering.begins == int(pace * rate), "what fills a decode step"
+    assert bench.delayer.early_start_tokens == int(pace * rate), "what fills a decode step"
     assert bench.scheduler.plan(False, PROMPT - 3).prefill_tokens == 0 < bench.scheduler.plan(False, PROMPT - 4).prefill_tokens
 
 

@@ -21,6 +21,6 @@ def test_each_position_is_scored_once_in_any_company(seed: int, mixed: bool) -> 
                 machine.check()
     machine.run()
     machine.check_answers()
-    assert machine.scheduler.load().retractions > 0
+    assert machine.scheduler.load().preemptions > 0
     for name, count in wants.items():
         assert machine.told[name].scores == [float(position) for position in range(count)], name

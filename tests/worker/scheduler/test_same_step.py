@@ -130,7 +130,7 @@ def test_retraction_afterwards(model: type[EngineModel]) -> None:
     assert len(machine.scheduler.running) == 4, "10 pages and one for each"
     machine.run()
     machine.check_answers()
-    assert machine.scheduler.stats.retractions > 0
+    assert machine.scheduler.stats.preemptions > 0
     assert [machine.told[name].cached_tokens for name in names] == [0, 40, 40, 40]
     if isinstance(machine, OverlappedModel):
         machine.rest()

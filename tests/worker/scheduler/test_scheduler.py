@@ -117,7 +117,7 @@ def test_too_big_is_refused_at_once_with_the_numbers() -> None:
         assert machine.told[machine.submit(tokens, name=name, **arguments)].finish == "error"
     machine.told.pop("m")
     finish(machine)
-    assert len(machine.told[fits].tokens) == 13 and machine.scheduler.stats.retractions == 0
+    assert len(machine.told[fits].tokens) == 13 and machine.scheduler.stats.preemptions == 0
 
 
 def test_retraction_takes_the_cheapest_never_the_oldest_and_goes_to_the_head() -> None:
@@ -130,7 +130,7 @@ def test_retraction_takes_the_cheapest_never_the_oldest_and_goes_to_the_head() -
     while not retracted:
         machine.step()
         machine.check()
-        retracted = [request.id for request in machine.scheduler.waiting._retracted]
+        retracted = [request.id for request in machine.scheduler.waiting._preempted]
     assert retracted == [cheap], "11 tokens and its output cost less than 20; the oldest would be cheaper still"
     assert {request.id for request in machine.scheduler.running} == {oldest, dear}
     assert machine.scheduler.reserve.ratio >= 0.1
@@ -151,7 +151,7 @@ def test_the_new_token_ratio_decays_and_rises() -> None:
     for _ in range(20):
         machine.step()
     assert abs(machine.scheduler.reserve.ratio - 0.1) < 1e-9
-    machine.scheduler.reserve.retracted(machine.scheduler.running)
+    machine.scheduler.reserve.raise_ratio(machine.scheduler.running)
     assert machine.scheduler.reserve.ratio > 0.1
     finish(machine)
 
@@ -165,7 +165,7 @@ def test_output_is_reserved_by_the_ratio() -> None:
         machine.step()
         machine.run()
         machine.check_answers()
-    assert sure.scheduler.stats.retractions == 0 and bold.scheduler.stats.retractions > 0
+    assert sure.scheduler.stats.preemptions == 0 and bold.scheduler.stats.preemptions > 0
 
 
 # Prefix reuse
@@ -324,7 +324,7 @@ def test_abort_from_every_state_gives_the_pages_back() -> None:
         elif state == "retracted":
             machine.submit(prompt(20), 40, ignore_eos=True)
             machine.submit(prompt(20, 1), 40, name="x", ignore_eos=True)
-            while not machine.scheduler.stats.retractions:
+            while not machine.scheduler.stats.preemptions:
                 machine.step()
         return machine
 

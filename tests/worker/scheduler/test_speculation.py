@@ -59,18 +59,18 @@ def test_wrong_guesses_are_given_up_and_cost_little() -> None:
 def test_guesses_come_back_with_a_text_that_can_be_guessed() -> None:
     drafting = Drafting(None)
     for _ in range(100):
-        if count := drafting.wanted(0.05, 5):
+        if count := drafting.choose_length(0.05, 5):
             drafting.observe(count, 0)
     assert drafting.pause == 64
     waited = 0
-    while not drafting.wanted(0.05, 5):
+    while not drafting.choose_length(0.05, 5):
         waited += 1
     assert waited <= 64
     drafting.observe(1, 1)
     for _ in range(8):
-        count = drafting.wanted(0.05, 5)
+        count = drafting.choose_length(0.05, 5)
         drafting.observe(count, count)
-    assert drafting.wanted(0.05, 5) == 5
+    assert drafting.choose_length(0.05, 5) == 5
 
 
 def test_a_batch_with_nothing_to_spare_does_not_speculate() -> None:
@@ -116,7 +116,7 @@ def test_nobody_loses_pages_for_a_guess(method: str) -> None:
             machine.submit([seed, *PROMPT], 30, ignore_eos=True)
         machine.run()
         machine.check_answers()
-        return machine.scheduler.load().retractions, [sorted(name for name, _, _ in rows) for rows in machine.plans]
+        return machine.scheduler.load().preemptions, [sorted(name for name, _, _ in rows) for rows in machine.plans]
 
     plain, guessed = run("none"), run(method)
     assert plain[0] > 0

@@ -21,13 +21,13 @@ class EventLog:
     def __init__(self) -> None:
         self._runs: list[tuple[Kind, array[int], int]] = []
 
-    def stored(self, block: int, parent: int) -> None:
+    def add_stored(self, block: int, parent: int) -> None:
         if self._runs and self._runs[-1][0] == "stored" and self._runs[-1][1][-1] == parent:
             self._runs[-1][1].append(block)
         else:
             self._runs.append(("stored", array("Q", (block,)), parent))
 
-    def removed(self, block: int) -> None:
+    def add_removed(self, block: int) -> None:
         if self._runs and self._runs[-1][0] == "removed":
             self._runs[-1][1].append(block)
         else:

@@ -7,14 +7,14 @@ from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.messages import HotPrefix
 
-LEAST_HITS = 1
-"""A page that nobody came back to is nobody's hot prefix."""
-MOST_TOLD = 16
+MIN_HITS = 1
+"""Fewest hits of a hot page: an unused page is not worth sending."""
+MAX_LENGTH_FACTOR = 16
 """Times the budget that prefixes may be long together. Each is told whole: of ten thousand questions about one long document, which share
 all pages but one, the answer and the requests that compute it would be as long as ten thousand documents."""
 
 
-def hottest(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
+def find_hot_prefixes(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
     """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first; the
     last ones are left out where all of them would be longer than MOST_TOLD times as much.
 
@@ -23,7 +23,7 @@ def hottest(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
     """
     heap: list[tuple[int, int, Node]] = []
     for root in cache.roots():
-        heap += ((-child.hits, id(child), child) for child in root.children.values() if child.hits >= LEAST_HITS)
+        heap += ((-child.hits, id(child), child) for child in root.children.values() if child.hits >= MIN_HITS)
     heapify(heap)
     left = tokens // cache.page_size
     taken: dict[Node, None] = {}
@@ -32,11 +32,11 @@ def hottest(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
         taken[node] = None
         left -= 1
         for child in node.children.values():
-            if child.hits >= LEAST_HITS:
+            if child.hits >= MIN_HITS:
                 heappush(heap, (-child.hits, id(child), child))
     ends = [node for node in taken if not any(child in taken for child in node.children.values())]
     ends.sort(key=lambda node: -node.hits)
-    longest = MOST_TOLD * (tokens // cache.page_size)
+    longest = MAX_LENGTH_FACTOR * (tokens // cache.page_size)
     lengths = accumulate(node.depth for node in ends)
     return tuple(_prefix(node) for node, length in zip(ends, lengths, strict=True) if length <= longest)
 

@@ -1,41 +1,55 @@
-"""One cached page in the radix tree, a waiting request that rests at one, and the queue in which unused leaves wait for their eviction."""
+"""Nodes of the radix tree, matches of waiting requests, and the eviction queue of unused leaves."""
 
 from array import array
 from heapq import heappop, heappush, heapreplace
 
-NOTHING = b""
-"""Key of a watch that wants no further page: as it equals no page, only an eviction unsettles it."""
+NO_PAGE = b""
+"""Key of a match that needs no further page. It equals no page's key, so only an eviction makes the match stale."""
 
 
 class Node:
     """A page of tokens under its parent: on the device, in the host tier, or both. The root of a tree is nowhere and has no `parent`."""
 
-    __slots__ = ("chain", "children", "depth", "here", "hits", "key", "page", "parent", "queued", "slot", "used", "users", "watchers")
+    __slots__ = (
+        "chain",
+        "children",
+        "depth",
+        "device_children",
+        "hits",
+        "key",
+        "last_access",
+        "lock_ref",
+        "page",
+        "parent",
+        "queued",
+        "slot",
+        "trackers",
+    )
 
     def __init__(self, parent: "Node | None", key: bytes, page: int, chain: int) -> None:
         self.parent = parent
         self.key = key
         """The page's token ids, as bytes of uint32: equal bytes under an equal parent are an equal prefix, with no collisions."""
         self.page = page
-        """Of the device; -1: it is not there. A page on the device has its parent there."""
+        """Page number on the device; -1: not on the device. The parent of a page on the device is there too."""
         self.slot = -1
-        """Of the host tier; -1: it is not there."""
+        """Slot of the host tier; -1: none."""
         self.chain = chain
         """Chained hash of the last whole block that ends at or above this page; the tree's root number where there is none."""
         self.depth: int = 0 if parent is None else parent.depth + 1
         """Pages from the root to here, this one included."""
         self.children: dict[bytes, Node] = {}
-        self.here = 0
-        """Children on the device. 0, and no users: this page may be evicted from there."""
-        self.users = 0
-        """Leases that hold exactly this place, plus children with users. 0: nobody runs on this page."""
-        self.used = 0
-        """When the last user left, in the cache's own count."""
+        self.device_children = 0
+        """Children on the device. With 0 children and `lock_ref` 0 this page may be evicted."""
+        self.lock_ref = 0
+        """Leases that end at this node, plus locked children. 0: no running request uses this page."""
+        self.last_access = 0
+        """When the latest lease was released, in the cache's logical time."""
         self.hits = 0
-        """Leases that attached here or below."""
+        """Leases that attached to this node or below."""
         self.queued = False
-        self.watchers: dict[bytes, dict[PrefixMatch, None]] | None = None
-        """Waiting requests whose match ends here, by the page that they want next."""
+        self.trackers: dict[bytes, dict[PrefixMatch, None]] | None = None
+        """Matches of waiting requests that end here, by the key of their next page."""
 
     @property
     def cached(self) -> bool:
@@ -44,9 +58,9 @@ class Node:
 
 
 class PrefixMatch:
-    """Where the tokens of one waiting request leave the tree."""
+    """The deepest cached node of one waiting request's tokens."""
 
-    __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")
+    __slots__ = ("is_current", "is_removed", "key", "limit", "node", "root", "tokens")
 
     def __init__(self, root: Node, tokens: "array[int]", page_size: int, reusable: int) -> None:
         self.root = root
@@ -54,18 +68,18 @@ class PrefixMatch:
         self.tokens = tokens
         self.limit = min(reusable, len(tokens) - 1) // page_size
         """Pages that may be reused: at least one token is left to compute, as its logits give the next one."""
-        self.key = NOTHING
-        self.settled = False
-        self.removed = False
+        self.key = NO_PAGE
+        self.is_current = False
+        self.is_removed = False
 
     @property
     def depth(self) -> int:
-        """Cached pages of the prompt; out of date while unsettled."""
+        """Cached pages of the prompt; outdated unless `is_current`."""
         return self.node.depth
 
 
 class LeafQueue:
-    """Unused leaves of what is on the device, least recently used first.
+    """Unused leaves on the device, least recently used first.
 
     Each node has at most one entry, in a heap. A node that was used again keeps its old entry until that comes up: then it goes back
     with its new time, or leaves when it is in use or has children there. So a hit costs nothing here and an eviction O(log nodes).
@@ -78,29 +92,29 @@ class LeafQueue:
         self._serial = 0
 
     def offer(self, node: Node) -> None:
-        """`node` has become an unused leaf."""
+        """Add a node that became an unused leaf."""
         if not node.queued:
             node.queued = True
             self._serial += 1
-            heappush(self._heap, (node.used, self._serial, node))
+            heappush(self._heap, (node.last_access, self._serial, node))
 
     def next(self, node: Node) -> Node | None:
-        """`offer`, then `pop`. Of a branch that nobody uses one page goes after the other, so most often it is `node` itself that comes."""
-        if not node.queued and (not self._heap or node.used <= self._heap[0][0]):
+        """Do `offer`, then `pop`. An unused branch is evicted page by page, so the result is usually `node` itself."""
+        if not node.queued and (not self._heap or node.last_access <= self._heap[0][0]):
             return node
         self.offer(node)
         return self.pop()
 
     def pop(self) -> Node | None:
-        """The unused leaf whose last use is the longest ago."""
+        """Return the least recently used unused leaf, or None."""
         heap = self._heap
         while heap:
             used, serial, node = heap[0]
-            if node.users or node.here:
+            if node.lock_ref or node.device_children:
                 heappop(heap)
                 node.queued = False
-            elif node.used != used:
-                heapreplace(heap, (node.used, serial, node))
+            elif node.last_access != used:
+                heapreplace(heap, (node.last_access, serial, node))
             else:
                 heappop(heap)
                 node.queued = False

@@ -1,4 +1,4 @@
-"""Pages and who owns them: the pool, and the lease that is the only way for a request to hold pages."""
+"""Pages and their owners: the pool, and the lease, which is the only way for a request to hold pages."""
 
 from array import array
 from collections.abc import Iterable
@@ -59,12 +59,12 @@ class PagePool:
         self._free.extend(pages)
         self.leased -= len(self._free) - before
 
-    def to_cache(self, count: int) -> None:
+    def move_to_cache(self, count: int) -> None:
         """`count` leased pages now belong to the prefix cache."""
         self.leased -= count
         self.cached += count
 
-    def from_cache(self, pages: list[int]) -> None:
+    def free_cached(self, pages: list[int]) -> None:
         """Evicted pages are free."""
         self.cached -= len(pages)
         self._free.extend(pages)
@@ -107,7 +107,7 @@ class KvLease(Generic[PlaceT]):
         assert self._place is not None, "a released lease cannot grow"
         self.pages.extend(pages)
 
-    def exchange(self, index: int, page: int) -> None:
+    def use_cached(self, index: int, page: int) -> None:
         """Uses the cached `page`, which holds the same tokens, instead of its own page at `index`, which becomes free."""
         assert index >= self.shared, "only private pages may be exchanged"
         duplicate, self.pages[index] = self.pages[index], page
@@ -120,12 +120,12 @@ class KvLease(Generic[PlaceT]):
             self._pool.give_back(self.pages[kept:])
             del self.pages[kept:]
 
-    def moved(self, place: PlaceT, shared: int) -> None:
+    def move_to(self, place: PlaceT, shared: int) -> None:
         """The first `shared` pages are the cache's now, and `place` (locked by the caller) the deepest of them."""
         before, self._place, self.shared = self.place, place, shared
         self._owner.unlock(before)
 
-    def moved_down(self, place: PlaceT, shared: int) -> None:
+    def extend_shared(self, place: PlaceT, shared: int) -> None:
         """The first `shared` pages are the cache's now, and `place` the last of them. The owner has passed the lock on."""
         self._place = place
         self.shared = shared

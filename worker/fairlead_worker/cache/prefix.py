@@ -1,8 +1,7 @@
-"""The radix prefix cache: which prefixes are in which pages, who uses them, and which page goes next.
+"""The radix prefix cache: which prefixes are in which pages, which leases use them, and which page is evicted next.
 
-One node is one page, keyed by its tokens under its parent; each root number (model, adapter, tenant salt) has a tree of its own, so
-different roots share nothing. The idea is SGLang's RadixAttention; leaf-first eviction makes what is held prefix-closed, which the
-index relies on.
+One node is one page, keyed by its tokens under its parent. Each root number (model, adapter, tenant salt) has its own tree, so different
+roots share nothing. The idea is SGLang's RadixAttention. Leaf-first eviction keeps the content prefix-closed, which the index relies on.
 """
 
 from array import array
@@ -10,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
 from fairlead_worker.cache.host import HostTier
+from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import LeafQueue, Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
-from fairlead_worker.cache.watch import PrefixMatches
 from fairlead_worker.messages import CacheEvent
 
 ExtendHash = Callable[[int, "array[int]"], int]
@@ -24,14 +23,14 @@ Lease = KvLease[Node]
 class PrefixCache:
     """All pages of a worker: a pool, the trees of cached prefixes over it, and leases that share them.
 
-    Counters are O(1). Cached pages that no lease needs are `evictable`; `available` is what a request could get now.
+    Counters are O(1). Cached pages that no lease needs are `evictable`. `available` is the number of pages that a request could get now.
 
-    With a host tier, an evicted page lives on in a slot there. The tree holds what either tier does, and so do matches and events: a page
-    in the host tier is a hit like any other, whose KV is copied back into a page of the device when a lease attaches to it.
+    With a host tier, an evicted page moves to a slot there. The tree, matches and events cover both tiers. A page in the host tier is a
+    hit like any other: its KV is copied back to a device page when a lease attaches to it.
     """
 
     def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, host_slots: int = 0) -> None:
-        """`host_slots`: pages that the host tier holds at most; 0: there is none."""
+        """`host_slots`: most pages in the host tier; 0: no host tier. Raises ValueError for a bad block size."""
         if block_tokens < 1 or block_tokens % pool.page_size:
             raise ValueError(f"block tokens must be a multiple of the page size {pool.page_size}, not {block_tokens}")
         self.pool = pool
@@ -43,68 +42,68 @@ class PrefixCache:
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
         self._roots: dict[int, Node] = {}
-        self._adapted: dict[int, Node] = {}
-        """The same of requests with LoRA adapters: theirs even should a request without one come with an adapter's root."""
+        self._adapter_roots: dict[int, Node] = {}
+        """The roots of requests with LoRA adapters. They stay apart even if a request without one has an adapter's root number."""
         self._leaves = LeafQueue()
-        self._watches = PrefixMatches(pool.page_size)
+        self._matches = PrefixMatches(pool.page_size)
         self._events = EventLog()
-        self._in_use = 0
+        self._num_locked = 0
         self._time = 0
 
     # Counters
 
     @property
     def evictable(self) -> int:
-        return self.pool.cached - self._in_use
+        return self.pool.cached - self._num_locked
 
     @property
     def available(self) -> int:
-        """Pages that could be had now: free or evictable."""
+        """Pages that a request could get now: free or evictable."""
         return self.pool.free + self.evictable
 
     # Matching
 
-    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
-        """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `unwatch`.
+    def track(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
+        """Start to track how much of `tokens` is cached, at most the first `reusable`. End it with `untrack`.
 
         `adapted`: for a request with a LoRA adapter.
         """
-        roots = self._adapted if adapted else self._roots
+        roots = self._adapter_roots if adapted else self._roots
         node = roots.get(root)
         if node is None:
             node = roots[root] = Node(None, b"", -1, root)
-        node.users += 1
-        return self._watches.add(node, tokens, len(tokens) if reusable is None else reusable)
+        node.lock_ref += 1
+        return self._matches.add(node, tokens, len(tokens) if reusable is None else reusable)
 
-    def unwatch(self, watch: PrefixMatch) -> None:
-        if not watch.removed:
-            self._watches.remove(watch)
-            watch.root.users -= 1
-            self._drop_if_empty(watch.root)
+    def untrack(self, match: PrefixMatch) -> None:
+        if not match.is_removed:
+            self._matches.remove(match)
+            match.root.lock_ref -= 1
+            self._drop_if_empty(match.root)
 
-    def match(self, watch: PrefixMatch) -> Node:
-        """The deepest cached page of a watched prompt, exact now. Never the whole prompt: one token is left to compute."""
-        self._watches.settle(watch)
-        return watch.node
+    def match(self, match: PrefixMatch) -> Node:
+        """Return the deepest cached node of a tracked prompt, up to date. At least one token is left to compute."""
+        self._matches.update(match)
+        return match.node
 
     def refresh(self, limit: int) -> Iterator[PrefixMatch]:
-        """Brings up to `limit` watches up to date that changes have touched, and names them."""
-        return self._watches.refresh(limit)
+        """Update up to `limit` stale matches and yield them."""
+        return self._matches.refresh(limit)
 
     def unused_above(self, node: Node) -> int:
-        """Unused pages from the root to `node`, evictable or only on the host: attaching there takes so many out of `available`."""
+        """Return the unused pages from the root to `node`. Attaching there lowers `available` by that number."""
         count = 0
-        while node.users == 0 and node.parent is not None:
+        while node.lock_ref == 0 and node.parent is not None:
             node, count = node.parent, count + 1
         return count
 
     # Leases
 
     def attach(self, node: Node) -> Lease:
-        """A lease that shares the pages down to `node`. Raises OutOfPages where some are on the host and find no room on the device."""
+        """Return a lease that shares the pages down to `node`. Raises OutOfPages if pages on the host do not fit on the device."""
         loaded = 0
         if node.page < 0 and node.parent is not None:
-            loaded = self._bring_back(node)
+            loaded = self._load_from_host(node)
         else:
             self._lock(node)
         pages = array("i", bytes(4 * node.depth))
@@ -116,7 +115,7 @@ class PrefixCache:
         return KvLease(self.pool, self, node, pages, loaded)
 
     def grow(self, lease: Lease, tokens: int) -> None:
-        """Makes the lease cover `tokens` tokens, evicting cached pages if it must. Raises OutOfPages, and takes nothing then."""
+        """Extend the lease to `tokens` tokens, and evict cached pages if needed. Raises OutOfPages and then takes nothing."""
         missing = -(-tokens // self.page_size) - len(lease.pages)
         if missing > 0:
             if missing > self.pool.free:
@@ -124,16 +123,16 @@ class PrefixCache:
             lease.extend(self.pool.take(missing))
 
     def grow_each(self, leases: list[Lease]) -> None:
-        """One page more for each of these leases. Raises OutOfPages, and takes nothing then."""
+        """Extend each lease by one page. Raises OutOfPages and then takes nothing."""
         if len(leases) > self.pool.free:
             self._evict(len(leases) - self.pool.free)
         for lease, page in zip(leases, self.pool.take(len(leases)), strict=True):
             lease.pages.append(page)
 
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
-        """Gives the pages that `tokens[:computed]` fill to the cache; the lease goes on sharing them.
+        """Move the pages that `tokens[:computed]` fill to the cache. The lease continues to share them.
 
-        Where a page with the same prefix is on the device already, the lease changes over to it and its own becomes free.
+        If a page with the same prefix is already on the device, the lease switches to it and its own page becomes free.
         """
         first, last, size = lease.shared, computed // self.page_size, self.page_size
         if last <= first:
@@ -143,54 +142,55 @@ class PrefixCache:
         index = first
         while index < last and (child := node.children.get(raw[(index - first) * width : (index - first + 1) * width])) is not None:
             if child.page < 0:
-                self._put(child, node, pages[index])
+                self._attach_computed(child, node, pages[index])
             else:
-                lease.exchange(index, child.page)
+                lease.use_cached(index, child.page)
             node, index = child, index + 1
         if index > first:
             self._lock(node)
-            lease.moved(node, index)
+            lease.move_to(node, index)
         if index < last:
-            self._add(lease, tokens, raw[(index - first) * width :], last)
+            self._insert(lease, tokens, raw[(index - first) * width :], last)
 
-    def promise(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
-        """As `publish`, of pages that the step being planned fills: others in it may attach to them, as a step stores the KV of all
-        its rows before any of them attends. The lease must hold until that step is over: nothing else keeps pages
-        that are not filled yet.
+    def insert_pending(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+        """Publish pages that the current step will fill.
 
-        Nothing where the first of them is cached already: the lease goes on writing into its own.
+        Other rows of the step may attach to them, because each layer stores the KV of all rows before any row attends. The lease must
+        hold until the step ends: nothing else protects pages that are not filled yet.
+
+        Do nothing if the first page is cached already: the lease then writes to its own pages.
         """
         first, last, size = lease.shared, computed // self.page_size, self.page_size
         if last <= first:
             return
         raw = tokens[first * size : last * size].tobytes()
         if raw[: 4 * size] not in lease.place.children:
-            self._add(lease, tokens, raw, last)
+            self._insert(lease, tokens, raw, last)
 
     def exclusive_pages(self, lease: Lease) -> int:
-        """Pages that nobody else uses: what releasing the lease would make available, and might have to be computed again."""
+        """Return the pages that only this lease uses: a release makes them available, and they may need recomputing."""
         count, node = len(lease.pages) - lease.shared, lease.place
-        while node.users == 1 and node.parent is not None:
+        while node.lock_ref == 1 and node.parent is not None:
             node, count = node.parent, count + 1
         return count
 
     # Events
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
-        """Blocks stored and removed since the last call."""
+        """Return the blocks stored and removed since the last call."""
         return self._events.drain()
 
-    def announced(self) -> "array[int]":
-        """Hashes of all blocks held, parents first: the snapshot for an index that must start afresh."""
+    def block_hashes(self) -> "array[int]":
+        """Return the hashes of all cached blocks, parents first: the snapshot for an index that starts empty."""
         return array("Q", (node.chain for node in self.nodes() if not node.depth % self._block_pages))
 
     def roots(self) -> Iterator[Node]:
-        """The tree of each root number; their `chain` is that number."""
+        """Iterate over the root nodes without adapter; `chain` is the root number."""
         return iter(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
-        """Every cached page, parents before children."""
-        pending = [*self._roots.values(), *self._adapted.values()]
+        """Yield every cached page, parents before children."""
+        pending = [*self._roots.values(), *self._adapter_roots.values()]
         while pending:
             node = pending.pop()
             pending.extend(node.children.values())
@@ -199,65 +199,65 @@ class PrefixCache:
 
     # Inside
 
-    def _add(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
-        """The lease's next pages up to the `last` one, with the tokens in `raw`, are new in the tree.
+    def _insert(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
+        """Insert the lease's next pages, up to page `last` with the tokens in `raw`, into the tree.
 
-        The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
+        The lease moves down to the last page. Each page is locked by the page below it, so no lock changes.
         """
         first, parent, pages, width = lease.shared, lease.place, lease.pages, 4 * self.page_size
-        self._in_use += last - first
-        self.pool.to_cache(last - first)
+        self._num_locked += last - first
+        self.pool.move_to_cache(last - first)
         for index in range(first, last):
             key, chain = raw[(index - first) * width : (index - first + 1) * width], parent.chain
             node = parent.children[key] = Node(parent, key, pages[index], chain)
-            node.users = 1
-            parent.here += 1
+            node.lock_ref = 1
+            parent.device_children += 1
             if not node.depth % self._block_pages:
                 end = node.depth * self.page_size
                 node.chain = self._extend_hash(chain, tokens[end - self.block_tokens : end])
-                self._events.stored(node.chain, chain)
-            if parent.watchers is not None:
-                self._watches.published(parent, key)
+                self._events.add_stored(node.chain, chain)
+            if parent.trackers is not None:
+                self._matches.on_published(parent, key)
             parent = node
-        lease.moved_down(parent, last)
+        lease.extend_shared(parent, last)
 
-    def _put(self, node: Node, parent: Node, page: int) -> None:
-        """A page was computed and published for `node`, which only the host tier held."""
+    def _attach_computed(self, node: Node, parent: Node, page: int) -> None:
+        """Attach a computed page to `node`, which was only in the host tier."""
         assert self.host is not None, "without a host tier, what is cached is on the device"
-        self.host.computed_again(node)
+        self.host.mark_recomputed(node)
         node.page = page
-        parent.here += 1
-        self.pool.to_cache(1)
+        parent.device_children += 1
+        self.pool.move_to_cache(1)
 
     def _lock(self, node: Node) -> None:
-        """Keeps `node` and all above it. Stops at the first node in use: what is above that one is kept by it."""
+        """Lock `node` and its ancestors. Stop at the first locked node, because it locks its own ancestors."""
         step: Node | None = node
         while step is not None:
-            step.users += 1
-            if step.users > 1 or step.parent is None:
+            step.lock_ref += 1
+            if step.lock_ref > 1 or step.parent is None:
                 return
-            self._in_use += 1
+            self._num_locked += 1
             step = step.parent
 
     def unlock(self, place: Node) -> None:
-        """Undoes one lock. Pages that lose their last user are evictable from now on, the deepest first."""
+        """Undo one lock. Pages without locks become evictable, the deepest first."""
         self._time += 1
         node: Node | None = place
         while node is not None:
-            node.users -= 1
-            if node.users:
+            node.lock_ref -= 1
+            if node.lock_ref:
                 return
             if node.parent is None:
                 self._drop_if_empty(node)
                 return
-            node.used = self._time
-            self._in_use -= 1
-            if not node.here:
+            node.last_access = self._time
+            self._num_locked -= 1
+            if not node.device_children:
                 self._leaves.offer(node)
             node = node.parent
 
     def _evict(self, count: int) -> None:
-        """Takes `count` (1 or more) pages off the device; they stay in the tree where the host tier takes them."""
+        """Evict `count` (1 or more) pages from the device. They stay in the tree if the host tier takes them. Raises OutOfPages."""
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
         pages: list[int] = []
@@ -267,31 +267,31 @@ class PrefixCache:
             parent, page = node.parent, node.page
             pages.append(page)
             node.page = -1
-            parent.here -= 1
-            if self.host is None or not self.host.keep(node, page):
+            parent.device_children -= 1
+            if self.host is None or not self.host.offload(node, page):
                 self._forget(node)
-            bare = not parent.here and not parent.users and parent.parent is not None
+            bare = not parent.device_children and not parent.lock_ref and parent.parent is not None
             if left:
                 node = self._leaves.next(parent) if bare else self._leaves.pop()
             elif bare:
                 self._leaves.offer(parent)
-        self.pool.from_cache(pages)
+        self.pool.free_cached(pages)
         self.evicted_pages += count
 
     def _forget(self, node: Node) -> None:
-        """Takes a leaf that is in neither tier any more out of the tree."""
+        """Remove a leaf that is in neither tier from the tree."""
         parent = node.parent
         assert parent is not None and not node.children, "leaves go first"
         del parent.children[node.key]
         if not node.depth % self._block_pages:
-            self._events.removed(node.chain)
-        if node.watchers is not None:
-            self._watches.evicted(node)
+            self._events.add_removed(node.chain)
+        if node.trackers is not None:
+            self._matches.on_evicted(node)
         if parent.parent is None:
             self._drop_if_empty(parent)
 
-    def _bring_back(self, node: Node) -> int:
-        """Locks `node` and gives it and all above it pages of the device again; how many had none. Their KV comes with the next plan."""
+    def _load_from_host(self, node: Node) -> int:
+        """Lock `node`, and return how many pages got a device page again. The next plan loads their KV."""
         assert self.host is not None, "without a host tier, what is cached is on the device"
         absent = []
         while node.page < 0 and node.parent is not None:
@@ -302,20 +302,20 @@ class PrefixCache:
         if count + self.unused_above(node) > self.available:
             raise OutOfPages(f"{count} pages to bring back from the host, {self.available} available")
         self._lock(node)
-        self.host.claim(absent)
+        self.host.pin(absent)
         if count > self.pool.free:
             self._evict(count - self.pool.free)
         self.host.load(absent, self.pool.take(count))
-        self.pool.to_cache(count)
+        self.pool.move_to_cache(count)
         for each in absent:
             assert each.parent is not None
-            each.parent.here += 1
+            each.parent.device_children += 1
         self._lock(absent[-1])
         self.unlock(node)
         return count
 
     def _drop_if_empty(self, root: Node) -> None:
-        """A tree that holds nothing and that nobody watches is forgotten: salts come and go, memory stays flat."""
-        if not root.users and not root.children:
-            roots = self._roots if self._roots.get(root.chain) is root else self._adapted
+        """Drop a tree without pages and matches, so that memory stays flat while tenant salts change."""
+        if not root.lock_ref and not root.children:
+            roots = self._roots if self._roots.get(root.chain) is root else self._adapter_roots
             del roots[root.chain]

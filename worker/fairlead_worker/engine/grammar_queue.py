@@ -1,4 +1,4 @@
-"""Where requests wait for their grammar to be compiled, before the scheduler knows of them. Nobody else waits with them."""
+"""Queue of requests whose grammar is being compiled. The scheduler gets them afterwards, and other requests do not wait."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class GrammarCompiler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Waiting:
     """A request that waits. `until`: seconds of the grammar_queue's clock; `patience`: how long that was from the start."""
 
     message: Submit
@@ -49,12 +49,12 @@ class GrammarQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._submit, self._compiler, self._clock = submit, compiler, clock
-        self._held: dict[str, _Held] = {}
+        self._waiting_requests: dict[str, _Waiting] = {}
         self._tokens = 0
         """Of the prompts of those that wait."""
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._waiting_requests)
 
     def submit(self, message: Submit) -> Output | None:
         """As the scheduler's, now or later."""
@@ -62,41 +62,43 @@ class GrammarQueue:
             return self._submit(message)
         if self._compiler is None:
             return refusal(message.id, "this engine does no structured output")
-        if message.id in self._held:
-            return refusal(message.id, f"a request with the id {message.id!r} is already here")
+        if message.id in self._waiting_requests:
+            return refusal(message.id, f"a request with the id {message.id!r} already exists")
         compiled = self._compiler.compile(message.grammar)
         if compiled.done():
-            return self._through(message, compiled)
+            return self._submit_compiled(message, compiled)
         patience = self._compiler.patience
-        self._held[message.id] = _Held(message, compiled, patience, self._clock() + patience)
+        self._waiting_requests[message.id] = _Waiting(message, compiled, patience, self._clock() + patience)
         self._tokens += len(message.tokens) // TOKEN_BYTES
         return None
 
     def abort(self, request_id: str) -> Output | None:
         """The end of a request that waits here; None where it does not."""
-        return Output(request_id, b"", 0, finish="abort") if request_id in self._held and self._take(request_id) else None
+        return Output(request_id, b"", 0, finish="abort") if request_id in self._waiting_requests and self._take(request_id) else None
 
-    def opened(self) -> list[Output]:
+    def submit_ready(self) -> list[Output]:
         """Submits those whose grammars are ready: refusals, if any, of those too that have waited too long."""
         now, answers = self._clock(), list[Output | None]()
-        for name in [name for name, held in self._held.items() if held.compiled.done() or now > held.until]:
+        for name in [name for name, held in self._waiting_requests.items() if held.compiled.done() or now > held.until]:
             held = self._take(name)
             late = not held.compiled.done()
-            answers.append(refusal(name, f"{GRAMMAR_WAITED} {held.patience:g} s") if late else self._through(held.message, held.compiled))
+            answers.append(
+                refusal(name, f"{GRAMMAR_WAITED} {held.patience:g} s") if late else self._submit_compiled(held.message, held.compiled)
+            )
         return [answer for answer in answers if answer is not None]
 
-    def counted(self, load: Load) -> Load:
+    def add_to_load(self, load: Load) -> Load:
         """Return the scheduler's load with the requests that wait here, which it does not know of."""
-        if not self._held:
+        if not self._waiting_requests:
             return load
         return msgspec.structs.replace(load, waiting=load.waiting + len(self), backlog_tokens=load.backlog_tokens + self._tokens)
 
-    def _take(self, name: str) -> _Held:
-        held = self._held.pop(name)
+    def _take(self, name: str) -> _Waiting:
+        held = self._waiting_requests.pop(name)
         self._tokens -= len(held.message.tokens) // TOKEN_BYTES
         return held
 
-    def _through(self, message: Submit, compiled: "Future[str]") -> Output | None:
+    def _submit_compiled(self, message: Submit, compiled: "Future[str]") -> Output | None:
         error = compiled.exception()
         reason = str(error) if error is not None else compiled.result()
         return refusal(message.id, f"its grammar does not compile: {reason}") if reason else self._submit(message)

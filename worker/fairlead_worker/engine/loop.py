@@ -1,19 +1,19 @@
-"""The engine's loop: messages in, steps, messages out. The transport and the model are whoever fits the protocols."""
+"""The engine's loop: receives messages, runs steps, sends messages. Transport and model are protocols."""
 
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from fairlead_worker.cache.hot import hottest
+from fairlead_worker.cache.hot import find_hot_prefixes
 from fairlead_worker.engine.grammar_queue import POLL_SECONDS, GrammarCompiler, GrammarQueue
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
-    AskHot,
     Failed,
     FetchAdapter,
     FromEngine,
+    GetHotPrefixes,
     Hot,
     Load,
     LoadAdapter,
@@ -30,24 +30,24 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 from fairlead_worker.scheduler.validation import refusal
 
 HEARTBEAT_SECONDS = 1.0
-"""Longest silence of an idle engine."""
+"""Longest interval between reports of an idle engine."""
 
 logger = logging.getLogger(__name__)
 
 
 class Inbox(Protocol):
-    """Where messages for the engine come in."""
+    """Receives messages for the engine."""
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """All messages that are there, in order; waits up to `timeout` seconds for the first one, and not at all for 0."""
+        """Return all available messages in order. Wait up to `timeout` seconds for the first one; 0: do not wait."""
         ...
 
 
 class Outbox(Protocol):
-    """Where the engine's messages go."""
+    """Sends the engine's messages."""
 
     def send(self, message: FromEngine) -> None:
-        """Hands the message over; never waits for whoever reads."""
+        """Queue the message; never wait for the reader."""
         ...
 
 
@@ -57,7 +57,7 @@ class Adapters(Protocol):
     def __contains__(self, number: int) -> bool: ...
 
     def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
-        """None: the answer comes later, by itself. What cannot be loaded is told, and everything else goes on."""
+        """Apply the change and return its result, or None if the result is sent later. A failed load affects nothing else."""
         ...
 
 
@@ -66,74 +66,74 @@ def run_plain(
     runner: Runner,
     inbox: Inbox,
     outbox: Outbox,
-    watch: RequestTimer | None = None,
+    timer: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
-    """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
+    """Plan, execute and report steps until `Stop` (return 0) or until a step fails (send `Failed`, return 1).
 
-    Every step is reported, and every second of idleness: a silent engine is a dead one.
+    Each step is reported, and an idle engine reports once per second: a silent engine counts as dead.
     """
-    busy = False
-    watch = watch or RequestTimer()
-    handler = MessageHandler(scheduler, inbox, outbox, watch, adapters, compiler)
+    is_busy = False
+    timer = timer or RequestTimer()
+    handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler)
     while True:
-        messages = handler.receive(busy)
+        messages = handler.receive(is_busy)
         try:
-            served = handler.serve(messages)
-            if served is None:
+            outputs_before = handler.serve(messages)
+            if outputs_before is None:
                 return 0
             plan, result, outputs = scheduler.plan(*handler.admission), StepResult([]), StepOutputs()
-            busy = bool(plan)
-            if busy:
-                watch.planned(plan)
+            is_busy = bool(plan)
+            if is_busy:
+                timer.record_plan(plan)
                 result = runner.execute(plan)
-            watch.executed(plan, result)
-            if busy:
+            timer.record_step(plan, result)
+            if is_busy:
                 outputs = scheduler.advance(plan, result)
         except Exception as error:
-            return handler.failed(error)
-        outputs.told[:0] = served
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+            return handler.report_failure(error)
+        outputs.full[:0] = outputs_before
+        outbox.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
 
 
 class MessageHandler:
-    """What comes in between steps, for either loop."""
+    """Handles messages between steps, for both loops."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         inbox: Inbox,
         outbox: Outbox,
-        watch: RequestTimer,
+        timer: RequestTimer,
         adapters: Adapters | None = None,
         compiler: GrammarCompiler | None = None,
-        settle: Callable[[], object] = lambda: None,
+        reconcile: Callable[[], object] = lambda: None,
     ) -> None:
-        """`settle`: waits for the step that is out, if one is. No adapter is changed beside a step."""
-        self._scheduler, self._inbox, self._outbox, self._watch, self._adapters = scheduler, inbox, outbox, watch, adapters
-        self._settle = settle
-        self._grammar_queue = GrammarQueue(_guarded(scheduler), compiler)
+        """`reconcile`: waits for the step in flight, if any. Adapters change only between steps."""
+        self._scheduler, self._inbox, self._outbox, self._timer, self._adapters = scheduler, inbox, outbox, timer, adapters
+        self._reconcile = reconcile
+        self._grammar_queue = GrammarQueue(_submit_safely(scheduler), compiler)
         self._prefill_delayer = PrefillDelayer(scheduler)
         self._wait = 0.0
-        """Seconds for which those that wait do so for others."""
+        """Remaining prefill delay, in seconds."""
 
     @property
     def admission(self) -> tuple[bool, int]:
-        """Whether the next step may admit those that wait, and what one of them may begin with: as of `Scheduler.plan`."""
-        return self._wait == 0.0, self._prefill_delayer.begins
+        """The arguments `admit` and `early_start_tokens` of the next `Scheduler.plan`."""
+        return self._wait == 0.0, self._prefill_delayer.early_start_tokens
 
     def load(self) -> Load:
-        """The scheduler's, and those that wait for their grammars."""
-        return self._grammar_queue.counted(self._scheduler.load())
+        """Return the scheduler's load plus the requests that wait for their grammars."""
+        return self._grammar_queue.add_to_load(self._scheduler.load())
 
-    def receive(self, busy: bool) -> list[ToEngine]:
-        """The messages that are there; an engine with nothing to do waits for one: a heartbeat at most, and as long as a request may."""
+    def receive(self, is_busy: bool) -> list[ToEngine]:
+        """Return the available messages. An idle engine waits for one: at most a heartbeat, and at most the prefill delay."""
         most = POLL_SECONDS if self._grammar_queue else HEARTBEAT_SECONDS
-        return self._inbox.receive(0.0 if busy else min(self._wait or most, most))
+        return self._inbox.receive(0.0 if is_busy else min(self._wait or most, most))
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
-        """Does what they ask for: what is to be told at once, or None after `Stop`."""
+        """Apply the messages. Return the outputs to send now, or None after `Stop`."""
         outputs = self._serve(messages)
         self._wait = self._prefill_delayer.seconds()
         return outputs
@@ -144,30 +144,30 @@ class MessageHandler:
             if isinstance(message, Stop):
                 return None
             if isinstance(message, FetchAdapter | LoadAdapter | UnloadAdapter):
-                self._settle()
+                self._reconcile()
                 if (changed := _change(self._adapters, message)) is not None:
                     self._outbox.send(changed)
                 continue
-            if isinstance(message, AskHot):
-                self._outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
+            if isinstance(message, GetHotPrefixes):
+                self._outbox.send(Hot(find_hot_prefixes(scheduler.cache, message.tokens)))
                 continue
-            self._watch.received(message)
+            self._timer.record_arrival(message)
             answer = receive(scheduler, self._grammar_queue, message, self._adapters)
             if answer is not None:
                 outputs.append(answer)
         if self._grammar_queue:
-            outputs += self._grammar_queue.opened()
+            outputs += self._grammar_queue.submit_ready()
         return outputs
 
-    def failed(self, error: Exception) -> int:
-        """Says that a step failed, or what was to be done before it, and why: the exit status."""
+    def report_failure(self, error: Exception) -> int:
+        """Log and send the reason of a failed step or message. Return the exit status."""
         logger.error("failed at step %d", self._scheduler.stats.steps, exc_info=error)
         self._outbox.send(Failed(reason=f"failed at step {self._scheduler.stats.steps}: {type(error).__name__}: {error}"))
         return 1
 
 
 def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
-    """Give one message to the scheduler, or to the grammar queue before it. An error ends that request alone."""
+    """Pass one message to the grammar queue or the scheduler. An error ends only that request."""
     if isinstance(message, Abort):
         return grammar_queue.abort(message.id) or scheduler.abort(message.id)
     if message.adapter and (adapters is None or message.adapter not in adapters):
@@ -175,22 +175,22 @@ def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit |
     try:
         return grammar_queue.submit(message)
     except Exception as error:
-        return _not_taken(message, error)
+        return _refuse_after_error(message, error)
 
 
-def _guarded(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
-    """The scheduler's `submit`, for the grammar_queue: whose grammar gets ready later has nobody else to catch what goes wrong."""
+def _submit_safely(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
+    """Return a `submit` that refuses the request on an error. The grammar queue calls it later, without another error handler."""
 
     def submit(message: Submit) -> Output | None:
         try:
             return scheduler.submit(message)
         except Exception as error:
-            return _not_taken(message, error)
+            return _refuse_after_error(message, error)
 
     return submit
 
 
-def _not_taken(message: Submit, error: Exception) -> Output:
+def _refuse_after_error(message: Submit, error: Exception) -> Output:
     logger.error("request %s could not be taken", message.id, exc_info=error)
     return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
 

@@ -1,9 +1,8 @@
-"""The loop that launches a step before it reads the one before it, so that the device does not wait for the host in between.
+"""The overlapped loop: launches a step before it reads the step before it, so that the device does not wait for the host.
 
-One round: plan and launch the forward pass of step N + 1; read the tokens of N, which that pass already has on the device; choose the
-tokens of N + 1, with everything that depends on those of N now known (grammars, penalties, stops). The same output as `run_plain`. Steps
-that cannot be launched ahead (prompts to be scored, pooling, guesses) and plans for which somebody has to lose pages wait for the step
-out.
+One round has three parts. Plan and launch the forward pass of step N + 1. Read the tokens of step N, which that pass already has on the
+device. Sample the tokens of N + 1, with everything that depends on the tokens of N (grammars, penalties, stops). The output is the same as
+that of `run_plain`. Steps that cannot overlap (prompt logprobs, pooling, drafts) and plans that need preemption wait for that step.
 """
 
 from collections.abc import Callable
@@ -19,24 +18,24 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class Launched(Protocol):
-    """A step on the device."""
+    """A launched step."""
 
     def choose(self, rows: list[Row]) -> None:
-        """Have a token chosen for each of these, of the plan's rows that sample; their requests have all tokens before it."""
+        """Sample a token for each of these rows of the plan. Their requests have all tokens before it."""
         ...
 
     def read(self) -> StepResult:
-        """Waits for the tokens."""
+        """Wait for the tokens and return them."""
         ...
 
 
 class AheadRunner(Runner, Protocol):
-    """A runner that need not wait for its steps."""
+    """A runner that can launch a step without waiting for its result."""
 
     def can_launch(self, plan: StepPlan) -> bool: ...
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begins the forward pass. Tokens of the step launched before, if it was not read yet, are put in on the device."""
+        """Start the forward pass. Unread tokens of the step before it are filled in on the device."""
         ...
 
 
@@ -45,82 +44,82 @@ def run_overlapped(
     runner: AheadRunner,
     inbox: Inbox,
     outbox: Outbox,
-    watch: RequestTimer | None = None,
+    timer: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
-    """As `run_plain`. A trace of the schedule has the steps alone that were not launched ahead: it is for the plain loop."""
-    watch = watch or RequestTimer()
+    """Run the overlapped loop; as `run_plain`. A schedule trace lacks launched steps: tracing is for the plain loop."""
+    timer = timer or RequestTimer()
     pending: list[Output] = []
-    """To be told with the next report."""
+    """Outputs to send with the next report."""
 
-    def tell(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
-        outputs.told[:0] = pending
+    def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
+        outputs.full[:0] = pending
         pending.clear()
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
+        outbox.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
 
-    overlap = Overlap(scheduler, runner, watch, tell)
-    handler = MessageHandler(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)
+    overlap = Overlap(scheduler, runner, timer, report)
+    handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler, overlap.reconcile)
     while True:
-        messages = handler.receive(overlap.busy)
+        messages = handler.receive(overlap.is_busy)
         try:
             outputs = handler.serve(messages)
             if outputs is None:
-                overlap.settle()
+                overlap.reconcile()
                 return 0
             pending += outputs
-            told = overlap.step(*handler.admission)
+            reported = overlap.step(*handler.admission)
         except Exception as error:
-            return handler.failed(error)
-        if pending or not told:
-            tell(StepPlan(), StepResult([]), StepOutputs())
+            return handler.report_failure(error)
+        if pending or not reported:
+            report(StepPlan(), StepResult([]), StepOutputs())
 
 
 class Overlap:
-    """Steps, one of them ahead."""
+    """Runs steps with at most one in flight."""
 
     def __init__(
         self,
         scheduler: OverlapScheduler,
         runner: AheadRunner,
-        watch: RequestTimer,
-        tell: Callable[[StepPlan, StepResult, StepOutputs], None],
+        timer: RequestTimer,
+        report: Callable[[StepPlan, StepResult, StepOutputs], None],
     ) -> None:
-        self.busy = False
-        """There was something to do in the latest step, so there may be more."""
-        self._scheduler, self._runner, self._watch, self._tell = scheduler, runner, watch, tell
-        self._ahead: tuple[StepPlan, Launched] | None = None
+        self.is_busy = False
+        """Whether the latest round had work, so that more may follow."""
+        self._scheduler, self._runner, self._timer, self._report = scheduler, runner, timer, report
+        self._in_flight: tuple[StepPlan, Launched] | None = None
 
-    def step(self, admits: bool = True, begins: int = 0) -> bool:
-        """Launches a step, if there is one, and reads the one before it. Whether any was told of. Otherwise as `Scheduler.plan`."""
-        scheduler, runner, told = self._scheduler, self._runner, False
+    def step(self, admit: bool = True, early_start_tokens: int = 0) -> bool:
+        """Launch a step, if there is work, and read the step before it. Return whether a step was reported. Arguments: `Scheduler.plan`."""
+        scheduler, runner, reported = self._scheduler, self._runner, False
         if not scheduler.can_plan_ahead:
-            told = self.settle()
-        plan = scheduler.plan(admits, begins)
-        self.busy = bool(plan) or told or self._ahead is not None
+            reported = self.reconcile()
+        plan = scheduler.plan(admit, early_start_tokens)
+        self.is_busy = bool(plan) or reported or self._in_flight is not None
         if not plan:
-            return self.settle() or told
-        self._watch.planned(plan)
+            return self.reconcile() or reported
+        self._timer.record_plan(plan)
         if not runner.can_launch(plan):
-            self.settle()
-            scheduler.withdraw(plan)
+            self.reconcile()
+            scheduler.drop_finished(plan)
             result = runner.execute(plan)
-            self._watch.executed(plan, result)
-            self._tell(plan, result, scheduler.advance(plan, result))
+            self._timer.record_step(plan, result)
+            self._report(plan, result, scheduler.advance(plan, result))
             return True
         launched = runner.launch(plan)
-        told = self.settle() or told
-        awaited = scheduler.awaited(plan)
+        reported = self.reconcile() or reported
+        awaited = scheduler.rows_to_sample(plan)
         launched.choose(awaited)
-        scheduler.assume(plan, awaited)
-        self._ahead = plan, launched
-        return told
+        scheduler.advance_placeholder(plan, awaited)
+        self._in_flight = plan, launched
+        return reported
 
-    def settle(self) -> bool:
-        """Reads the step that is out. False where none is."""
-        if self._ahead is None:
+    def reconcile(self) -> bool:
+        """Read and report the step in flight. Return False if there is none."""
+        if self._in_flight is None:
             return False
-        (plan, launched), self._ahead = self._ahead, None
+        (plan, launched), self._in_flight = self._in_flight, None
         result = StepResult([])
 
         def read() -> StepResult:
@@ -128,6 +127,6 @@ class Overlap:
             result = launched.read()
             return result
 
-        outputs = self._scheduler.settle(plan, read)
-        self._tell(plan, result, outputs)
+        outputs = self._scheduler.reconcile(plan, read)
+        self._report(plan, result, outputs)
         return True

@@ -22,52 +22,54 @@ _KEEP = 0.9
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Times:
     """One request's times, monotonic seconds."""
 
-    taken: float
+    arrived: float
     admitted: float = 0.0
     first_token: float = 0.0
     request: Request | None = None
-    told: int = -1
+    reported_preemptions: int = -1
     """Retractions that the API knows of; -1 before the first token."""
 
 
 class RequestTimer:
-    """Follows the loop: `received`, `planned`, `executed`, then `report` for each step. Its answer is the `Step` to send."""
+    """Follows the loop: `record_arrival`, `record_plan`, `record_step`, then `report` for each step. Its answer is the `Step` to send."""
 
     def __init__(self, trace: ScheduleTrace | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._trace = trace
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._times: dict[str, _Times] = {}
         self._waiting: set[str] = set()
         """Not admitted yet."""
-        self._silent: set[str] = set()
+        self._awaiting_first_token: set[str] = set()
         """Admitted, no token yet since the admission."""
         self._decode_seconds = 0.0
         """Recent time of steps that only decode; 0 before the first."""
 
-    def received(self, message: Submit | Abort) -> None:
-        if isinstance(message, Submit) and message.id not in self._seen:
-            self._seen[message.id] = _Seen(message.asked or self._clock())
+    def record_arrival(self, message: Submit | Abort) -> None:
+        if isinstance(message, Submit) and message.id not in self._times:
+            self._times[message.id] = _Times(message.received_at or self._clock())
             self._waiting.add(message.id)
 
-    def planned(self, plan: StepPlan) -> None:
+    def record_plan(self, plan: StepPlan) -> None:
         """Admissions are dated when their first step is about to run."""
         if not plan.prefill_tokens:
             return
         now = self._clock()
         for row in plan.rows:
-            name = row.request.id
-            if name in self._waiting:
-                self._waiting.discard(name)
-                seen = self._seen[name]
-                seen.admitted, seen.request = now, row.request
-                self._silent.add(name)
-            elif row.request.retractions and (known := self._seen.get(name)) and known.told < row.request.retractions:
-                self._silent.add(name)
+            request_id = row.request.id
+            if request_id in self._waiting:
+                self._waiting.discard(request_id)
+                times = self._times[request_id]
+                times.admitted, times.request = now, row.request
+                self._awaiting_first_token.add(request_id)
+            elif (
+                row.request.preemptions and (known := self._times.get(request_id)) and known.reported_preemptions < row.request.preemptions
+            ):
+                self._awaiting_first_token.add(request_id)
 
-    def executed(self, plan: StepPlan, result: StepResult) -> None:
+    def record_step(self, plan: StepPlan, result: StepResult) -> None:
         """Between the forward pass and `advance`, which moves the rows on to the next step."""
         if self._trace is not None:
             self._trace.step(plan, result.seconds)
@@ -76,39 +78,41 @@ class RequestTimer:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
         decoded = Decoded(tuple([request.id for request in outputs.decoded]), token_bytes(outputs.tokens))
         stall = self._stall(plan, result.seconds)
-        stalled = plan.decodes + plan.left_out if stall else 0
-        told = tuple([self._timed(output) for output in outputs.told])
+        stalled = plan.decodes + plan.excluded_decodes if stall else 0
+        told = tuple([self._with_timing(output) for output in outputs.full])
         return Step(told, decoded, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
 
     def close(self) -> None:
         if self._trace is not None:
             self._trace.close()
 
-    def _timed(self, output: Output) -> Output:
-        name = output.id
-        if name in self._silent and (output.tokens or output.embedding):
-            self._silent.discard(name)
-            output = self._tell(output)
+    def _with_timing(self, output: Output) -> Output:
+        request_id = output.id
+        if request_id in self._awaiting_first_token and (output.tokens or output.embedding):
+            self._awaiting_first_token.discard(request_id)
+            output = self._add_timing(output)
         if output.finish is not None:
-            self._seen.pop(name, None)
-            self._waiting.discard(name)
-            self._silent.discard(name)
+            self._times.pop(request_id, None)
+            self._waiting.discard(request_id)
+            self._awaiting_first_token.discard(request_id)
         return output
 
-    def _tell(self, output: Output) -> Output:
-        seen = self._seen[output.id]
-        assert seen.request is not None, "it was admitted"
-        if seen.told < 0:
-            seen.first_token = self._clock()
-        seen.told = seen.request.retractions
-        timing = Timing(seen.admitted - seen.taken, seen.first_token - seen.admitted, seen.told, seen.request.first_loaded)
+    def _add_timing(self, output: Output) -> Output:
+        times = self._times[output.id]
+        assert times.request is not None, "it was admitted"
+        if times.reported_preemptions < 0:
+            times.first_token = self._clock()
+        times.reported_preemptions = times.request.preemptions
+        timing = Timing(
+            times.admitted - times.arrived, times.first_token - times.admitted, times.reported_preemptions, times.request.first_loaded
+        )
         return msgspec.structs.replace(output, timing=timing)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:
         """Seconds by which this step was longer for its decodes than one without prefill is; 0 until such a one was seen. Decodes that it
         left out have waited for all of it."""
         if not plan.decodes:
-            return seconds if plan.left_out else 0.0
+            return seconds if plan.excluded_decodes else 0.0
         if not plan.prefill_tokens:
             self._decode_seconds = _KEEP * self._decode_seconds + (1 - _KEEP) * seconds if self._decode_seconds else seconds
             return 0.0

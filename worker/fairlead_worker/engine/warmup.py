@@ -11,11 +11,11 @@ from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
 from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.scheduler import Scheduler
 
-SECONDS = 0.5
+MAX_SECONDS = 0.5
 """For all of it, about; where a small prompt takes longer, it is computed once, and once again for its pace, beside one decode."""
-FIRST = 64
+FIRST_TOKENS = 64
 """Tokens of the first prompt."""
-LONGEST = 512
+MAX_PROMPT_TOKENS = 512
 """Tokens of each prompt: larger steps have several."""
 GROWTH = 4
 
@@ -27,29 +27,29 @@ def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[
     what is computed is of no use. Raises whatever a step raises: now, and not with requests in it.
     """
     began, page_size, samples = clock(), scheduler.cache.page_size, scheduler.config.generates
-    most = min(StepLimits.of(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, LONGEST))
-    tokens = min(FIRST, most)
-    _run(runner, _prompts(tokens, context, page_size, samples))
+    most = min(StepLimits.of(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, MAX_PROMPT_TOKENS))
+    tokens = min(FIRST_TOKENS, most)
+    _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
     if samples:
-        _run(runner, StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
+        _run_step(runner, StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
     while True:
-        seconds = _run(runner, _prompts(tokens, context, page_size, samples))
-        scheduler.stats.rehearsed(tokens, seconds)
+        seconds = _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
+        scheduler.stats.record_warmup(tokens, seconds)
         larger = min(GROWTH * tokens, most)
-        if larger == tokens or clock() - began + seconds * larger / tokens > SECONDS:
+        if larger == tokens or clock() - began + seconds * larger / tokens > MAX_SECONDS:
             return
         tokens = larger
 
 
-def _run(runner: Runner, plan: StepPlan) -> float:
+def _run_step(runner: Runner, plan: StepPlan) -> float:
     seconds = runner.execute(plan).seconds
     for row in plan.rows:
         row.request.finish = "stop"  # whoever keeps something of a request lets go of it
     return seconds
 
 
-def _prompts(tokens: int, context: int, page_size: int, samples: bool) -> StepPlan:
-    longest = min(context, LONGEST)
+def _plan_prompts(tokens: int, context: int, page_size: int, samples: bool) -> StepPlan:
+    longest = min(context, MAX_PROMPT_TOKENS)
     counts = [min(longest, tokens - begin) for begin in range(0, tokens, longest)]
     rows = [_row(number, 0, count, page_size, samples) for number, count in enumerate(counts)]
     return StepPlan(rows, prefill_tokens=tokens, samples=len(rows) * samples)

@@ -28,7 +28,7 @@ class _Seen:
     """How much of a request has draft KV, since its last admission."""
 
     request: Request
-    retractions: int
+    preemptions: int
     done: int
     """Leading tokens whose draft KV is in the pages, assuming that the drafted ones were accepted."""
 
@@ -92,8 +92,8 @@ class Drafter:
         """Return the draft state of the row's request. Pages from the prefix cache are assumed to have draft KV."""
         request = row.request
         seen = self._seen.get(request.id)
-        if seen is None or seen.request is not request or seen.retractions != request.retractions:
-            seen = self._seen[request.id] = _Seen(request, request.retractions, row.start)
+        if seen is None or seen.request is not request or seen.preemptions != request.preemptions:
+            seen = self._seen[request.id] = _Seen(request, request.preemptions, row.start)
         seen.done = min(seen.done, row.start)
         return seen
 

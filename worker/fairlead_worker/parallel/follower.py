@@ -82,17 +82,17 @@ def main() -> int:
     try:
         follow(join, channel)
     except Exception as error:
-        from fairlead_worker.build import reason_of
+        from fairlead_worker.build import describe_error
 
         logger.exception("rank %d ends", join.rank)
-        channel.send_failure(reason_of(error))
+        channel.send_failure(describe_error(error))
         return 1
     return 0
 
 
 def follow(join: Join, channel: RankChannel) -> None:
     """Load this rank's part and serve until `End`. Any failure ends all ranks."""
-    from fairlead_worker.build import adapters_of, load, make
+    from fairlead_worker.build import build_adapters, load, make
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
@@ -111,7 +111,7 @@ def follow(join: Join, channel: RankChannel) -> None:
     loaded = load(config, group=group, locate=lambda uri, progress, cache: folder)
     if config.nodes > 1:
         group.check_same(config.model, loaded.digest)
-    adapters = adapters_of(config, loaded, group)
+    adapters = build_adapters(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         fetched = channel.receive()
         if not isinstance(fetched, AdapterFetched):

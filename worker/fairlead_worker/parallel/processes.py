@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from fairlead_worker.ending import ending
+from fairlead_worker.exit_status import describe_exit
 from fairlead_worker.parallel.messages import Join, RankFailed
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Processes:
             self._heard.wait_for(lambda: rank in self._words, LAST_WORDS_SECONDS if status else 0.0)
         name = f"rank {rank} of {self._size}"
         words = self._words.get(rank)
-        self._lost(f"{name}: {words}" if words else ending(name, status))
+        self._lost(f"{name}: {words}" if words else describe_exit(name, status))
 
     def _listen(self, socket: "zmq.Socket[bytes]") -> None:
         while True:

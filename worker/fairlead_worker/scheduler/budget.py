@@ -1,4 +1,4 @@
-"""What one step may still take on, and what the running requests will want of memory. SGLang's PrefillAdder, in two small parts."""
+"""The token budget of one step, and the output reserve of running requests. SGLang's PrefillAdder in two small parts."""
 
 from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -6,22 +6,22 @@ from fairlead_worker.scheduler.request import Request
 
 
 class StepBudget:
-    """Prefill tokens left in one step. Decodes ride along for free, but a chunk gives way to them token for token.
+    """Prefill tokens left in one step. Each decode takes one token from the chunk.
 
-    At least one page is left to prefill however many decodes run: a prompt always gets on.
+    At least one page is left for prefill with any number of decodes, so prompts always progress.
     """
 
-    __slots__ = ("_chunking", "_most", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
+    __slots__ = ("_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
 
     def __init__(
         self, config: SchedulerConfig, page_size: int, decodes: int, prefill_budget: PrefillBudget | None = None, idle: int = 0
     ) -> None:
-        """`prefill_budget`: replaces `chunked_prefill_size` in this step. `idle`: what takes its place where nobody
-        decodes, in this step or after it; 0: somebody does."""
+        """`prefill_budget`: replaces `chunked_prefill_size` in this step.
+        `idle`: replaces it if no request decodes, in this step or after it; 0: requests decode."""
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
         self._prefill_budget = prefill_budget
-        self._most = config.prefill_max_requests
+        self._max_requests = config.prefill_max_requests
         self.left = config.max_prefill_tokens
         if prefill_budget is not None:
             self.left = max(min(prefill_budget.limit, self.left), page_size)
@@ -30,17 +30,20 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def hold_back(self, tokens: int, least: int) -> bool:
-        """Bounds what is left so that the last page of a prompt of `tokens` more tokens stays uncomputed. False, and no bound, where fewer
-        than `least` of them, or none, would be computed, or chunking is off."""
-        before = (tokens - 1) // self._page_size * self._page_size
-        if not self._chunking or before < max(least, self._page_size):
+    def leave_last_page(self, tokens: int, least: int) -> bool:
+        """Lower the budget so that the last page of a prompt with `tokens` uncomputed tokens stays uncomputed.
+
+        Return False, and leave the budget as it is, if fewer than `least` tokens or less than a page would be computed, or if chunking
+        is off.
+        """
+        count = (tokens - 1) // self._page_size * self._page_size
+        if not self._chunking or count < max(least, self._page_size):
             return False
-        self.left = min(self.left, before)
+        self.left = min(self.left, count)
         return True
 
     def cut(self, tokens: int, start: int) -> int:
-        """How many of `tokens` prompt tokens from `start` on may be computed now: all, a whole number of pages, or none."""
+        """Return how many of `tokens` prompt tokens from `start` may be computed now: all, a whole number of pages, or none."""
         left = self.left
         if self._prefill_budget is not None:
             left = min(left, max(self._prefill_budget.tokens(start), self._prefill_budget.floor - self.spent))
@@ -51,9 +54,9 @@ class StepBudget:
         return 0 if self.spent else tokens
 
     def spend(self, tokens: int, start: int) -> None:
-        """One more prompt computes `tokens` from `start` on. Nothing is left once there are `prefill_max_requests` of them."""
+        """Charge `tokens` of one more prompt from `start`. The budget is empty after `prefill_max_requests` prompts."""
         self.prompts += 1
-        self.left = self.left - tokens if self.prompts != self._most else 0
+        self.left = self.left - tokens if self.prompts != self._max_requests else 0
         self.spent += tokens
         self.work += prefill_work(start, tokens)
         if self._prefill_budget is not None:
@@ -61,10 +64,10 @@ class StepBudget:
 
 
 class OutputReserve:
-    """Output tokens that running requests may still write, and the share of them to keep pages for (`new_token_ratio`).
+    """Output tokens that running requests may still produce, and the share of them that keeps pages free (`new_token_ratio`).
 
-    Requests seldom write all of max_tokens. The ratio is a bet on how much: it falls step by step while the bet holds, and rises when a
-    retraction shows that it did not.
+    Requests seldom produce all of max_tokens. The ratio estimates how much they do: it decays with each step, and rises after a
+    preemption.
     """
 
     __slots__ = ("_clip", "_decay", "_initial", "_min", "ratio", "tokens")
@@ -78,42 +81,44 @@ class OutputReserve:
         self.tokens = 0
 
     def estimate(self, request: Request) -> int:
-        """Output tokens still to come from `request`, clipped."""
+        """Return the output tokens that `request` may still produce, clipped."""
         return max(min(request.length_limit - len(request.tokens), self._clip), 0)
 
-    def wanted(self, extra: int, page_size: int) -> int:
-        """Pages to keep for the running requests and one with `extra` tokens to come."""
+    def pages_to_keep(self, extra: int, page_size: int) -> int:
+        """Return the pages to keep free for the running requests and one more with `extra` output tokens."""
         return -(-int((self.tokens + extra) * self.ratio) // page_size)
 
     def add(self, request: Request) -> None:
+        """Count the estimated output of a request."""
         estimate = self.estimate(request)
         request.reserved_end = len(request.tokens) + estimate
         self.tokens += estimate
 
-    def wrote(self, tokens: int) -> None:
-        """Requests in the reserve have put out some of them."""
+    def consume(self, tokens: int) -> None:
+        """Remove tokens that counted requests have produced."""
         self.tokens -= tokens
 
     def renew(self, request: Request) -> None:
-        """It has written all that was counted and goes on: as much again, clipped again."""
+        """Count the output of a request again if it has produced all that was counted."""
         if len(request.tokens) >= request.reserved_end:
             self.drop(request)
             self.add(request)
 
     def drop(self, request: Request) -> None:
+        """Stop counting the output of a request."""
         self.tokens -= request.reserved
         request.reserved_end = 0
 
     def decay(self) -> None:
-        """A step went by without retraction."""
+        """Lower the ratio after a step without preemption."""
         self.ratio = max(self.ratio - self._decay, self._min)
 
-    def retracted(self, running: list[Request]) -> None:
-        """Pages ran out: the running requests have written more than was bet. Bets on what they have shown, plus 20 steps (SGLang's)."""
+    def raise_ratio(self, running: list[Request]) -> None:
+        """Raise the ratio after pages ran out: to what the running requests have produced, plus 20 steps (SGLang's)."""
         written = sum(request.output_length + 20 for request in running)
         total = sum(request.length_limit - request.prompt_length for request in running)
         self.ratio = min(max(self.ratio + 0.1, written / max(total, 1)), 1.0)
 
     def reset(self) -> None:
-        """Nothing runs: the next requests are others, and so is the bet."""
+        """Restore the initial ratio. Call it when nothing runs, because the next requests are new."""
         self.ratio = self._initial

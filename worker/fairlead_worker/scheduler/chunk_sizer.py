@@ -69,7 +69,7 @@ class StepTime:
         return sum(c * value for c, value in zip(self.coefficients, work, strict=True))
 
     def observe(self, work: Work, seconds: float) -> None:
-        """A step took `seconds`. Steps that nobody timed are ignored."""
+        """Add a step that took `seconds`. Steps without a measured time are ignored."""
         if not isfinite(seconds) or seconds <= 0.0:
             return
         if self.known:
@@ -119,7 +119,7 @@ class ChunkSizer:
 
     It stays within an eighth of `chunked_prefill_size` and four times it: prompts always get on, even where the decodes alone miss the
     target, and no step is ever huge. It grows to twice the largest recent step at most: the fit is not trusted far from what was seen.
-    Without decodes there is nobody to wait, and before enough steps were timed nothing is known: then there is no budget, and the
+    Without decodes no request is delayed, and before enough steps were timed nothing is known: then there is no budget, and the
     fixed sizes hold. A chunk follows from the fit alone and not from the last chunk, so there is no loop that could swing.
 
     Where `chunks_grow` is off, a step has what the fixed size leaves beside the decodes at most: only a slow step is made shorter.

@@ -41,7 +41,7 @@ class SchedulerConfig:
     generates: bool = True
     """The model has a head."""
     speculative_method: SpeculativeMethod = "none"
-    """Who guesses the next tokens of a decode: nobody, a look-up in its own text, or the runner's draft model."""
+    """Source of draft tokens: none, n-gram lookup in the request's own text, or the runner's draft model."""
     speculative_num_tokens: int = 5
     """Tokens guessed at once at most; fewer where they are accepted less (`scheduler/speculation.py`)."""
     speculative_ngram_min: int = 2
@@ -52,9 +52,9 @@ class SchedulerConfig:
     """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""
     max_preemptions: int = 3
     """Times that one request gives way to others of more priority; then it runs to its end."""
-    lookahead: int = 16
+    admission_scan_limit: int = 16
     """Requests that one step may look at and leave waiting: bounds a step's cost."""
-    refresh: int = 64
+    match_refresh_limit: int = 64
     """Waiting requests whose match is brought up to date in one step: bounds a step's cost."""
     clip_max_new_tokens: int = 4096
     """Output tokens counted for a request at most: few answers are longer, whatever max_tokens says (SGLang's CLIP_MAX_NEW_TOKENS)."""

@@ -1,43 +1,43 @@
-"""Requests that ended while a plan was out: its rows may still write into their pages, which come back with it."""
+"""Pages of requests that ended while a plan was in flight. Its rows may still write to them, so they become free when it ends."""
 
 from fairlead_worker.scheduler.request import Request, lease_of
 
 
 class DeferredFrees:
-    """Counts the plans that go out and come back, and holds back the pages of those that left meanwhile."""
+    """Counts started and finished plans, and defers page frees until the plans in flight end."""
 
-    __slots__ = ("_back", "_out", "_requests")
+    __slots__ = ("_finished", "_requests", "_started")
 
     def __init__(self) -> None:
-        self._out = self._back = 0
+        self._started = self._finished = 0
         self._requests: list[tuple[int, Request]] = []
-        """With the number of the last plan that was out then."""
+        """Each request with the number of the latest plan in flight when it ended."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def planned(self) -> int:
-        """Another plan is out: its number, from 1."""
-        self._out += 1
-        return self._out
+    def start_plan(self) -> int:
+        """Return the number of a plan that starts, from 1."""
+        self._started += 1
+        return self._started
 
-    def returned(self, number: int) -> None:
-        """That plan was run, and so were all before it."""
-        self._back = max(self._back, number)
+    def finish_plan(self, number: int) -> None:
+        """Free the pages that waited for this plan. All plans before it have run too."""
+        self._finished = max(self._finished, number)
         if self._requests:
             for _, request in [each for each in self._requests if each[0] <= number]:
                 release(request)
             self._requests = [each for each in self._requests if each[0] > number]
 
     def add(self, request: Request) -> None:
-        """It runs no more: its pages are given back now if no plan is out, else with the latest one."""
-        if self._out > self._back:
-            self._requests.append((self._out, request))
+        """Free the pages of a request now if no plan is in flight, else with the latest plan."""
+        if self._started > self._finished:
+            self._requests.append((self._started, request))
         else:
             release(request)
 
 
 def release(request: Request) -> None:
-    """Out of its pages."""
+    """Free the pages of a request."""
     lease_of(request).release()
     request.lease = None

@@ -30,7 +30,7 @@ class StepLimits:
             prefill = min(prefill, config.chunked_prefill_size * config.idle_prefill_chunks)
         else:
             prefill = max(prefill, config.max_model_len)  # a longer prompt has a step to itself
-        return cls(max(prefill, page_size), config.max_num_seqs * _rows(config), config.max_model_len)
+        return cls(max(prefill, page_size), config.max_num_seqs * _rows_per_decode(config), config.max_model_len)
 
 
 def within(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerConfig:
@@ -40,8 +40,8 @@ def within(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerCon
         config = replace(config, idle_prefill_chunks=config.idle_prefill_chunks - 1)
     if not large:
         return config
-    seqs = min(config.max_num_seqs, max(1, tokens // 2 // _rows(config)))
-    prefill = max(page_size, tokens - seqs * _rows(config))
+    seqs = min(config.max_num_seqs, max(1, tokens // 2 // _rows_per_decode(config)))
+    prefill = max(page_size, tokens - seqs * _rows_per_decode(config))
     chunk = config.chunked_prefill_size
     return replace(
         config,
@@ -51,5 +51,5 @@ def within(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerCon
     )
 
 
-def _rows(config: SchedulerConfig) -> int:
+def _rows_per_decode(config: SchedulerConfig) -> int:
     return 1 if config.speculative_method == "none" else 1 + config.speculative_num_tokens

@@ -1,4 +1,4 @@
-"""A step as data: what the scheduler decided, and what the forward pass brought back. The only thing that both know."""
+"""The plan and the result of a step: the interface between the scheduler and model execution."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from fairlead_worker.scheduler.request import Request
 class Row:
     """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`.
 
-    The row of a decode is the same object in every step, moved on by `advance`: read it until then, keep it no longer.
+    A decode's row is the same object in every step, and `advance` updates it. Read it before that, and do not keep it.
     """
 
     request: Request
@@ -24,11 +24,11 @@ class Row:
     """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
     The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool
-    """True when the row ends at the last known token (or behind it, in a draft), so that its logits give the next one. Never of a request
-    whose hidden states are pooled."""
+    """Whether the row ends at the last known token (or behind it, in a draft), so that its logits give the next one. Never true for
+    pooling requests."""
     draft: Sequence[int] = ()
-    """Guesses at the tokens after the last known one, `count - 1` of them: a decode that speculates. The scheduler's, or left to the
-    runner's draft model to fill in. KV of those that prove wrong is overwritten by later steps and read by nobody."""
+    """Draft tokens after the last known one, `count - 1` of them, in a speculating decode. The scheduler or the runner's draft model
+    fills them in. Later steps overwrite the KV of rejected ones, and no row reads it before."""
 
     @property
     def end(self) -> int:
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def guesses(self) -> int:
-        """Tokens behind the last known one that are computed too; until `advance`."""
+        """Number of draft tokens after the last known token; valid until `advance`."""
         return max(0, self.end - len(self.request.tokens))
 
 
@@ -46,33 +46,33 @@ class StepPlan:
 
     rows: list[Row] = field(default_factory=list)
     prefill_tokens: int = 0
-    """Tokens of rows that prefill (prompts, or known tokens again after a retraction)."""
+    """Tokens of prefill rows: prompts, or known tokens again after a preemption."""
     decodes: int = 0
-    """Rows of requests that decode."""
-    left_out: int = 0
-    """Decodes without a row: prompts have this step to themselves."""
+    """Number of decode rows."""
+    excluded_decodes: int = 0
+    """Decodes without a row in this step, because it holds prompts only."""
     prefill_work: float = 0.0
     """Positions of the prefilled tokens, summed: what their attention costs."""
     decode_context: int = 0
-    """Lengths of the decodes, summed; kept only where the chunk size follows an ITL target."""
+    """Lengths of the decodes, summed; computed only if the chunk size follows an ITL target."""
     samples: int = 0
     """Rows that sample: the decodes, and prompts that end in this step."""
     scores: int = 0
-    """Rows of which positions are wanted for prompt log-probabilities (`Request.to_score`)."""
+    """Rows with positions for prompt logprobs (`Request.to_score`)."""
     pools: int = 0
-    """Rows of which hidden states are wanted (`Request.to_pool`)."""
+    """Rows with hidden states to pool (`Request.to_pool`)."""
     drafted: int = 0
-    """Tokens that decodes may guess ahead, in all; 0: no row speculates."""
+    """Draft tokens of all rows; 0: no row speculates."""
     number: int = 0
-    """Counts the plans with rows, from 1."""
+    """Serial number among plans with rows, from 1."""
     saves: list[tuple[int, int]] = field(default_factory=list)
-    """(device page, host slot): copied to the host tier before anything else, as this step may write into these pages. Each slot once."""
+    """(device page, host slot): copied to the host tier first, because this step may write to these pages. Each slot occurs once."""
     loads: list[tuple[int, int]] = field(default_factory=list)
-    """(device page, host slot): copied back after all saves (of which it may read one) and before the forward pass."""
+    """(device page, host slot): copied back after all saves, as it may read a saved slot, and before the forward pass."""
 
     @property
     def costs(self) -> tuple[float, float, float, float, float]:
-        """What its time depends on, as `scheduler/chunk_sizer.py` fits it."""
+        """The terms of the step time that `scheduler/chunk_sizer.py` fits."""
         return self.prefill_work, self.prefill_tokens, self.decode_context, self.decodes + self.drafted, 1.0
 
     def __bool__(self) -> bool:
@@ -81,27 +81,30 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResult:
-    """Tokens of the rows with `samples`, in plan order: usually one each; several when speculation was accepted; none where the mask of
-    a grammar was late, which leaves the row for the next step."""
+    """The result of one step.
+
+    `tokens` belongs to the sampling rows, in plan order. A row usually has one token, several if drafts were accepted, and none if its
+    grammar mask was late: it then runs again in the next step.
+    """
 
     tokens: list[list[int]]
     logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
-    """Parallel to `tokens`; empty tuples for rows that asked for none. May be empty altogether."""
+    """Parallel to `tokens`; empty tuples for rows without logprobs. The list is empty if no row has any."""
     seconds: float = 0.0
     """Wall time of the step, measured by the runner."""
     prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
-    """Parallel to the plan's rows: of the tokens after the positions in `to_score`. Empty altogether where no row has any."""
+    """Parallel to the plan's rows: logprobs of the tokens after the positions in `to_score`. The list is empty if no row has any."""
     draft_seconds: float = 0.0
-    """Of it, what a draft model took."""
+    """Part of `seconds` that the draft model took."""
     draft_forwards: int = 0
     """Forward passes of the draft model in that time."""
     endings: dict[str, str] = field(default_factory=dict)
-    """Requests, by id, whose grammar ends behind these tokens: nothing can follow. With the reason where that is a failure, else ""."""
+    """By request id: grammars that end after these tokens. The value is the reason of a failure, else ""."""
     pooled: Mapping[str, bytes] = field(default_factory=dict)
-    """By request id, what the pool of each row with positions in `to_pool` holds now."""
+    """By request id: the new pool content of each row with positions in `to_pool`."""
 
 
 class Runner(Protocol):
-    """What the loop needs of model execution."""
+    """Executes plans on the model."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...

@@ -16,20 +16,20 @@ Entry = tuple[int, int, int, PrefixMatch]
 
 
 class Order(Protocol):
-    """Who is next. Told of every request that comes; those that have gone are found out as they come up."""
+    """Order of admission. Each new request is added; removed requests are skipped when they come up."""
 
     def add(self, request: Request) -> None: ...
 
-    def changed(self, request: Request) -> None:
+    def update(self, request: Request) -> None:
         """Another prefix of it is cached now."""
         ...
 
-    def gone(self, request: Request) -> None:
+    def remove(self, request: Request) -> None:
         """It waits no more: admitted or aborted."""
         ...
 
     def candidates(self) -> Generator[Request, None, None]:
-        """Best first. Whoever is still there when the next is asked for (`watch` is set) stays; it comes up once at most."""
+        """Best first. Whoever is still there when the next is asked for (`track` is set) stays; it comes up once at most."""
         ...
 
 
@@ -41,16 +41,16 @@ class ArrivalOrder:
 
     def add(self, request: Request) -> None: ...
 
-    def changed(self, request: Request) -> None: ...
+    def update(self, request: Request) -> None: ...
 
-    def gone(self, request: Request) -> None: ...
+    def remove(self, request: Request) -> None: ...
 
     def candidates(self) -> Generator[Request, None, None]:
-        left = 0
-        while some := list(islice(self._waiting.values(), left, left + 32)):
-            for request in some:
+        skipped = 0
+        while batch := list(islice(self._waiting.values(), skipped, skipped + 32)):
+            for request in batch:
                 yield request
-                left += request.watch is not None
+                skipped += request.prefix_match is not None
 
 
 class HeapOrder:
@@ -60,56 +60,56 @@ class HeapOrder:
     whose number has changed gets a new entry. Nothing is ever sorted.
     """
 
-    def __init__(self, waiting: Waiting, cache: PrefixCache, number: Callable[[Request, PrefixMatch], int]) -> None:
+    def __init__(self, waiting: Waiting, cache: PrefixCache, key: Callable[[Request, PrefixMatch], int]) -> None:
         self._waiting = waiting
         self._cache = cache
-        self._number = number
+        self._key = key
         self._heap: list[Entry] = []
         self._entries = count()
 
     def add(self, request: Request) -> None:
-        watch = request.watch
-        assert watch is not None, "a request that waits is watched"
+        prefix_match = request.prefix_match
+        assert prefix_match is not None, "a request that waits is watched"
         heap = self._heap
-        heappush(heap, self._entry(request, watch))
+        heappush(heap, self._entry(request, prefix_match))
         if len(heap) > 2 * len(self._waiting) + 64:
-            heap[:] = [self._entry(request, watch) for watch, request in self._waiting.items()]
+            heap[:] = [self._entry(request, prefix_match) for prefix_match, request in self._waiting.items()]
             heapify(heap)
 
-    def _entry(self, request: Request, watch: PrefixMatch) -> Entry:
-        return self._number(request, watch), request.arrival, next(self._entries), watch
+    def _entry(self, request: Request, prefix_match: PrefixMatch) -> Entry:
+        return self._key(request, prefix_match), request.arrival, next(self._entries), prefix_match
 
-    changed = add
+    update = add
 
-    def gone(self, request: Request) -> None: ...
+    def remove(self, request: Request) -> None: ...
 
     def candidates(self) -> Generator[Request, None, None]:
-        heap, number = self._heap, self._number
+        heap, key = self._heap, self._key
         seen: dict[PrefixMatch, Entry] = {}
         try:
             while heap:
                 entry = heappop(heap)
-                watch = entry[3]
-                request = self._waiting.get(watch)
-                if request is None or number(request, watch) != entry[0] or watch in seen:
+                prefix_match = entry[3]
+                request = self._waiting.get(prefix_match)
+                if request is None or key(request, prefix_match) != entry[0] or prefix_match in seen:
                     continue
-                self._cache.match(watch)
-                if number(request, watch) != entry[0]:  # was unsettled: its turn may be later, or was earlier
+                self._cache.match(prefix_match)
+                if key(request, prefix_match) != entry[0]:  # was unsettled: its turn may be later, or was earlier
                     self.add(request)
                     continue
-                seen[watch] = entry
+                seen[prefix_match] = entry
                 yield request
-                if request.watch is None:
-                    del seen[watch]
+                if request.prefix_match is None:
+                    del seen[prefix_match]
         finally:
-            for watch, entry in seen.items():
-                if watch in self._waiting:
+            for prefix_match, entry in seen.items():
+                if prefix_match in self._waiting:
                     heappush(heap, entry)
 
 
-def by_prefix(request: Request, watch: PrefixMatch) -> int:
-    return -watch.depth
+def by_prefix(request: Request, prefix_match: PrefixMatch) -> int:
+    return -prefix_match.depth
 
 
-def by_priority(request: Request, watch: PrefixMatch) -> int:
+def by_priority(request: Request, prefix_match: PrefixMatch) -> int:
     return request.priority

@@ -1,16 +1,16 @@
-"""How long waiting requests wait for others that are about to come, so that a wave of them is computed in one step.
+"""Delays prefill while more requests are expected, so that one step computes a whole wave of prompts.
 
-Clients that send their next request when the last one is answered come in waves: streams that end in one step are followed, a few
-milliseconds apart, by as many new prompts. A step begun for the first of them keeps the others waiting until it is over, then they hold up
-the first one's decodes, and that one is ahead of them from there on. So what waits is not admitted yet while fewer have come than have
-just ended, or while the streams that still run are about to end for length: a wave that a step has cut in two would else stay so for ever,
-each part holding up the decodes of the other. Where some streams go on for longer nobody waits: one step more is one short stall more.
+Clients that send the next request after each answer arrive in waves. Streams that end in one step are followed, a few milliseconds apart,
+by as many new prompts. A step that starts for the first prompt alone makes the others wait, and then their prefill stalls its decodes.
+So admission waits while fewer requests have arrived than have just ended. It also waits while all running streams are about to reach their
+length limit: otherwise a wave that was split in two would stay split, and each part would stall the decodes of the other. If some streams
+run for longer, there is no delay: one more step is one more short stall.
 
-The wait is a share of the time that all of them will take (`prefill_delay_percent`), and at least a decode step: what may be lost is
-bounded by what there is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and others are expected,
-the first prompt that is long enough to fill a step begins, all but its last page, and waits with that: the time is not lost. Where nothing
-runs and nobody has ended, a moment's silence is waited for: a first wave comes within what it takes to read its requests. SGLang's prefill
-delayer waits for other ranks in this way.
+The delay is a share of the expected prefill time (`prefill_delay_percent`), and at least one decode step. So the possible loss is bounded
+by the work, and is tiny on a fast device. Decodes continue during the delay. If nothing runs and more requests are expected, the first
+prompt that is long enough to fill a step starts and pauses before its last page, so the time is not lost. If nothing runs and no request
+has ended, the delay is a short silence: a first wave arrives within the time it takes to read its requests. SGLang's prefill delayer waits
+for other ranks in this way.
 """
 
 import time
@@ -21,40 +21,40 @@ from math import inf
 from fairlead_worker.scheduler.scheduler import Scheduler
 
 FRESH_SECONDS = 0.1
-"""Whoever has not come again so long after an end is not about to."""
+"""A client that sends nothing for so long after an answer is not expected to."""
 MOST_SECONDS = 0.1
-"""Longest wait, whatever the prompts take."""
+"""Longest delay, for prompts of any length."""
 MOST_WAITING = 64
-"""Requests that are a wave by themselves."""
+"""Above this queue length there is no delay: the queue is a full wave."""
 SILENCE = 0.5
-"""Of the share: how long nobody must have come for an engine that runs nothing to begin, with no reason to expect anybody. Longer than the
-API takes for the next request of a wave: a fortieth of a prompt's prefill was not, where both processes share two cores."""
+"""Share of the delay that must pass without arrivals before an idle engine starts, if no more requests are expected. It must exceed the
+time that the API takes for the next request of a wave: a fortieth of a prompt's prefill was too short with both processes on two cores."""
 
 
 class PrefillDelayer:
-    """Looks at a scheduler's counters between its steps."""
+    """Computes the admission delay from a scheduler's counters, between its steps."""
 
-    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since", "begins")
+    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since", "early_start_tokens")
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._share = scheduler.config.prefill_delay_percent / 100
         self._arrivals, self._ended = scheduler.arrivals, scheduler.ended
         self._ends: deque[tuple[float, int]] = deque()
-        """When requests ended lately, and how many."""
+        """(time in seconds, number) of recently ended requests."""
         self._away = 0
-        """Of these, those that nobody has come in place of."""
+        """Recently ended requests that no new request has replaced."""
         self._last_arrival = 0.0
         self._since = 0.0
-        """When the queue was empty last; 0 while it is."""
-        self.begins = 0
-        """Tokens that one of those that wait must have to compute to begin already; 0: nobody does."""
+        """When the queue stopped being empty, in seconds; 0 while it is empty."""
+        self.early_start_tokens = 0
+        """Least tokens to compute for a waiting request that starts during the delay; 0: none starts."""
 
     def seconds(self) -> float:
-        """How long to admit nobody yet; 0: whoever waits may go."""
-        scheduler, self.begins = self._scheduler, 0
+        """Return the seconds until admissions may continue; 0: now."""
+        scheduler, self.early_start_tokens = self._scheduler, 0
         ended, came = scheduler.ended - self._ended, scheduler.arrivals - self._arrivals
-        waiting = len(scheduler.waiting) + (scheduler.begun is not None)
+        waiting = len(scheduler.waiting) + (scheduler.held_chunk is not None)
         if not self._share or not (ended or came or waiting):
             self._since = 0.0
             return 0.0
@@ -69,14 +69,14 @@ class PrefillDelayer:
             self._away = max(self._away - came, 0)
             self._last_arrival = now
         self._since = (self._since or now) if waiting else 0.0
-        # A queue that has been there for longer is no wave: its requests wait for room.
-        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS or scheduler.waiting.urgent:
+        # An older queue is no wave: its requests wait for pages or slots.
+        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS or scheduler.waiting.has_urgent:
             return 0.0
         return max(self._until(waiting, now) - now, 0.0)
 
     def _until(self, waiting: int, now: float) -> float:
-        scheduler, config, begun = self._scheduler, self._scheduler.config, self._scheduler.begun
-        uncached, rate = scheduler.waiting.uncached(), scheduler.stats.prefill_rate
+        scheduler, config, begun = self._scheduler, self._scheduler.config, self._scheduler.held_chunk
+        uncached, rate = scheduler.waiting.count_uncached_tokens(), scheduler.stats.prefill_rate
         if begun is not None:
             uncached += len(begun.tokens) - begun.cached
         if not rate or scheduler.chunked_req is not begun or waiting >= (config.prefill_max_requests or MOST_WAITING):
@@ -85,9 +85,9 @@ class PrefillDelayer:
             return now  # the step is full
         wait = self._share * uncached / rate
         if coming := self._away + len(scheduler.running) - (begun is not None):
-            # However little there is to do, a step takes what a step takes, and who comes during it waits for its end.
+            # Even a small step takes a decode step's time, and requests that arrive during it wait for its end.
             least = scheduler.stats.step_seconds
-            self.begins = max(int(least * rate), 1)
+            self.early_start_tokens = max(int(least * rate), 1)
             wait = max(wait * (1 + coming / waiting), least)
             until = self._since + min(wait, MOST_SECONDS)
             return until if now + self._last_end() <= until else now
@@ -96,8 +96,8 @@ class PrefillDelayer:
         return min(self._last_arrival + SILENCE * wait, self._since + wait, self._since + MOST_SECONDS)
 
     def _last_end(self) -> float:
-        """Seconds until all streams have ended for length, at the pace of recent decodes; before the first ones no end is in sight."""
-        streams = [request for request in self._scheduler.running if request is not self._scheduler.begun]
+        """Return the seconds until all streams reach their length limit, at the pace of recent decodes; inf before any decode."""
+        streams = [request for request in self._scheduler.running if request is not self._scheduler.held_chunk]
         if not streams:
             return 0.0
         steps = max(request.length_limit - len(request.tokens) for request in streams)

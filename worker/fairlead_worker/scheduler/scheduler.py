@@ -1,4 +1,4 @@
-"""The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
+"""The scheduler: chooses which tokens of which requests the next step computes. Pure bookkeeping: no torch, no clock, no I/O."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +23,16 @@ from fairlead_worker.scheduler.validation import InvalidRequest, refusal, valida
 from fairlead_worker.scheduler.waiting_queue import WaitingQueue
 
 IDLE_SECONDS = 1.0
-"""Of a step with several chunks."""
+"""Target duration of a prefill-only step that holds several chunks."""
 
 
 class Scheduler:
-    """`submit` and `abort` at any time; `plan` a step, run it, `advance` by its result.
+    """Plans steps over waiting and running requests.
 
-    A request waits (no pages, in `waiting`) or runs (a lease, in `running`, by arrival). Whether it prefills or decodes is derived. At most
-    one running request is partly prefilled, `chunked_req`; every other one has exactly one token to compute.
+    Call `submit` and `abort` at any time. For each step, call `plan`, run the plan, and pass its result to `advance`.
+
+    A request waits (no pages, in `waiting`) or runs (a lease, in `running`, by arrival). Its progress decides whether it prefills or
+    decodes. At most one running request is partly prefilled, `chunked_req`. Every other running request has exactly one token to compute.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
@@ -39,30 +41,30 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = WaitingQueue(config, cache)
         self.chunked_req: Request | None = None
-        self.begun: Request | None = None
-        """`chunked_req` while it is held: it began alone, and its end is for the step in which others may come in."""
+        self.held_chunk: Request | None = None
+        """`chunked_req` while it is paused: a chunk that started on an idle engine waits until admissions reopen."""
         self.reserve = OutputReserve(config)
         self.chunk_sizer = ChunkSizer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.speculation = Speculation(config) if config.speculative_method != "none" else None
         self.stats = EngineStats()
         self._requests: dict[str, Request] = {}
         self._decodes: list[Row] = []
-        """Rows of the running requests that decode, by arrival: kept from step to step, so that a step makes none."""
+        """Rows of the decoding requests, by arrival. They are reused in every step, so that a step creates no row."""
         self._growing: list[Request] = []
         """Decoding requests whose next token needs a page."""
         self.admission = AdmissionControl(config, cache, self.reserve, self.running, self._growing)
         self._deferred_frees = DeferredFrees()
         self.arrivals = self.ended = 0
-        """Requests that were taken in, and those of them that came to their end."""
-        self._apart = False  # a prompt to be scored has the next step: no decodes beside it, but they have the one after
+        """Requests accepted so far, and requests finished so far."""
+        self._exclude_decodes = False  # the next step computes prompt logprobs without decodes; the step after it has them again
         self._page_size = cache.page_size
 
-    # In
+    # Input
 
     def submit(self, message: Submit) -> Output | None:
-        """Takes a request in, or answers with the refusal of one that could never run here."""
+        """Accept a request. Return a refusal if the request could never run here."""
         if message.id in self._requests:
-            return refusal(message.id, f"a request with the id {message.id!r} is already here")
+            return refusal(message.id, f"a request with the id {message.id!r} already exists")
         try:
             request = validate(message, self.arrivals, self.config, self.cache.pool.total, self._page_size)
         except InvalidRequest as error:
@@ -73,7 +75,7 @@ class Scheduler:
         return None
 
     def abort(self, request_id: str) -> Output | None:
-        """Drops a request in whatever state it is; its pages are back at once, or when its step is. Unknown ids are ignored."""
+        """Drop a request in any state and ignore unknown ids. Its pages become free now, or when the step in flight ends."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
@@ -81,114 +83,121 @@ class Scheduler:
         if request.lease is None:
             self.waiting.remove(request)
         else:
-            self._leave(request)
+            self._stop_running(request)
             self._deferred_frees.add(request)
         return Output(request.id, b"", request.first_cached or 0, finish="abort")
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute."""
+        """Whether there is nothing to compute."""
         return not self._requests
 
     @property
     def idle_prefill(self) -> int:
-        """Tokens that a step may prefill while nothing decodes: chunks are for those that do. What comes meanwhile waits for it, so
-        several of them are what a second or so computes."""
+        """Tokens that a step may prefill while nothing decodes.
+
+        Chunks exist to protect decodes, so an idle step may hold several. New requests wait for the step to end, so about one second
+        (`IDLE_SECONDS`) of prefill is the limit above one chunk.
+        """
         size = self.config.chunked_prefill_size
         return max(size, min(size * self.config.idle_prefill_chunks, int(IDLE_SECONDS * self.stats.prefill_rate)))
 
-    # A step
+    # Step
 
-    def plan(self, admits: bool = True, begins: int = 0) -> StepPlan:
-        """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
+    def plan(self, admit: bool = True, early_start_tokens: int = 0) -> StepPlan:
+        """Choose the work of one step: decodes first, then the open chunk, then admissions, within the token and page budget.
 
-        `admits`: whether requests that wait may come in; it changes nothing for those that run. Where they may not and nothing runs, the
-        first of them with `begins` tokens to compute before its last page begins (0: nobody does), and is held there until they may.
-        With mixing off, a step is the prefill that there is to do, or else the decodes. Rows come in arrival order. An empty plan means
+        `admit`: whether waiting requests may be admitted. Running requests are not affected.
+        `early_start_tokens`: used while `admit` is false and nothing runs. The first waiting request with at least so many tokens to
+        compute before its last page starts, and pauses there until admissions reopen. 0: no request starts early.
+
+        With mixing off, a step holds the prefill if there is any, and else the decodes. Rows come in arrival order. An empty plan means
         that there is nothing to do.
         """
         plan = StepPlan()
-        if self.config.policy == "priority" and admits:
-            self._preempt()
-        mixed, self._apart = self.config.enable_mixed_chunk and not self._apart, False
+        if self.config.policy == "priority" and admit:
+            self._preempt_for_priority()
+        mixed, self._exclude_decodes = self.config.enable_mixed_chunk and not self._exclude_decodes, False
         if mixed:
             self._extend_running(plan)
-        begins = 0 if admits or self.running else begins
-        if (self.chunked_req is not None and (admits or self.begun is None)) or (len(self.waiting) and (admits or begins)):
-            self._add_prefill(plan, admits, begins)
+        early_start_tokens = 0 if admit or self.running else early_start_tokens
+        if (self.chunked_req is not None and (admit or self.held_chunk is None)) or (len(self.waiting) and (admit or early_start_tokens)):
+            self._add_prefill(plan, admit, early_start_tokens)
         if not mixed and not plan.rows:
             self._extend_running(plan)
         if self.speculation is not None and plan.decodes:
             self.speculation.extend(plan, self._decodes, self.cache)
-        plan.left_out = len(self._decodes) - plan.decodes
+        plan.excluded_decodes = len(self._decodes) - plan.decodes
         if plan.rows:
-            plan.number = self._deferred_frees.planned()
+            plan.number = self._deferred_frees.start_plan()
             if self.cache.host is not None:
                 plan.saves, plan.loads = self.cache.host.take_copies()
         return plan
 
     def advance(self, plan: StepPlan, result: StepResult) -> StepOutputs:
-        """Takes in what a step brought: new tokens, filled pages, finished requests."""
+        """Apply the result of a step: new tokens, filled pages, finished requests. Raises ValueError if it does not fit the plan."""
         if plan.samples != len(result.tokens):
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
-        for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # none, or one for each row
+        for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # empty, or one entry per row
             row.request.score(scores)
         if plan.pools:
             for row in plan.rows:
                 if row.request.pool is not None and row.request.id in result.pooled:
                     row.request.pool.add(result.pooled[row.request.id], row.end)
-        self._look_at(result.endings)
-        self._deferred_frees.returned(plan.number)
-        outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
-        if self.chunk_sizer is not None and not plan.scores:  # the head has run on the whole prompt: that tells nothing of other prompts
+        self._leave_fast_path(result.endings)
+        self._deferred_frees.finish_plan(plan.number)
+        outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_fast(plan, result)
+        if (
+            self.chunk_sizer is not None and not plan.scores
+        ):  # the head ran on the whole prompt, so the time says nothing about other prompts
             self.chunk_sizer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
             self.speculation.observe(plan, result)
-        self.stats.step(plan.prefill_tokens, plan.decodes, result.seconds)
+        self.stats.record_step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
-    def _look_at(self, names: Iterable[str]) -> None:
-        """Something has happened to these requests: the step brings them more than a token."""
+    def _leave_fast_path(self, names: Iterable[str]) -> None:
+        """Send the next rows of these requests through the slow path: the step has more for them than one token."""
         for name in names:
             if name in self._requests:
-                self._requests[name].alarm = 0
+                self._requests[name].fast_until = 0
 
     def _advance_rows(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         outputs = StepOutputs()
         sampled, logprobs = iter(result.tokens), iter(result.logprobs)
         for row in plan.rows:
             tokens, scores = (next(sampled), next(logprobs)) if row.samples else ((), ())
-            self._advance_row(row, tokens, scores, outputs.told, result.endings)
+            self._advance_row(row, tokens, scores, outputs.full, result.endings)
         return outputs
 
-    def _advance_quickly(self, plan: StepPlan, result: StepResult) -> StepOutputs:
-        """The same, and nearly nothing for a decode that only adds a token.
+    def _advance_fast(self, plan: StepPlan, result: StepResult) -> StepOutputs:
+        """Advance the rows as `_advance_rows` does, with a fast path for decodes that only add a token.
 
-        No calls but to C until a block fills, and the counters are brought up to date once for all: this loop is most of what a step
-        costs the scheduler.
+        The fast path calls only C functions until a block fills, and updates the counters once for all rows. This loop is most of the
+        scheduler's cost of a step.
         """
         outputs = StepOutputs()
-        rows, block, decoded, took = plan.rows, self.cache.block_tokens, outputs.decoded.append, outputs.tokens.append
+        rows, block, append_request, append_token = plan.rows, self.cache.block_tokens, outputs.decoded.append, outputs.tokens.append
         if plan.samples < len(rows):
             for row in [row for row in rows if not row.samples]:
-                self._advance_row(row, (), (), outputs.told, result.endings)
+                self._advance_row(row, (), (), outputs.full, result.endings)
             rows = [row for row in rows if row.samples]
-        for row, tokens in zip(rows, result.tokens, strict=False):  # `advance` has compared the lengths
+        for row, tokens in zip(rows, result.tokens, strict=False):  # `advance` compared the lengths
             request = row.request
             computed = row.start + 1
-            if computed < request.alarm and tokens and (token := tokens[0]) not in request.stop_tokens:
+            if computed < request.fast_until and tokens and (token := tokens[0]) not in request.stop_tokens:
                 row.start = request.computed = computed
                 request.tokens.append(token)
-                decoded(request)
-                took(token)
+                append_request(request)
+                append_token(token)
                 if computed == request.page_end:
                     request.page_end += self._page_size
                     self._growing.append(request)
                     if not computed % block:
                         self._block_filled(request)
             else:
-                self._advance_row(row, tokens, (), outputs.told, result.endings)
-        self._wrote(len(outputs.tokens))
+                self._advance_row(row, tokens, (), outputs.full, result.endings)
+        self._count_output(len(outputs.tokens))
         return outputs
 
     def _advance_row(
@@ -200,15 +209,15 @@ class Scheduler:
         endings: Mapping[str, str],
     ) -> None:
         request = row.request
-        if request.finish is not None:  # aborted while its step ran
+        if request.finish is not None:  # aborted during its step
             return
         lease = lease_of(request)
         if row.samples:
-            ending = endings.get(request.id) if endings else None
-            if tokens or ending is not None:
-                outputs.append(self._take_tokens(request, tokens, logprobs, ending))
+            end_reason = endings.get(request.id) if endings else None
+            if tokens or end_reason is not None:
+                outputs.append(self._take_tokens(request, tokens, logprobs, end_reason))
             if self.speculation is not None and row is request.row:
-                self.speculation.took(row, lease)
+                self.speculation.finish_row(row, lease)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
         if request.pool is not None and computed == len(request.tokens):
             request.finish = "stop"
@@ -222,7 +231,7 @@ class Scheduler:
             self._decode_next(request, lease)
 
     def _decode_next(self, request: Request, lease: Lease) -> None:
-        """Makes its row for the next step, and finds when it must be looked at again."""
+        """Prepare the decode row for the next step, and compute how long the fast path stays valid."""
         if request.row is None:
             request.row = Row(request, request.computed, 1, lease.pages, True)
             insort(self._decodes, request.row, key=_row_arrival)
@@ -232,27 +241,29 @@ class Scheduler:
             self._growing.append(request)
         self.reserve.renew(request)
         request.page_end = (request.computed // self._page_size + 1) * self._page_size
-        request.alarm = 0 if request.silent else min(request.length_limit, request.reserved_end) - 1
+        request.fast_until = 0 if request.awaiting_first_token else min(request.length_limit, request.reserved_end) - 1
 
     def _block_filled(self, request: Request) -> None:
-        """What it has computed goes to the cache. By blocks, as the index knows no less: page by page would cost more and tell nobody
-        anything sooner."""
+        """Publish the computed pages of a request to the prefix cache.
+
+        Called once per block, because the index cannot represent less: publishing per page would cost more without any benefit.
+        """
         self.cache.publish(lease_of(request), request.tokens, request.computed)
         if self.waiting.fair is not None:
-            self.waiting.fair.wrote(request)
+            self.waiting.fair.charge_output(request)
 
-    def _wrote(self, tokens: int) -> None:
-        self.reserve.wrote(tokens)
+    def _count_output(self, tokens: int) -> None:
+        self.reserve.consume(tokens)
         self.stats.output_tokens += tokens
 
-    # Out
+    # Output
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
-        """Blocks that the prefix cache began or ceased to hold since the last call."""
+        """Return the blocks that the prefix cache stored or removed since the last call."""
         return self.cache.drain_events()
 
     def load(self) -> Load:
-        """The state now, for the router and /metrics. O(1)."""
+        """Return the current state, for the router and /metrics. O(1)."""
         stats, pool, chunked, host = self.stats, self.cache.pool, self.chunked_req, self.cache.host
         return Load(
             running=len(self.running),
@@ -267,9 +278,9 @@ class Scheduler:
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             output_tokens=stats.output_tokens,
-            retractions=stats.retractions,
+            preemptions=stats.preemptions,
             evicted_pages=self.cache.evicted_pages,
-            retraction_recomputed_tokens=stats.recomputed_tokens,
+            preemption_recomputed_tokens=stats.recomputed_tokens,
             host=None if host is None else host.report(stats.host_cached_tokens),
             drafts=None if self.speculation is None else self.speculation.counts(),
         )
@@ -277,9 +288,9 @@ class Scheduler:
     # Planning
 
     def _extend_running(self, plan: StepPlan) -> None:
-        """Every request that decodes gets its token, and a page where it needs one. Nothing comes before this: no decode ever waits."""
+        """Add one token for each decoding request, and a page where it needs one. This comes first, so that decodes never wait."""
         if len(self._growing) > self.cache.available:
-            self._make_room()
+            self._preempt_for_pages()
         else:
             self.reserve.decay()
         if self._growing:
@@ -290,32 +301,32 @@ class Scheduler:
         if self.chunk_sizer is not None:
             plan.decode_context = sum([row.start for row in plan.rows])
 
-    def _make_room(self) -> None:
-        """Retracts until the others can go on."""
-        while (victim := self.admission.to_retract()) is not None:
-            self.reserve.retracted(self.running)
-            self._retract(victim)
-            self.waiting.add_retracted(victim)
+    def _preempt_for_pages(self) -> None:
+        """Preempt running requests until the pages suffice for the other decodes."""
+        while (victim := self.admission.pick_memory_victim()) is not None:
+            self.reserve.raise_ratio(self.running)
+            self._preempt(victim)
+            self.waiting.add_preempted(victim)
 
-    def _preempt(self) -> None:
-        """Retracts running requests of less priority than the first that waits, if that lets it run; else nobody is touched."""
+    def _preempt_for_priority(self) -> None:
+        """Preempt less urgent requests for the most urgent waiting one. Preempt none if it could not run even then."""
         urgent = self.waiting.most_urgent()
-        for victim in self.admission.to_preempt(urgent) if urgent is not None else ():
-            victim.preemptions += 1
-            self._retract(victim)
+        for victim in self.admission.pick_priority_victims(urgent) if urgent is not None else ():
+            victim.priority_preemptions += 1
+            self._preempt(victim)
             self.waiting.add(victim)
 
-    def _retract(self, request: Request) -> None:
-        """Out of its pages, to wait again. What it published stays cached until somebody needs the room."""
-        self._leave(request)
+    def _preempt(self, request: Request) -> None:
+        """Take the pages of a running request. Its published pages stay cached until they are evicted."""
+        self._stop_running(request)
         release(request)
-        self.stats.retractions += 1
-        request.retractions += 1
+        self.stats.preemptions += 1
+        request.preemptions += 1
         request.lost = request.computed
         request.computed = request.cached = 0
 
-    def _add_prefill(self, plan: StepPlan, admits: bool, begins: int) -> None:
-        """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
+    def _add_prefill(self, plan: StepPlan, admit: bool, early_start_tokens: int) -> None:
+        """Add the next chunk of the partly prefilled request, then admissions. The chunk always fits: admission leased its pages."""
         prefill_budget = (
             None
             if self.chunk_sizer is None
@@ -324,15 +335,15 @@ class Scheduler:
         budget = StepBudget(self.config, self._page_size, plan.decodes, prefill_budget, 0 if self._decodes else self.idle_prefill)
         if self.chunked_req is not None:
             if self.chunked_req.scoring and plan.decodes:
-                self._apart = True
+                self._exclude_decodes = True
                 return
             self._prefill(self.chunked_req, plan, budget)
-        if len(self.waiting) and (admits or begins):
-            self._admit_waiting(plan, budget, begins)
+        if len(self.waiting) and (admit or early_start_tokens):
+            self._admit_waiting(plan, budget, early_start_tokens)
         plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
-    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, begins: int) -> None:
-        """New requests in policy order, while tokens and pages last. `begins`: one with so many of them, but for its last page."""
+    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, early_start_tokens: int) -> None:
+        """Admit waiting requests in policy order while tokens and pages last. `early_start_tokens`: as in `plan`."""
         self.waiting.refresh()
         if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
             return
@@ -342,30 +353,30 @@ class Scheduler:
             for request in candidates:
                 if len(self.running) >= self.config.max_num_seqs:
                     return
-                assert request.watch is not None, "candidates wait"
-                node = self.cache.match(request.watch)
+                assert request.prefix_match is not None, "candidates are waiting requests"
+                node = self.cache.match(request.prefix_match)
                 cached = node.depth * self._page_size
-                if begins and not budget.hold_back(len(request.tokens) - cached, begins):
+                if early_start_tokens and not budget.leave_last_page(len(request.tokens) - cached, early_start_tokens):
                     continue
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
-                if self.admission.lacking(request, node) <= 0:
+                if self.admission.missing_pages(request, node) <= 0:
                     if request.scoring and plan.decodes:
-                        self._apart = True
+                        self._exclude_decodes = True
                         return
                     self._admit(request, node)
                     self._prefill(request, plan, budget)
-                    if begins:
-                        self.begun = request
+                    if early_start_tokens:
+                        self.held_chunk = request
                         return
 
     def _admit(self, request: Request, node: Node) -> None:
-        """Leases the pages of all its known tokens, the cached ones shared."""
-        request.lease = self.cache.attach(node)  # before the watch goes: one of the two keeps the tree
-        self.waiting.admitted(request)
+        """Lease pages for all known tokens of a request, and share the cached ones."""
+        request.lease = self.cache.attach(node)  # before the match is untracked: one of the two must keep the tree
+        self.waiting.remove_admitted(request)
         self.cache.grow(request.lease, len(request.tokens))
         request.cached = request.computed = node.depth * self._page_size
-        request.silent = True
+        request.awaiting_first_token = True
         if request.first_cached is None:
             request.first_cached = request.cached
             request.first_loaded = request.lease.loaded * self._page_size
@@ -373,29 +384,29 @@ class Scheduler:
             self.stats.prompt_tokens += request.prompt_length
             self.stats.cached_tokens += request.cached
             if self.waiting.fair is not None:
-                self.waiting.fair.admitted(request)
+                self.waiting.fair.charge_prompt(request)
         else:
             self.stats.recomputed_tokens += max(request.lost - request.cached, 0)
         insort(self.running, request, key=_arrival)
 
     def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget) -> None:
-        """As much of the request as the budget has; what is left makes it `chunked_req`. Until then it reserves no output."""
-        self.begun = None
+        """Add as much of the request as the budget allows. An incomplete request becomes `chunked_req` and reserves no output yet."""
+        self.held_chunk = None
         count = budget.cut(request.uncomputed, request.computed)
         budget.spend(count, request.computed)
-        whole = count == request.uncomputed
-        if whole:
+        is_whole = count == request.uncomputed
+        if is_whole:
             self.chunked_req = None if request is self.chunked_req else self.chunked_req
             self.reserve.add(request)
         else:
             assert self.chunked_req in (None, request), "one partly prefilled request at a time"
             self.chunked_req = request
-            budget.left = 0  # what rounding to a page has left over is nobody's: a second prompt would be cut too
+            budget.left = 0  # the tokens lost to page rounding stay unused: a second prompt would be cut too
         lease, end = lease_of(request), request.computed + count
-        samples = whole and request.pool is None
-        certain = end - 1 if samples else end  # the last position is computed again if its token does not come
-        if 0 < self.config.dedupe_tokens <= certain:
-            self.cache.promise(lease, request.tokens, certain)
+        samples = is_whole and request.pool is None
+        published_end = end - 1 if samples else end  # the last position is computed again if its token is late
+        if 0 < self.config.dedupe_tokens <= published_end:
+            self.cache.insert_pending(lease, request.tokens, published_end)
         plan.samples += samples
         plan.pools += bool(request.to_pool(request.computed, end))
         plan.scores += bool(request.to_score(request.computed, end))
@@ -404,11 +415,11 @@ class Scheduler:
     # Results
 
     def _take_tokens(
-        self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], ending: str | None = None
+        self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], end_reason: str | None = None
     ) -> Output:
-        """Adds sampled tokens until one ends the request. The one place that decides how a request finishes.
+        """Append sampled tokens until one ends the request. Only this method decides how a request finishes by its tokens.
 
-        `ending`: its grammar ends behind these tokens; not empty: that is a failure, and why.
+        `end_reason`: not None if the grammar ends after these tokens. A non-empty value is the reason of a failure.
         """
         known, stop_tokens, taken = request.tokens, request.stop_tokens, 0
         stop_token: int | None = None
@@ -421,34 +432,34 @@ class Scheduler:
             if len(known) >= request.length_limit:
                 request.finish = "length"
                 break
-        if ending is not None and taken == len(tokens) and stop_token is None:
-            request.finish = "error" if ending else "stop"
-        self._wrote(taken)
-        request.silent = request.silent and not taken
+        if end_reason is not None and taken == len(tokens) and stop_token is None:
+            request.finish = "error" if end_reason else "stop"
+        self._count_output(taken)
+        request.awaiting_first_token = request.awaiting_first_token and not taken
         text, cached = token_bytes(tokens[:taken]), request.first_cached or 0
-        return Output(request.id, text, cached, request.finish, stop_token, ending or "", logprobs[:taken], None, request.take_scores())
+        return Output(request.id, text, cached, request.finish, stop_token, end_reason or "", logprobs[:taken], None, request.take_scores())
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
         self.ended += 1
-        self._leave(request)
+        self._stop_running(request)
         self._deferred_frees.add(request)
 
-    def _leave(self, request: Request) -> None:
-        """It runs no more; the pages that it has filled are the cache's."""
+    def _stop_running(self, request: Request) -> None:
+        """Remove a request from the running ones, and publish the pages that it filled."""
         self.cache.publish(lease_of(request), request.tokens, request.computed)
         del self.running[bisect_left(self.running, request.arrival, key=_arrival)]
         if self.waiting.fair is not None:
-            self.waiting.fair.wrote(request)
+            self.waiting.fair.charge_output(request)
         self.reserve.drop(request)
-        request.alarm = 0
+        request.fast_until = 0
         if request.row is not None:
             del self._decodes[bisect_left(self._decodes, request.arrival, key=_row_arrival)]
             request.row = None
         if request in self._growing:
             self._growing.remove(request)
         if request is self.chunked_req:
-            self.chunked_req = self.begun = None
+            self.chunked_req = self.held_chunk = None
 
 
 _arrival, _row_arrival = attrgetter("arrival"), attrgetter("request.arrival")

@@ -15,9 +15,9 @@ class EngineStats:
         "cached_tokens",
         "host_cached_tokens",
         "output_tokens",
+        "preemptions",
         "prompt_tokens",
         "recomputed_tokens",
-        "retractions",
         "steps",
     )
 
@@ -30,7 +30,7 @@ class EngineStats:
         self.host_cached_tokens = 0
         """Of `cached_tokens`, those whose KV came back from the host tier."""
         self.output_tokens = 0
-        self.retractions = 0
+        self.preemptions = 0
         self.recomputed_tokens = 0
         """Tokens computed again because of a retraction."""
         self._prefill_tokens = 0.0
@@ -38,7 +38,7 @@ class EngineStats:
         self._decode_seconds = 0.0
         self._decode_steps = 0.0
 
-    def step(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
+    def record_step(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
         self.steps += 1
         if prefill_tokens:
             self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens
@@ -47,7 +47,7 @@ class EngineStats:
             self._decode_steps = _KEEP * self._decode_steps + 1
             self._decode_seconds = _KEEP * self._decode_seconds + seconds
 
-    def rehearsed(self, prefill_tokens: int, seconds: float) -> None:
+    def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
         """A step before the first request: nothing is counted, and the rate is known."""
         self._prefill_tokens, self._prefill_seconds = float(prefill_tokens), seconds
 

@@ -1,4 +1,4 @@
-"""What a step brought to whom."""
+"""The outputs of one step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from fairlead_worker.scheduler.request import Request
 
 @dataclass(slots=True)
 class StepOutputs:
-    """A collection of `Output`s, most of which are never made: of a decode that got one token and goes on, as nearly all do, its request
-    and the token are noted, and they go out together."""
+    """The outputs of one step. Decodes that got one token and continue, which are nearly all, are stored in columns without an `Output`
+    object each."""
 
-    told: list[Output] = field(default_factory=list)
-    """To the others. First tokens of one step come in the order of arrival."""
+    full: list[Output] = field(default_factory=list)
+    """Outputs with more than one plain token. First tokens of one step come in arrival order."""
     decoded: list[Request] = field(default_factory=list)
-    """In the order of arrival."""
+    """Requests that got one plain token, in arrival order."""
     tokens: list[int] = field(default_factory=list)
-    """Of the `decoded`, one each."""
+    """One token for each request in `decoded`."""
 
     def __len__(self) -> int:
-        return len(self.told) + len(self.decoded)
+        return len(self.full) + len(self.decoded)
 
     def __iter__(self) -> Iterator[Output]:
         for request, token in zip(self.decoded, self.tokens, strict=True):
             yield Output(request.id, token_bytes((token,)), request.first_cached or 0)
-        yield from self.told
+        yield from self.full

@@ -1,4 +1,4 @@
-"""From a message to a request: everything that can be wrong with it is found here, before it can touch anything."""
+"""Validates `Submit` messages and converts them to requests, before they change any state."""
 
 from array import array
 
@@ -10,29 +10,29 @@ from fairlead_worker.scheduler.request import Request
 
 
 class InvalidRequest(ValueError):
-    """This request can never run here; the message says why, with the numbers."""
+    """A request that can never run on this engine. The message gives the reason and the numbers."""
 
 
 def refusal(request_id: str, reason: str) -> Output:
-    """The only output of a request that was not taken."""
+    """Return the only output of a refused request."""
     return Output(request_id, b"", 0, finish="error", error=reason)
 
 
 def read_tokens(data: bytes) -> "array[int]":
-    """Little-endian uint32 to `array('I')`."""
+    """Convert little-endian uint32 bytes to `array('I')`. Raises InvalidRequest."""
     if len(data) % 4:
         raise InvalidRequest(f"token ids come as uint32, but the prompt has {len(data)} bytes, no multiple of 4")
     return tokens_from_bytes(data)
 
 
 def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
-    """The request of a `Submit`. Raises InvalidRequest for one that could not run even alone on this engine."""
+    """Convert a `Submit` to a request. Raises InvalidRequest if it could not run even alone on this engine."""
     tokens, sampling = read_tokens(message.tokens), message.sampling
     prompt = len(tokens)
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed")
     if message.pooling is not None:
-        return _accept_pooled(message, tokens, arrival, config, pages, page_size)
+        return _validate_pooled(message, tokens, arrival, config, pages, page_size)
     if not config.generates:
         raise InvalidRequest("this model has no language-modelling head: it makes embeddings, and no text")
     if sampling.max_tokens < 1:
@@ -67,8 +67,8 @@ def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int,
     )
 
 
-def _accept_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
-    """One that ends with its prompt, which may be as long as the longest sequence."""
+def _validate_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
+    """Validate a pooling request. It ends with its prompt, which may be as long as the longest sequence."""
     prompt = len(tokens)
     assert message.pooling is not None
     if not config.prompt_logprobs:

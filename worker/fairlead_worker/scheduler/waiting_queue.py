@@ -1,4 +1,4 @@
-"""Who is admitted next: the waiting requests, in the order of the policy, and nobody passed for ever."""
+"""The waiting requests in the order of the policy, with a bound on how often one can be passed."""
 
 from bisect import insort
 from collections import OrderedDict
@@ -14,28 +14,28 @@ from fairlead_worker.scheduler.request import Request
 
 
 class WaitingQueue:
-    """Requests without pages. Retracted ones come first, oldest first, and nobody passes them but the more urgent (policy priority): two
-    that take turns in evicting each other would get nowhere (TokenSpeed's rule).
+    """Requests without pages. Preempted ones come first, oldest first, and only more urgent ones (policy priority) pass them.
 
-    The others come as the policy says (`orders.py`, `fair.py`). The oldest of them can be passed `max_bypass` times, by better ones
-    or because it does not fit yet; then it is next. So each one waits for a bounded number of others.
+    Two requests that preempt each other in turns would not progress (TokenSpeed's rule). The other requests follow the policy
+    (`policies.py`, `fair_queue.py`). The oldest of them can be passed `max_bypass` times, then it is next. So each request waits for a
+    bounded number of others.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
         self.tokens = 0
-        """Known tokens of all that wait."""
+        """Known tokens of all waiting requests."""
         self._cache = cache
         self._page_size = cache.page_size
         self._max_bypass = config.max_bypass
-        self._lookahead = config.lookahead
-        self._refresh = config.refresh
-        self._retracted: list[Request] = []
+        self._scan_limit = config.admission_scan_limit
+        self._refresh_limit = config.match_refresh_limit
+        self._preempted: list[Request] = []
         self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
         self._bypassed = 0
         self._lpm = config.policy == "lpm"
         self._priority = config.policy == "priority"
         self.fair = FairOrder() if config.policy == "fair" else None
-        """The tenants' counters, where the policy is fair."""
+        """The tenants' counters, if the policy is fair; else None."""
         self._order: Order
         if self.fair is not None:
             self._order = self.fair
@@ -45,96 +45,97 @@ class WaitingQueue:
             self._order = HeapOrder(self._requests, cache, by_prefix if self._lpm else by_priority)
 
     def __len__(self) -> int:
-        return len(self._requests) + len(self._retracted)
+        return len(self._requests) + len(self._preempted)
 
     @property
-    def urgent(self) -> bool:
-        """Whether somebody waits who is to wait for nobody: one that was retracted, or, where there are priorities, anyone."""
-        return bool(self._retracted) or self._priority
+    def has_urgent(self) -> bool:
+        """Whether a waiting request must not be delayed: a preempted one, or any with policy priority."""
+        return bool(self._preempted) or self._priority
 
-    def uncached(self) -> int:
-        """Known tokens of all that wait which the cache does not have, as of when each came or was looked at last. Looks at each one."""
-        retracted = [request.watch.depth for request in self._retracted if request.watch is not None]
-        return self.tokens - sum([*[watch.depth for watch in self._requests], *retracted]) * self._page_size
+    def count_uncached_tokens(self) -> int:
+        """Return the known tokens of all waiting requests that are not cached, as of their latest match. O(waiting)."""
+        retracted = [request.prefix_match.depth for request in self._preempted if request.prefix_match is not None]
+        return self.tokens - sum([*[prefix_match.depth for prefix_match in self._requests], *retracted]) * self._page_size
 
     def add(self, request: Request) -> None:
-        """It has come, or was preempted: among its equals it is where its arrival puts it, but nobody's turn is put off by it."""
-        self._requests[self._watch(request)] = request
+        """Add a new request, or one preempted for priority. Its arrival decides its place among equals."""
+        self._requests[self._track(request)] = request
         self._order.add(request)
 
-    def add_retracted(self, request: Request) -> None:
-        self._watch(request)
-        insort(self._retracted, request, key=self._rank)
+    def add_preempted(self, request: Request) -> None:
+        """Add a request that lost its pages to other decodes."""
+        self._track(request)
+        insort(self._preempted, request, key=self._rank)
 
     def remove(self, request: Request) -> None:
-        """It was admitted or aborted."""
-        watch = request.watch
-        assert watch is not None, "a request that waits is watched"
-        if watch in self._requests:
-            if watch is next(iter(self._requests)):
+        """Remove an admitted or aborted request."""
+        prefix_match = request.prefix_match
+        assert prefix_match is not None, "a waiting request has a match"
+        if prefix_match in self._requests:
+            if prefix_match is next(iter(self._requests)):
                 self._bypassed = 0
-            del self._requests[watch]
-            self._order.gone(request)
+            del self._requests[prefix_match]
+            self._order.remove(request)
         else:
-            self._retracted.remove(request)
-        self._cache.unwatch(watch)
-        request.watch = None
+            self._preempted.remove(request)
+        self._cache.untrack(prefix_match)
+        request.prefix_match = None
         self.tokens -= len(request.tokens)
 
-    def admitted(self, request: Request) -> None:
-        """Takes it out, and counts whom it has passed."""
-        if request.watch in self._requests and request is not self._oldest():
+    def remove_admitted(self, request: Request) -> None:
+        """Remove an admitted request, and count that it passed the oldest one."""
+        if request.prefix_match in self._requests and request is not self._oldest():
             self._bypassed += 1
         self.remove(request)
 
     def refresh(self) -> None:
-        """Brings the order up to date with what the cache has gained and lost, a bounded number of requests at a time."""
+        """Update the order after cache changes, for a bounded number of requests."""
         if self._lpm:
-            for watch in self._cache.refresh(self._refresh):
-                if watch in self._requests:
-                    self._order.changed(self._requests[watch])
+            for prefix_match in self._cache.refresh(self._refresh_limit):
+                if prefix_match in self._requests:
+                    self._order.update(self._requests[prefix_match])
 
     def candidates(self) -> Generator[Request, None, None]:
-        """Requests to admit, best first; those not taken out stay. Close the iterator when done (contextlib.closing)."""
-        for request in self._retracted[:]:
+        """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
+        for request in self._preempted[:]:
             if self._priority:
                 yield from self._in_order(request.priority)
             yield request
-            if request.watch is not None:
+            if request.prefix_match is not None:
                 return
         while self._requests and self._bypassed >= self._max_bypass:
             request = self._oldest()
             yield request
-            if request.watch is not None:
+            if request.prefix_match is not None:
                 return
         yield from self._in_order()
 
     def most_urgent(self) -> Request | None:
-        """With policy priority: the first that running requests of less priority may have to make room for."""
+        """Return the first request that may preempt less urgent ones (policy priority), or None."""
         if not self._priority or not self._requests or self._bypassed >= self._max_bypass:
             return None
         with closing(self._order.candidates()) as candidates:
             first = next(candidates)
-        return None if self._retracted and self._retracted[0].priority <= first.priority else first
+        return None if self._preempted and self._preempted[0].priority <= first.priority else first
 
     def _in_order(self, before: int | None = None) -> Iterator[Request]:
-        """As the policy has them, while there is one to pass; only those more urgent than priority `before`."""
+        """Yield requests in policy order until the bypass limit. `before`: only requests more urgent than this priority."""
         if self._bypassed >= self._max_bypass:
             return
-        left = 0
+        skipped = 0
         with closing(self._order.candidates()) as candidates:
             for request in candidates:
                 if before is not None and request.priority >= before:
                     return
                 yield request
-                left += request.watch is not None
-                if left >= self._lookahead or self._bypassed >= self._max_bypass:
+                skipped += request.prefix_match is not None
+                if skipped >= self._scan_limit or self._bypassed >= self._max_bypass:
                     return
 
-    def _watch(self, request: Request) -> PrefixMatch:
-        request.watch = self._cache.watch(request.root, request.tokens, request.reusable, bool(request.adapter))
+    def _track(self, request: Request) -> PrefixMatch:
+        request.prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
         self.tokens += len(request.tokens)
-        return request.watch
+        return request.prefix_match
 
     def _oldest(self) -> Request:
         return next(iter(self._requests.values()))

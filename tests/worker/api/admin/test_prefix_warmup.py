@@ -13,7 +13,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
 from fairlead_worker.api.admin.prefix_warmup import build_bearer
 from fairlead_worker.api.engine.client import EngineClient, EngineGone
-from fairlead_worker.messages import AskHot, Hot, Ready, Step
+from fairlead_worker.messages import GetHotPrefixes, Hot, Ready, Step
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
 
 SYSTEM = "You are a careful assistant of a shipping company. Answer in one sentence and name the ship. " * 6
@@ -90,7 +90,7 @@ async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() 
         end.send(Ready(max_model_len=16, page_size=16, pages=1, model_digest="m", vocabulary_size=9))
         await client.ready.wait()
         asking = asyncio.create_task(client.hot_prefixes(64))
-        assert await asyncio.to_thread(end.receive, None) == [AskHot(64)]
+        assert await asyncio.to_thread(end.receive, None) == [GetHotPrefixes(64)]
         client.mark_failed("the drain is over")
         with pytest.raises(EngineGone):
             await asking

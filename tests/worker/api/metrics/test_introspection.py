@@ -47,7 +47,7 @@ def test_a_finished_request_leaves_one_line_without_its_words(shared: WorkerProc
     assert line["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
     assert 0 <= line["queue_ms"] <= line["ttft_ms"] <= line["e2e_ms"]
     assert 0 < line["prefill_ms"] <= line["ttft_ms"]
-    assert line["retractions"] == 0 and line["stall_ms"] >= 0
+    assert line["preemptions"] == 0 and line["stall_ms"] >= 0
     assert "Nobody" not in shared.log.read_text()
 
 

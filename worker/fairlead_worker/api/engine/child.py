@@ -11,8 +11,8 @@ import msgspec
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.load_progress import LoadWatch, describe_stuck_load
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.ending import ending
 from fairlead_worker.engine_process import Start
+from fairlead_worker.exit_status import describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class EngineChild:
             async with asyncio.timeout(FAILURE_REASON_SECONDS):
                 await self._client.ended.wait()
         except TimeoutError:
-            self._client.mark_failed(ending("the engine process", status))
+            self._client.mark_failed(describe_exit("the engine process", status))
 
     async def watch(self) -> None:
         """Kill an engine that sends no message for too long, or whose load is stuck. A hung stream is worse than a failed one."""

@@ -16,11 +16,11 @@ from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
-    AskHot,
     CacheEvent,
     Failed,
     FetchAdapter,
     FromEngine,
+    GetHotPrefixes,
     Hot,
     HotPrefix,
     Load,
@@ -254,7 +254,7 @@ class EngineClient:
                 adapter=submission.adapter,
                 grammar=submission.grammar,
                 pooling=submission.pooling,
-                asked=time.monotonic(),
+                received_at=time.monotonic(),
             )
         )
         self._receivers[id] = deliver
@@ -283,7 +283,7 @@ class EngineClient:
             return ()
         answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
         self._hot_prefix_requests.append(answer)
-        self._channel.send(AskHot(tokens))
+        self._channel.send(GetHotPrefixes(tokens))
         return await answer
 
     def stop(self) -> None:

@@ -130,11 +130,11 @@ class _EngineCollector(Collector):
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier.", load.cached_tokens),
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
             ("generation_tokens", "Tokens generated.", load.output_tokens),
-            ("num_preemptions", "Requests that were preempted and recomputed.", load.retractions),
+            ("num_preemptions", "Requests that were preempted and recomputed.", load.preemptions),
             (
                 "retraction_recomputed_tokens",
                 "Tokens computed again because their request was preempted, less what was still cached.",
-                load.retraction_recomputed_tokens,
+                load.preemption_recomputed_tokens,
             ),
             ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", load.evicted_pages),
             ("host_kv_saved_pages", "Pages copied from the device to the host tier.", host.saved),

@@ -1,10 +1,10 @@
-"""How a process ended, in words."""
+"""Describes how a process ended."""
 
 import signal
 
 
-def ending(what: str, status: int) -> str:
-    """`status` as subprocess gives it: negative for a signal."""
+def describe_exit(what: str, status: int) -> str:
+    """Describe the exit of `what`. `status` is subprocess's: negative for a signal."""
     if status >= 0:
         return f"{what} ended with status {status}"
     name = signal.Signals(-status).name
