@@ -1,6 +1,6 @@
 """Linear layers whose weights are laid out once, at load: for the native library, else for oneDNN as torch.compile's freezing does it.
 
-A row's bits do not depend on how many rows come along, which cannot be said of `F.linear`. What each way is worth: bench/cpu_limit.py.
+A row's bits do not depend on how many rows come along, unlike `F.linear`. Measured by `bench/engine/weight_bandwidth.py`.
 """
 
 import logging

@@ -1,4 +1,4 @@
-/* How fast the machine reads memory: the limit of a decoding step. For bench/cpu_limit.py. */
+/* How fast the machine reads memory: the limit of a decoding step. For bench/engine/weight_bandwidth.py. */
 #include "native.h"
 
 enum { PIECE = 1 << 18 };
