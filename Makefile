@@ -5,6 +5,7 @@ JOBS   ?= 2
 EXAMPLES ?= ci
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+STEP   := $(PYTHON) e2e/progress.py
 RUN    := PYTHONPATH=. $(BIN)/python -m bench
 NATIVE := worker/fairlead_worker/native
 BUNDLE := build/gpu-bundle
@@ -23,14 +24,14 @@ help: ## what each target does
 install: $(STAMP) $(NATIVE)/libfairlead.so ## a virtual environment in .venv with every extra, pinned
 
 $(STAMP): pyproject.toml requirements/dev.txt
-	@test -x $(BIN)/uv || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
-	@echo "== installing pinned requirements (torch is large: minutes on a first run, seconds from the cache)"
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
-	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
+	@test -x $(BIN)/uv || { $(STEP) "make $(VENV)" -- $(PYTHON) -m venv $(VENV) && $(STEP) "install uv" -- $(BIN)/python -m pip install --quiet uv; }
+	@$(STEP) "install pinned requirements (torch is large: minutes on a first run, seconds from the cache)" -- \
+		$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
 	@touch $@
 
 $(NATIVE)/libfairlead.so: $(STAMP) $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
-	-@$(BIN)/python -m fairlead_worker.native.build && touch $@
+	-@$(STEP) "compile the native kernels" -- $(BIN)/python -m fairlead_worker.native.build && touch $@
 
 demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
 	$(BIN)/fairlead demo
