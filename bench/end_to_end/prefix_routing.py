@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench.common.report import make_parser, write_report
 from fairlead.demo.command import default_root, make_demo_model, with_policy
-from fairlead.demo.compare import later, returned
+from fairlead.demo.compare import later_turns, returned_to_pod
 from fairlead.demo.conversations import Conversation
 from fairlead.demo.play import Turn, play
 from fairlead.local.cluster import LocalCluster
@@ -94,13 +94,13 @@ async def hold(cluster: LocalCluster, manifest: Manifest, policy: str, run: str,
 
 
 def figures(turns: Sequence[Turn]) -> dict[str, Any]:
-    back, firsts = returned(turns), [turn.ttft for turn in turns]
+    back, firsts = returned_to_pod(turns), [turn.ttft for turn in turns]
     return {
         "requests": len(turns),
         "prompt_tokens": sum(turn.prompt_tokens for turn in turns),
         "ttft_p50_ms": round(1000 * statistics.median(firsts), 1),
         "ttft_p90_ms": round(1000 * statistics.quantiles(firsts, n=10)[-1], 1),
-        "ttft_p50_later_turns_ms": round(1000 * statistics.median(turn.ttft for turn in later(turns)), 1),
+        "ttft_p50_later_turns_ms": round(1000 * statistics.median(turn.ttft for turn in later_turns(turns)), 1),
         "returned_share": round(sum(back) / len(back), 3),
     }
 

@@ -1,4 +1,4 @@
-"""Services and their pods at one moment, as rows: from the API server, and live from the routers."""
+"""Services and their pods at one moment, as rows: from the API server and from the routers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,22 +6,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fairlead.errors import UserError
-from fairlead.kube.api import Kube, Unanswered
-from fairlead.kube.live import NO_ROUTER, Live, ignored_lines, is_ready, look
+from fairlead.kube.api import Kube, UnexpectedStatus
+from fairlead.kube.live import NO_ROUTER, Live, ignored_lines, is_ready, read_routers
 from fairlead_operator import causes, names
 from fairlead_operator.objects import component_of
 
 Body = Mapping[str, Any]
-READERS = 8  # services that are read at the same time
+READERS = 8  # services that are read concurrently
 
 
 @dataclass(frozen=True)
 class Figures:
-    """None: not known. `tokens`: counters of a worker (prompt, cached of these, generated), for rates between two looks."""
+    """Load figures; None: not known. `tokens`: a worker's counters (prompt, cached, generated), for rates between two snapshots."""
 
     running: int | None = None
     queued: int | None = None
-    kv_use: float | None = None  # 1 is all
+    kv_use: float | None = None  # 0 to 1
     hit_rate: float | None = None
     tokens_per_second: float | None = None
     tokens: tuple[int, int, int] | None = None
@@ -50,7 +50,7 @@ class ServiceRow:
     revision: str
     figures: Figures
     pods: Sequence[PodRow] = ()
-    notes: Sequence[str] = ()  # what else is wrong, or not known
+    notes: Sequence[str] = ()  # other problems, and what is not known
     conditions: Mapping[str, str] = field(default_factory=dict)  # type → True, False or Unknown
 
     def as_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class ServiceRow:
 
 
 def read(kube: Kube, namespace: str, name: str = "", *, live: bool = True) -> list[ServiceRow]:
-    """All services of a namespace (of all: empty), or the one of that name."""
+    """Return the rows of all services of a namespace (empty: of all namespaces), or of the one called `name`."""
     services = [kube.service(namespace, name)] if name else kube.services(namespace)
     path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
     selector = f"{names.MANAGED_BY}=fairlead" + (f",{names.INSTANCE}={name}" if name else "")
@@ -74,7 +74,7 @@ def read(kube: Kube, namespace: str, name: str = "", *, live: bool = True) -> li
 
     def one(service: Body) -> ServiceRow:
         where, own = service["metadata"]["namespace"], by_service.get((service["metadata"]["namespace"], service["metadata"]["name"]), [])
-        seen = look(own, lambda pod, page: through_proxy(kube, where, pod, page)) if live and own else Live()
+        seen = read_routers(own, lambda pod, page: through_proxy(kube, where, pod, page)) if live and own else Live()
         return row(service, own, seen, [note] if note else [])
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -86,13 +86,13 @@ def through_proxy(kube: Kube, namespace: str, pod: str, page: str) -> str:
     port = names.ROUTER_ADMIN_PORT
     try:
         return kube.text(f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{page}", right=f"get pods/proxy in namespace {namespace}")
-    except Unanswered as error:
+    except UnexpectedStatus as error:
         instead = f"kubectl port-forward -n {namespace} {pod} {port}, and fairlead status --url http://127.0.0.1:{port}"
         raise UserError(f"{error}. If a NetworkPolicy stops the API server: {instead}") from None
 
 
 def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = ()) -> ServiceRow:
-    """Put together what is known of one service."""
+    """Build the row of one service."""
     status = service.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     ready = conditions.get("Ready", {})
@@ -115,7 +115,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
         ready=ready.get("status") == "True",
         counts=status.get("ready", "?"),
         reason=ready.get("reason") or "NotObserved",
-        message=ready.get("message") or ("" if ready else "no operator has looked at it yet: does fairlead-operator run?"),
+        message=ready.get("message") or ("" if ready else "no operator has seen this service yet: check that fairlead-operator runs"),
         loading=_loading(status),
         revision=str(status.get("revision", "")),
         figures=_together(workers, live, status.get("traffic") or {}),
@@ -126,7 +126,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
 
 
 def pod_row(pod: Body, live: Live, loading: str = "") -> PodRow:
-    """`loading`: how far it is, where the status speaks of this pod; else a router may know."""
+    """Build the row of one pod. `loading`: its progress from the service's status; if empty, the router's reason is used."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     cause = causes.of_pod(pod)
     seen = live.workers.get(metadata["name"], {})
@@ -158,7 +158,7 @@ def _of_worker(seen: Body) -> Figures:
 
 
 def _together(workers: Sequence[Figures], live: Live, traffic: Body) -> Figures:
-    """Of the whole service. What the operator measured of the last minute goes before what the workers have counted since they began."""
+    """Sum up the workers' figures. The operator's figures of the last minute take precedence over counters since the workers' start."""
     known = [one for one in workers if one.running is not None]
     used = [one.kv_use for one in known if one.kv_use is not None]
     counted = [one.tokens for one in known if one.tokens is not None]
