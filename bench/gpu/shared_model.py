@@ -39,7 +39,7 @@ class Kit:
         """The 8B shape, of the size that does for all; where all is tiny, a tiny one of `pages` and `rows`."""
         if self.device.tiny:
             return self.runner("tiny", pages, rows)
-        assert pages <= SHARED[0] and rows <= SHARED[1], "it is for all who share it"
+        assert pages <= SHARED[0] and rows <= SHARED[1], "the shared model must be large enough for every stage"
         return self.runner("8b", *SHARED)
 
     def runner(self, shape: str, pages: int, rows: int) -> ModelRunner:
@@ -83,7 +83,7 @@ def recorded(device: Device, runner: ModelRunner, rows: int, slots: AdapterSlots
 
 
 def release() -> None:
-    """What nobody refers to goes back to the device."""
+    """Free unreferenced device memory."""
     import gc
 
     gc.collect()

@@ -90,7 +90,7 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
 
     async def life() -> None:
         writers = [await one(pod) for pod in pods]
-        while not all(writer.joined and not writer.stats.pending for writer in writers):  # noqa: ASYNC110  # a writer tells nobody
+        while not all(writer.joined and not writer.stats.pending for writer in writers):  # noqa: ASYNC110  # a writer has no event for it
             await asyncio.sleep(0.01)
         started.set()
         began, spent = time.perf_counter(), time.process_time()

@@ -27,7 +27,7 @@ PREFIX = "a system prompt that nobody has seen before, " * 40
 
 
 class Burst:
-    """Lets nobody answer before all requests have arrived."""
+    """Hold all answers until every request has arrived."""
 
     def __init__(self) -> None:
         self._all = asyncio.Event()

@@ -66,7 +66,7 @@ async def run(front: Front, keyed: bool) -> float:
         front.check_quota(call.account)
         call.keep(400)
         call.caller.salt("")
-        await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nobody writes to it
+        await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nothing writes to it
         call.let_go()
     return 1e6 * (perf_counter() - began) / REQUESTS
 
