@@ -5,6 +5,8 @@ JOBS   ?= 2
 EXAMPLES ?= ci
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+STEP   := $(PYTHON) e2e/progress.py
+RUN    := PYTHONPATH=. $(BIN)/python -m bench
 NATIVE := worker/fairlead_worker/native
 BUNDLE := build/gpu-bundle
 BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
@@ -14,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -22,14 +24,14 @@ help: ## what each target does
 install: $(STAMP) $(NATIVE)/libfairlead.so ## a virtual environment in .venv with every extra, pinned
 
 $(STAMP): pyproject.toml requirements/dev.txt
-	@test -x $(BIN)/uv || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
-	@echo "== installing pinned requirements (torch is large: minutes on a first run, seconds from the cache)"
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
-	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
+	@test -x $(BIN)/uv || { $(STEP) "make $(VENV)" -- $(PYTHON) -m venv $(VENV) && $(STEP) "install uv" -- $(BIN)/python -m pip install --quiet uv; }
+	@$(STEP) "install pinned requirements (torch is large: minutes on a first run, seconds from the cache)" -- \
+		$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
 	@touch $@
 
 $(NATIVE)/libfairlead.so: $(STAMP) $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
-	-@$(BIN)/python -m fairlead_worker.native.build && touch $@
+	-@$(STEP) "compile the native kernels" -- $(BIN)/python -m fairlead_worker.native.build && touch $@
 
 demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
 	$(BIN)/fairlead demo
@@ -63,7 +65,7 @@ test-arm: install ## the kernels' tests with Arm's kernels, emulated (needs a cr
 lint: install ## ruff, mypy, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead
+	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead bench
 	$(BIN)/lint-imports
 
 format: install ## let ruff rewrite what it can
@@ -75,36 +77,39 @@ e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian
 
 # On a machine without a package index: carry the tree with build/gpu-bundle, and run this there with PYTHON=python3.
 gpu-check: ## the GPU path on this machine against transformers and the reference, then rates: under 8 minutes; says so where there is no GPU (GPU="--only sampling")
-	@if [ -d $(BUNDLE) ] && [ ! -x $(BIN)/python ]; then PYTHONPATH=. $(PYTHON) -m bench.gpu --bundle $(BUNDLE) $(GPU); \
-	else $(MAKE) --no-print-directory install && PYTHONPATH=. $(BIN)/python -m bench.gpu $(GPU); fi
+	@if [ -d $(BUNDLE) ] && [ ! -x $(BIN)/python ]; then PYTHONPATH=. $(PYTHON) -m bench gpu/check --bundle $(BUNDLE) $(GPU); \
+	else $(MAKE) --no-print-directory install && $(RUN) gpu/check $(GPU); fi
 
 gpu-bundle: install ## what `make gpu-check` needs on a machine without a package index, into build/gpu-bundle (cached outside the checkout)
 	PYTHONPATH=. $(BIN)/python -m bench.gpu.bundle $(BUNDLE_CACHE)
 	@rm -rf $(BUNDLE) && mkdir -p $(dir $(BUNDLE)) && cp -r $(BUNDLE_CACHE) $(BUNDLE) && echo "$(BUNDLE): carry it with the tree"
 
-bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: does it run)
-	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
-	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
-	$(BIN)/python bench/attention.py --json bench/results/attention.json
-	$(BIN)/python bench/cpu_limit.py --json bench/results/cpu_limit.json
-	$(BIN)/python bench/machine.py --json bench/results/machine.json
-	$(BIN)/python bench/engine_microbatch.py $(BENCH) --json bench/results/engine_microbatch.json
-	$(BIN)/python bench/engine_batching.py $(BENCH) --json bench/results/engine_batching.json
-	$(BIN)/python bench/engine_stall.py $(BENCH) --json bench/results/engine_stall.json
-	$(BIN)/python bench/engine_prefix.py $(BENCH) --json bench/results/engine_prefix.json
-	$(BIN)/python bench/host_tier.py --json bench/results/host_tier.json
-	$(BIN)/python bench/packing.py --json bench/results/packing.json
-	$(BIN)/python bench/sampling.py --json bench/results/sampling.json
-	$(BIN)/python bench/speculative.py --json bench/results/speculative.json
-	$(BIN)/python bench/lora.py $(BENCH) --json bench/results/lora.json
-	$(BIN)/python bench/structured.py $(BENCH) --json bench/results/structured.json
+bench: install ## the list of benchmarks; run one with `.venv/bin/python -m bench NAME` (see bench/README.md)
+	@$(RUN) list
 
-bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/peers.json
-	$(BIN)/python -m bench.peers --json bench/results/peers.json
+bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: shows that it runs)
+	$(RUN) scheduler/step_cost --json bench/results/scheduler/step_cost.json
+	$(RUN) engine/step_time --json bench/results/engine/step_time.json
+	$(RUN) kernels/attention --json bench/results/kernels/attention.json
+	$(RUN) engine/weight_bandwidth --json bench/results/engine/weight_bandwidth.json
+	$(RUN) kernels/machine_limits --json bench/results/kernels/machine_limits.json
+	$(RUN) scheduler/prefill_batching $(BENCH) --json bench/results/scheduler/prefill_batching.json
+	$(RUN) scheduler/batching_policies $(BENCH) --json bench/results/scheduler/batching_policies.json
+	$(RUN) scheduler/chunked_prefill $(BENCH) --json bench/results/scheduler/chunked_prefill.json
+	$(RUN) scheduler/shared_prefix $(BENCH) --json bench/results/scheduler/shared_prefix.json
+	$(RUN) engine/host_cache --json bench/results/engine/host_cache.json
+	$(RUN) engine/step_packing --json bench/results/engine/step_packing.json
+	$(RUN) engine/sampling --json bench/results/engine/sampling.json
+	$(RUN) engine/speculation --json bench/results/engine/speculation.json
+	$(RUN) engine/lora $(BENCH) --json bench/results/engine/lora.json
+	$(RUN) engine/structured_output $(BENCH) --json bench/results/engine/structured_output.json
 
-bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index.json
-	$(BIN)/python -m bench.index $(BENCH) --json bench/results/index.json
-	$(BIN)/python bench/index_client.py --json bench/results/index_client.json
+bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/end_to_end/cpu_servers.json
+	$(RUN) end_to_end/cpu_servers --json bench/results/end_to_end/cpu_servers.json
+
+bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index/
+	$(RUN) index/memory_and_latency $(BENCH) --json bench/results/index/memory_and_latency.json
+	$(RUN) index/redis_client --json bench/results/index/redis_client.json
 
 fuzz-index: install ## the index against the truth through 100,000 operations and every fault (SEED=1); ten minutes
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
@@ -116,25 +121,25 @@ fuzz-api: install ## 20,000 malformed and extreme requests to a worker and throu
 fuzz-wire: install ## two million byte streams that are nearly HTTP, compared with h11 in process, and 20,000 to real processes (COUNT=2000000 SEED=1); ten minutes
 	$(BIN)/python -m tests.wire.fuzz --count $(or $(COUNT),2000000) --seed $(or $(SEED),1)
 
-bench-slow: install ## 5,000 slow connections of each kind against router and worker; needs 16,000 descriptors; writes bench/results/slow_connections.json
-	PYTHONPATH=. $(BIN)/python bench/slow_connections.py --json bench/results/slow_connections.json
+bench-slow: install ## 5,000 slow connections of each kind against router and worker; needs 16,000 descriptors; writes bench/results/end_to_end/slow_connections.json
+	$(RUN) end_to_end/slow_connections --json bench/results/end_to_end/slow_connections.json
 
 golden: install ## 500 random requests, whole and streamed: the same text, finish, usage and log-probabilities (COUNT=500 SEED=1); a minute
 	$(BIN)/python -m tests.api.golden --count $(or $(COUNT),500) --seed $(or $(SEED),1)
 
-bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router.json
-	PYTHONPATH=. $(BIN)/python -m bench.router --json bench/results/router.json
-	$(BIN)/python bench/front_cost.py --json bench/results/front_cost.json
-	$(BIN)/python bench/tokenizing.py --json bench/results/tokenizing.json
-	PYTHONPATH=. $(BIN)/python bench/herding.py --json bench/results/herding.json
-	PYTHONPATH=. $(BIN)/python bench/steering.py --json bench/results/steering.json
+bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router/
+	$(RUN) router/proxy --json bench/results/router/proxy.json
+	$(RUN) router/request_overhead --json bench/results/router/request_overhead.json
+	$(RUN) router/tokenization --json bench/results/router/tokenization.json
+	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
+	$(RUN) router/routing_decision --json bench/results/router/routing_decision.json
 
-bench-router-engines: install ## steering with real engines, and faults at length (a quarter of an hour; BENCH=--quick: does it run); writes bench/results/
-	$(BIN)/python bench/router_engines.py $(BENCH) --json bench/results/router_engines.json
-	PYTHONPATH=. $(BIN)/python bench/router_faults.py $(BENCH) --json bench/results/router_faults.json
+bench-router-engines: install ## steering with real engines, and faults at length (a quarter of an hour; BENCH=--quick: shows that it runs); writes bench/results/end_to_end/
+	$(RUN) end_to_end/prefix_routing $(BENCH) --json bench/results/end_to_end/prefix_routing.json
+	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
-bench-operator: install ## the operator with 1, 100 and 1,000 services of five pods beside its bars; a quarter of an hour (BENCH=--quick: does it run); writes bench/results/operator.json
-	PYTHONPATH=. $(BIN)/python -m bench.operators $(BENCH) --json bench/results/operator.json
+bench-operator: install ## the operator with 1, 100 and 1,000 services of five pods beside its bars; a quarter of an hour (BENCH=--quick: shows that it runs); writes bench/results/operator/scale.json
+	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json
 
 crash-matrix: install ## the operator killed with -9 at each of its writes, before and after the API server has it (CRASHES=20-35: at these); six minutes on two busy cores
 	FAIRLEAD_CRASHES=$(or $(CRASHES),all) $(BIN)/pytest -q -s tests/operator/on_apiserver/test_crashes.py --timeout 1800

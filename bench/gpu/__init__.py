@@ -1,1 +1,1 @@
-"""`make gpu-check`: is the GPU path right on this machine, and how fast. With `--device cpu` the same stages run without a GPU."""
+"""The GPU path: is it correct on this machine, and how fast. `--device cpu` runs the same stages without a GPU."""

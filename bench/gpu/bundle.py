@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.gpu.report import ROOT, revision
+from bench.common.report import ROOT, revision
 
 FLASHINFER = "flashinfer-python==0.7.2.post1"
 BESIDE = ("apache-tvm-ffi>=0.1.11,<0.2", "einops", "tabulate", "nvidia-ml-py")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.gpu.report import ROOT
+from bench.common.report import ROOT
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def start(kinds: list[str]) -> Builds:
     return Builds(made, time.monotonic())
 
 
-def main(kind: str) -> int:
+def build_kernels(kind: str) -> int:
     """Build and run the kernels of one kind, as the worker does at its start."""
     import torch
 
@@ -162,4 +162,4 @@ if __name__ == "__main__":
     import logging
 
     logging.basicConfig(level=logging.INFO)
-    sys.exit(main(sys.argv[1]))
+    sys.exit(build_kernels(sys.argv[1]))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu import interpreter
 
+from bench.gpu import interpreter
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.flashinfer_library import library

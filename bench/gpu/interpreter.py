@@ -91,8 +91,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
         paged = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
-        kind = (scale, window_left, logits_soft_cap or 0.0, q_data_type, kv_data_type or q_data_type)
-        self._plan = _Plan(qo_indptr.tolist(), *paged, shape, *kind)
+        elements = (q_data_type, kv_data_type or q_data_type)
+        self._plan = _Plan(qo_indptr.tolist(), *paged, shape, scale, window_left, logits_soft_cap or 0.0, *elements)
 
     def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
         assert self._plan is not None

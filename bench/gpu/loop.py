@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.gpu.model import submit
-
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
@@ -67,7 +66,7 @@ class Loop:
     def settle(self) -> None:
         """Reads the step that is out."""
         if self._overlap is not None:
-            self._overlap.settle()
+            self._overlap.reconcile()
 
     def _tell(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         now = time.perf_counter()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu.device import Device
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from bench.gpu.device import Device
 from fairlead.random_model.tokenizer import save_tokenizer
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool

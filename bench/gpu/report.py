@@ -1,14 +1,13 @@
 """One JSON of everything that was found, written again after each finding: a run that is cut short still tells."""
 
 import json
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from bench.common.report import machine_facts
 
 
 def beside(row: Mapping[str, Any], name: str, *, least: float | None = None, most: float | None = None) -> dict[str, Any]:
@@ -22,31 +21,32 @@ def beside(row: Mapping[str, Any], name: str, *, least: float | None = None, mos
 class Report:
     """The findings of one run. A finding is a row with `ok` where it checks something, without where it measures."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any], only: Sequence[str] = ()) -> None:
-        """`folder`: where the file goes, named by date, commit and the stages of `only`; None: it is only printed."""
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any], only: Sequence[str] = (), file: Path | None = None) -> None:
+        """Write to `file`, or to a file in `folder` whose name has the date, the commit and the stages of `only`. Neither: only print."""
         self.began = time.monotonic()
-        now, commit = datetime.now(UTC), revision()
-        self.document: dict[str, Any] = {"date": now.isoformat(timespec="seconds"), "commit": commit, **facts, "stages": {}}
-        name = "-".join((f"{now:%Y-%m-%d}", commit, *only))
-        self.path = None if folder is None else folder / f"{name}.json"
+        machine = {**machine_facts(), **facts}
+        self.results: dict[str, Any] = {"stages": {}}
+        self.document = {"benchmark": "gpu/check", "machine": machine, "options": {"only": list(only)}, "results": self.results}
+        name = "-".join((f"{datetime.now(UTC):%Y-%m-%d}", machine["commit"], *only))
+        self.path = file or (None if folder is None else folder / f"{name}.json")
         self.failed: list[str] = []
         self.bars: list[Mapping[str, Any]] = []
         """Rows with a bar, which a run may miss without being wrong."""
 
     def begin(self, stage: str) -> None:
-        self.document["stages"][stage] = {"state": "running", "at_seconds": round(time.monotonic() - self.began, 1), "rows": []}
+        self.results["stages"][stage] = {"state": "running", "at_seconds": round(time.monotonic() - self.began, 1), "rows": []}
         self._write()
 
     def add(self, stage: str, row: Mapping[str, Any]) -> None:
         """One finding of a running stage."""
-        self.document["stages"][stage]["rows"].append(dict(row))
+        self.results["stages"][stage]["rows"].append(dict(row))
         if "bar" in row:
             self.bars.append(row)
-            self.document["bars"] = [self._line(row) for row in self.bars]
+            self.results["bars"] = [self._line(row) for row in self.bars]
         if row.get("ok") is False:
             self.failed.append(f"{stage}: {row.get('what', row)}")
         shown = "  ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items())
-        print(f"{time.monotonic() - self.began:6.1f} s  {stage:10} {shown}", flush=True)
+        print(f"{time.monotonic() - self.began:6.1f} s  {stage:21} {shown}", flush=True)
         self._write()
 
     def summary(self) -> str:
@@ -62,13 +62,13 @@ class Report:
 
     def end(self, stage: str, state: str) -> None:
         """`state`: done, out of time, skipped with its reason, or failed with its reason."""
-        entry = self.document["stages"].setdefault(stage, {"rows": []})
+        entry = self.results["stages"].setdefault(stage, {"rows": []})
         entry["state"] = state
         if "at_seconds" in entry:
             entry["seconds"] = round(time.monotonic() - self.began - entry["at_seconds"], 1)
         if state.startswith("failed"):
             self.failed.append(f"{stage}: {state}")
-        print(f"{time.monotonic() - self.began:6.1f} s  {stage:10} {state}", flush=True)
+        print(f"{time.monotonic() - self.began:6.1f} s  {stage:21} {state}", flush=True)
         self._write()
 
     def _write(self) -> None:
@@ -78,14 +78,3 @@ class Report:
         fresh = self.path.with_suffix(".tmp")
         fresh.write_text(json.dumps(self.document, indent=1) + "\n")
         fresh.replace(self.path)
-
-
-def revision() -> str:
-    """The commit of the tree: from git, or as the bundle says where the tree came without it."""
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # no git here
-        described = ""
-    carried = ROOT / "build" / "gpu-bundle" / "commit"
-    return described or (carried.read_text().strip() if carried.is_file() else "unknown")

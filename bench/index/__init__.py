@@ -1,0 +1,1 @@
+"""The prefix index: memory, lookups, latency under load, recovery."""

@@ -10,12 +10,14 @@ import os
 import random
 import time
 from array import array
+from collections.abc import Callable
 from itertools import chain as joined
+from typing import Any
 
 import hiredis
 import redis
-from bench.index.server import Numbers, Wire, commands, cpu_seconds, percentile
 
+from bench.index.redis_server import Numbers, Wire, commands, cpu_seconds, percentile
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.reader import unpack_holder
@@ -52,6 +54,7 @@ def load_ours(client: redis.Redis, wire: Wire, sets: list[list["array[int]"]]) -
 
     for pod, chains in enumerate(sets):
         epoch = os.urandom(8)
+        slot: Any
         [[_, slot]] = wire.ask(  # type: ignore[misc]
             call("join", f"pod-{pod:04}", f"10.1.0.{pod}:8000", "revision-1", BLOCK_TOKENS, epoch, 10**8, 16), 1
         )
@@ -89,11 +92,11 @@ def memory(path: str, placements: int, peer_placements: int, pods: int, blocks: 
     def used() -> int:
         return int(client.info("memory")["used_memory"])
 
-    def load(loader: "type[None] | object", count: int) -> Numbers:
+    def load(loader: Callable[[redis.Redis, Wire, list[list["array[int]"]]], None], count: int) -> Numbers:
         sets = [held(pod, chain, depth, count // len(reach)) for pod, depth in enumerate(reach)]
         total = sum(len(chain) for chains in sets for chain in chains)
         before, began, spent = used(), time.perf_counter(), cpu_seconds(client)
-        loader(client, wire, sets)  # type: ignore[operator]
+        loader(client, wire, sets)
         seconds, cpu = time.perf_counter() - began, cpu_seconds(client) - spent
         log = client.memory_usage(PREFIX + "log") or 0
         client.xtrim(PREFIX + "log", maxlen=0, approximate=False)  # bounded, whatever the placements are

@@ -14,8 +14,7 @@ import time
 from array import array
 from pathlib import Path
 
-from bench.index.server import Numbers, percentile
-
+from bench.index.redis_server import Numbers, percentile
 from fairlead_index.mirror.prefix_table import PrefixTable
 
 WORKERS = 64
@@ -90,7 +89,7 @@ def ours(chains: list["array[int]"]) -> Numbers:
 
 def peer(python: Path, trace: Path) -> Numbers:
     ended = subprocess.run(
-        [str(python), str(HERE / "radix_peer.py"), str(trace), str(WORKERS)],
+        [str(python), str(HERE / "radix_tree.py"), str(trace), str(WORKERS)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,1 +1,1 @@
-"""The router beside its peers: one core each, a mock worker and a load client in C on the others. `python -m bench.router`."""
+"""The router: its own cost, its decisions, and other routers under the same load."""

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peers.environments import Environment
-from bench.peers.running import free_port
+from bench.other_servers.environments import Environment
+from bench.other_servers.process import free_port
 
 
 @dataclass(frozen=True)

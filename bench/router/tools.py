@@ -100,7 +100,7 @@ def load(tools: Tools, port: int, scenario: Scenario, cores: Sequence[int], scra
     """What load.c prints. Raises CalledProcessError where the router cannot be reached."""
     body = scratch / f"{scenario.name}.json"
     body.write_bytes(scenario.body())
-    command = [tools.load, str(port), str(scenario.connections), str(warm), str(seconds), body, "/v1/completions"]
+    command: list[str | Path] = [tools.load, str(port), str(scenario.connections), str(warm), str(seconds), body, "/v1/completions"]
     said = subprocess.run(on_cores(cores, *command), check=True, stdout=subprocess.PIPE, timeout=seconds + warm + 60)
     figures: dict[str, Any] = json.loads(said.stdout)
     return figures

@@ -1,4 +1,4 @@
-"""What people type: `fairlead up`, `demo`, `bench serve`, `make-model`, `status`.
+"""The command line: `fairlead up`, `demo`, `bench serve`, `make-model`, `status` and more.
 
-May import every room.
+It may import every other package.
 """

@@ -1,4 +1,4 @@
-"""One way to print for all commands."""
+"""The console that all commands print to."""
 
 import sys
 
@@ -6,5 +6,5 @@ from rich.console import Console
 
 
 def make_console() -> Console:
-    """As wide as the terminal; 140 columns into a file or a pipe, where 80 would break every table."""
+    """Return a console as wide as the terminal. Files and pipes get 140 columns, because 80 would break every table."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 140)

@@ -1,4 +1,4 @@
-"""Errors that a person caused and can repair: a command prints them as one line and exits 2, without a traceback."""
+"""Errors that a user can correct: a command prints them as one line and exits with 2, without a traceback."""
 
 import argparse
 import os
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 
 class UserError(Exception):
-    """What was wrong, the value, and what to do. The message is all that the person sees."""
+    """What is wrong, the value, and what to do next. The user sees nothing but the message."""
 
 
-def finish(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run what is asked for and exit."""
+def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Parse the command line, run its command and exit with its status."""
     arguments = parser.parse_args(argv)
     try:
         code = arguments.run(arguments)
@@ -31,9 +31,9 @@ def finish(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
 
 
 def _reader_left() -> bool:
-    """Whoever read the output has seen enough, as `head` does. Then nothing more is written to it."""
+    """Return whether the reader of standard output closed it, as `head` does. If so, later output goes to /dev/null."""
     output = select.poll()
-    output.register(sys.stdout.fileno(), 0)  # an error is told in any case
+    output.register(sys.stdout.fileno(), 0)  # poll reports errors even without requested events
     left = bool(output.poll(0))
     if left:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,11 @@
-"""The `fairlead` command. Each subcommand lives in its own folder and is imported cheaply; heavy imports wait until it runs."""
+"""The `fairlead` command. Each subcommand has its own folder. Importing it is cheap: heavy imports wait until it runs."""
 
 import argparse
 from collections.abc import Sequence
 
 from fairlead.bench import command as bench
 from fairlead.demo import command as demo
-from fairlead.errors import finish
+from fairlead.errors import run_command
 from fairlead.keys import command as keys
 from fairlead.kube import command as kube
 from fairlead.local import up
@@ -26,5 +26,5 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Exit status: 0 done, 1 the command ran and failed, 2 a wrong argument or manifest, 130 interrupted."""
-    finish(build_parser(), argv)
+    """Run the command line. Exit status: 0 success, 1 the command failed, 2 wrong argument or manifest, 130 interrupted."""
+    run_command(build_parser(), argv)

@@ -1,4 +1,4 @@
-"""The console scripts of all packages. `pip install fairlead` brings every script, and only an extra brings what most of them import."""
+"""The console scripts of all packages. `pip install fairlead` installs every script; most of them need an extra to run."""
 
 import importlib
 import signal
@@ -30,19 +30,19 @@ def worker() -> None:
 
 
 def _run(script: str, module: str, extra: str) -> None:
-    # The first process of a container has no default action for SIGTERM: until the program takes it itself, it would be lost.
+    # Linux ignores SIGTERM for the first process of a container. Without this handler it would be lost until the program sets its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with naming_the_extra(script, extra):
+    with name_missing_extra(script, extra):
         try:
             main: Callable[[], int | None] = importlib.import_module(module).main
-        except KeyboardInterrupt:  # imports take up to a second or two; nothing has begun that would need an end
+        except KeyboardInterrupt:  # imports take up to two seconds; nothing has started yet that needs a shutdown
             sys.exit(130)
         sys.exit(main())
 
 
 @contextmanager
-def naming_the_extra(script: str, extra: str) -> Iterator[None]:
-    """A package that is missing ends the process with one line that says what to install, not with a traceback."""
+def name_missing_extra(script: str, extra: str) -> Iterator[None]:
+    """Turn the import error of a missing package into one line that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:

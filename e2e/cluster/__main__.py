@@ -6,6 +6,8 @@ import argparse
 import subprocess
 import sys
 
+from e2e import progress
+
 from . import binaries, images, packages, store
 from .local import ComponentFailed, LocalKubernetes
 from .machine import MachineFailed
@@ -35,6 +37,7 @@ def main() -> int:
         if options.action == "build":
             packages.ensure()
             binaries.build()
+            progress.say("Kubernetes, CoreDNS and Helm are built")
             return 0
         if options.action == "up":
             kubernetes.up(keep=True)

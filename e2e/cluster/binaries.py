@@ -6,9 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from e2e import progress
 
 from .paths import HERE, cache_root, content_key, locked
 
@@ -85,17 +86,15 @@ def _compile(module: GoModule, package: str, binary: Path) -> None:
         )
     binary.parent.mkdir(parents=True, exist_ok=True)
     partial = binary.with_suffix(".partial")
-    print(f"[build] {binary.name} ...", file=sys.stderr, flush=True)
-    start = time.monotonic()
-    result = subprocess.run(
-        ["nice", go, *GO_FLAGS, "-ldflags", module.linker_flags, "-o", str(partial), package],
-        cwd=module.folder,
-        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if result.returncode != 0:
-        tail = "\n".join(result.stderr.splitlines()[-15:])
-        raise BuildFailed(f"go build of {package} in {module.folder} failed:\n{tail}")
-    partial.replace(binary)
-    print(f"[build] {binary.name} built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    with progress.step(f"build {binary.name}"):
+        result = subprocess.run(
+            ["nice", go, *GO_FLAGS, "-ldflags", module.linker_flags, "-o", str(partial), package],
+            cwd=module.folder,
+            env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if result.returncode != 0:
+            tail = "\n".join(result.stderr.splitlines()[-15:])
+            raise BuildFailed(f"go build of {package} in {module.folder} failed:\n{tail}")
+        partial.replace(binary)

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from e2e import progress
+
 from . import images
 from .local import LocalKubernetes
 from .paths import CHECKOUT, cache_root, content_key, locked, run_root
@@ -111,7 +113,7 @@ class LocalCluster(Cluster):
     @contextmanager
     def acquired(cls, name: str) -> Iterator[LocalCluster]:
         kubernetes = LocalKubernetes(name)
-        with locked(cache_root() / "locks" / f"{name}-in-use", "another run uses the cluster; waiting for it to end"):
+        with locked(cache_root() / "locks" / f"{name}-in-use", "wait for another run that uses the cluster"):
             if not kubernetes.kept:
                 kubernetes.down()  # of a run that was killed: its objects are not ours
             kubernetes.up(keep=kubernetes.kept or bool(os.environ.get(KEEP)))
@@ -161,7 +163,8 @@ class KindCluster(Cluster):
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         was_up = name in subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True).stdout.split()
         action = ["export", "kubeconfig"] if was_up else ["create", "cluster", "--wait=120s"]
-        subprocess.run(["kind", *action, f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
+        with progress.step(f"kind {' '.join(action[:2])} {name}"):
+            subprocess.run(["kind", *action, f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
         try:
             yield cls(name, kubeconfig)
         finally:
@@ -174,11 +177,12 @@ class KindCluster(Cluster):
         reference = f"localhost/{name}:{content_key(name, base_image or '', *images.contents(containerfile, files))}"
         arguments = ["--build-arg", f"BASE={base_image}"] if base_image else []
         if not _works("docker", "image", "inspect", reference):
-            with images.build_context(containerfile.read_text(), files) as context:
+            with images.build_context(containerfile.read_text(), files) as context, progress.step(f"docker build {reference}"):
                 subprocess.run(
                     ["docker", "build", *arguments, "-t", reference, "-f", str(context / "Containerfile"), str(context)], check=True
                 )
-        subprocess.run(["kind", "load", "docker-image", f"--name={self.name}", reference], check=True)
+        with progress.step(f"kind load {reference}"):
+            subprocess.run(["kind", "load", "docker-image", f"--name={self.name}", reference], check=True)
         return reference
 
 

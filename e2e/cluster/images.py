@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from e2e import progress
 
 from . import store
 from .paths import CHECKOUT, cache_root, content_key, locked
@@ -154,13 +154,11 @@ def _stage(source: Path, target: Path) -> None:
 
 
 def _run(command: list[str], what: str) -> None:
-    print(f"[image] {what} ...", file=sys.stderr, flush=True)
-    start = time.monotonic()
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    if result.returncode != 0:
-        tail = "\n".join(result.stdout.splitlines()[-25:])
-        raise ImageFailed(f"{what}: `{' '.join(command[:3])} ...` failed with code {result.returncode}:\n{tail}")
-    print(f"[image] {what} done in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    with progress.step(f"build image {what}"):
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        if result.returncode != 0:
+            tail = "\n".join(result.stdout.splitlines()[-25:])
+            raise ImageFailed(f"{what}: `{' '.join(command[:3])} ...` failed with code {result.returncode}:\n{tail}")
 
 
 if __name__ == "__main__":

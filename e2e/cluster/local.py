@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+
+from e2e import progress
 
 from . import binaries, certificates, components, images, packages, store
 from .machine import Machine
@@ -54,9 +55,9 @@ class LocalKubernetes:
             if self.running and not self._ended(list(components.commands(layout))) and self._kubectl("get", "--raw=/readyz") == "ok":
                 return
             self.machine.stop()
-            start = time.monotonic()
             try:
-                self._start(layout)
+                with progress.step(f"start Kubernetes (cluster {self.name})"):
+                    self._start(layout)
             except BaseException:
                 self._keep_logs()
                 self.machine.stop()
@@ -65,7 +66,6 @@ class LocalKubernetes:
             if keep:
                 (self.run / "keep").touch()
             shutil.rmtree(self._kept_logs, ignore_errors=True)
-            _say(f"up in {time.monotonic() - start:.1f} s")
 
     def down(self, purge: bool = False) -> None:
         """Nothing of the cluster is left: no process, mount, namespace, control group or file; imported images stay in the cache.
@@ -79,11 +79,21 @@ class LocalKubernetes:
                 shutil.rmtree(self._kept_logs, ignore_errors=True)
 
     def load_image(self, reference: str) -> None:
-        """Makes an image built by `images.build` known to the node; moves only layers that it does not have."""
+        """Import an image that `images.build` made into the node's containerd, with only those layers that it lacks."""
         have = self._ctr("images", "ls", "-q").split()
         if reference in have:
             return
-        start = time.monotonic()
+        with progress.step(f"import image {reference}"):
+            written = self._import_layers(reference)
+        older = [name for name in have if name.startswith(reference.rpartition(":")[0] + ":")]
+        if older:
+            self._ctr("images", "rm", *older)
+            self._forget_nameless()
+        store.share_layers(reference, self.images / "io.containerd.content.v1.content")
+        progress.say(f"{reference}: {written / 1e6:.0f} MB of layers were new")
+
+    def _import_layers(self, reference: str) -> int:
+        """Return the bytes of layers that were written. Raises ImageFailed."""
         present = set(self._ctr("content", "ls", "-q").split())
         command = ["ctr", f"--address={self.run / 'containerd.sock'}", "--namespace=k8s.io", "images", "import", "-"]
         with (self.machine.logs / "import.log").open("w+") as log:
@@ -96,12 +106,7 @@ class LocalKubernetes:
                 written = 0
             if process.wait() != 0:
                 raise images.ImageFailed(f"containerd refused {reference}:\n{self.machine.tail('import')}")
-        older = [name for name in have if name.startswith(reference.rpartition(":")[0] + ":")]
-        if older:
-            self._ctr("images", "rm", *older)
-            self._forget_nameless()
-        store.share_layers(reference, self.images / "io.containerd.content.v1.content")
-        _say(f"{reference} imported in {time.monotonic() - start:.1f} s ({written / 1e6:.0f} MB of layers)")
+        return written
 
     def _forget_nameless(self) -> None:
         """The kubelet's side of containerd keeps a second record of every image, by its digest, and with it all of its layers."""
@@ -214,7 +219,3 @@ class LocalKubernetes:
         longest = len(str(self.run / "containerd.sock.ttrpc"))
         if longest > 107:
             raise packages.MachineUnfit(f"FAIRLEAD_CACHE={cache_root()} is too long a path for unix sockets: {longest} bytes of 107.")
-
-
-def _say(text: str) -> None:
-    print(f"[cluster] {text}", file=sys.stderr, flush=True)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from e2e import progress
+
 # program: package. /usr/sbin is searched too, for it is not on everyone's PATH.
 PROGRAMS = {
     "etcd": "etcd-server",
@@ -54,12 +56,12 @@ def ensure() -> None:
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if shutil.which("apt-get") is None:
         raise MachineUnfit(f"Missing programs, in Debian's packages {', '.join(packages)}, and there is no apt-get: install them by hand.")
-    print(f"[packages] {' '.join(packages)}", file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if result.returncode != 0:
-        subprocess.run(["apt-get", "update"], env=environment, capture_output=True)
+    with progress.step(f"install Debian packages {' '.join(packages)}"):
         result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if result.returncode != 0 or missing():
-        tail = "\n".join(result.stdout.splitlines()[-10:])
-        raise MachineUnfit(f"`{' '.join(command)}` failed; run it by hand and look:\n{tail}")
+        if result.returncode != 0:
+            subprocess.run(["apt-get", "update"], env=environment, capture_output=True)
+            result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if result.returncode != 0 or missing():
+            tail = "\n".join(result.stdout.splitlines()[-10:])
+            raise MachineUnfit(f"`{' '.join(command)}` failed. Run it by hand to see why; its last lines:\n{tail}")

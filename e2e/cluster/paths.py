@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
+
+from e2e import progress
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
@@ -35,13 +36,12 @@ def content_key(*parts: str | bytes | Path) -> str:
 
 @contextmanager
 def locked(path: Path, notice: str = "") -> Iterator[None]:
-    """Holds an exclusive lock on `path`, so that two runs never build or start the same thing at once; says `notice` when it must wait."""
+    """Hold an exclusive lock on `path`, so that two runs never build or start the same thing; print `notice` while waiting for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
             flock(handle, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            if notice:
-                print(f"[cluster] {notice} ({path})", file=sys.stderr, flush=True)
-            flock(handle, LOCK_EX)
+            with progress.step(f"{notice or 'wait for another run that holds the lock'} ({path})"):
+                flock(handle, LOCK_EX)
         yield

@@ -10,24 +10,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gpu import __main__ as gpu_check
-from bench.gpu import bundle, compile, interpreter, quantized
-from bench.gpu import report as report_module
-from bench.gpu.__main__ import BY_NAME, carry_out, main, stages
+from bench.common import report as report_module
+from bench.gpu import bundle, compile, interpreter
+from bench.gpu import check as gpu_check
+from bench.gpu.check import ON_REQUEST, carry_out, main, stages
 from bench.gpu.device import Device
-from bench.gpu.kit import Kit, make
 from bench.gpu.loop import Loop
-from bench.gpu.narrow import by_token
+from bench.gpu.low_bit_weights import by_token
 from bench.gpu.report import Report, beside
+from bench.gpu.shared_model import Kit, make
+from bench.gpu.stages import quantized
 from tests.models import one_thread
 
 from fairlead_worker.scheduler.request import lease_of
 
 __all__ = ["one_thread"]
-MEASURED = ("speed", "steady", "arrival", "peers", "worth")
+MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching", "optimisation_gains")
 """Check nothing."""
-BARRED = ("steady", "arrival", "peers", "cold", "ahead")
-STAGES = ("sampling", "greedy", "attention", "logits", "memory", "speed", "serving", *BY_NAME)
+BARRED = ("kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
+STAGES = ("sampling", "greedy", "attention", "logits", "memory", "step_time", "serving", *ON_REQUEST)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -46,9 +47,11 @@ def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     carry_out(report, name, 250, known[name])
     assert report.path is not None
     written = json.loads(report.path.read_text())
-    assert not report.failed and written["stages"][name]["state"] == "done"
-    assert written["date"] and written["commit"] and written["flashinfer"] == "interpreted"
-    rows = written["stages"][name]["rows"]
+    assert not report.failed and written["results"]["stages"][name]["state"] == "done"
+    assert {"date", "commit", "cpu", "cpu_level", "torch"} <= written["machine"].keys() and written["machine"][
+        "flashinfer"
+    ] == "interpreted"
+    rows = written["results"]["stages"][name]["rows"]
     assert rows and (name in MEASURED or any(row.get("ok") for row in rows))
     assert any("bar" in row for row in rows) == (name in BARRED)
 
@@ -60,7 +63,7 @@ def test_the_end_of_a_run_puts_figures_beside_their_bars(tmp_path: Path) -> None
     told = report.summary().splitlines()
     assert told[:2] == ["gpu_check ok", "bars: 1 of 2 are met"], "a bar that is missed is no failure"
     assert told[2:] == ["  met  one: 0.98 (busy at least 0.97)", "  MISSED two: 31 (seconds at most 30)"]
-    assert report.path is not None and len(json.loads(report.path.read_text())["bars"]) == 2
+    assert report.path is not None and len(json.loads(report.path.read_text())["results"]["bars"]) == 2
 
 
 def iter_rows(rows: list[dict[str, object]]):
@@ -117,14 +120,16 @@ def test_a_run_that_is_interrupted_tells_its_figures(monkeypatch: pytest.MonkeyP
         yield beside({"what": "one", "busy": 0.98}, "busy", least=0.97)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu_check, "stages", lambda device, builds: [("steady", 10.0, stage), ("worth", 10.0, stage)])
-    assert main(["--device", "cpu", "--only", "steady,worth"]) == 1
+    monkeypatch.setattr(
+        gpu_check, "stages", lambda device, builds: [("kernel_busy_time", 10.0, stage), ("optimisation_gains", 10.0, stage)]
+    )
+    assert main(["--device", "cpu", "--only", "kernel_busy_time,optimisation_gains"]) == 1
     told = capsys.readouterr().out
-    assert "bars: 1 of 1 are met" in told and "steady: failed: interrupted" in told and "worth" not in told
+    assert "bars: 1 of 1 are met" in told and "kernel_busy_time: failed: interrupted" in told and "optimisation_gains" not in told
 
 
 def test_a_stage_that_is_not_known_is_said() -> None:
-    with pytest.raises(SystemExit, match="no stage is called nope: sampling"):
+    with pytest.raises(SystemExit, match="no stage is called nope: choose from sampling"):
         main(["--device", "cpu", "--only", "nope"])
 
 
@@ -138,7 +143,7 @@ def test_a_run_that_is_cut_short_has_told_what_it_found(tmp_path: Path) -> None:
 
     carry_out(report, "broken", 10, broken)
     assert report.path is not None
-    written = json.loads(report.path.read_text())["stages"]
+    written = json.loads(report.path.read_text())["results"]["stages"]
     assert written["endless"]["rows"] and written["endless"]["state"].startswith("out of time")
     assert written["broken"]["rows"] == [{"what": "wrong", "ok": False}]
     assert written["broken"]["state"] == "failed: RuntimeError: the device is gone"

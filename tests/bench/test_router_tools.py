@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bench.peers.running import free_port
-from bench.router.__main__ import ratios
-from bench.router.flat import slope
+from bench.other_servers.process import free_port
+from bench.router.memory_growth import slope
+from bench.router.proxy import ratios
 from bench.router.tools import NoCompiler, Scenario, Tools, build, load, mock_worker
 
 CORES = sorted(os.sched_getaffinity(0))[:1]

@@ -47,9 +47,9 @@ def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None
     assert find("/mnt/model/x") == str(tmp_path / "weights/qwen/x")
     assert find("/models/demo") == str(tmp_path / "models/demo")
     assert find(str(tmp_path)) == str(tmp_path)
-    with pytest.raises(UserError, match=f"/models/other, which is not on this machine .nor below --model-root {tmp_path}"):
+    with pytest.raises(UserError, match=f"/models/other, which does not exist on this machine .nor under --model-root {tmp_path}"):
         find("/models/other")
-    with pytest.raises(UserError, match=f"{tmp_path}/weights/qwen/y, which is not"):
+    with pytest.raises(UserError, match=f"{tmp_path}/weights/qwen/y, which does not exist"):
         find("/mnt/model/y")
     assert localize("--model=file:///models/demo", find) == f"--model=file://{tmp_path}/models/demo"
     assert localize("file:///mnt/model", find) == f"file://{tmp_path}/weights/qwen"
@@ -57,7 +57,7 @@ def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None
     with pytest.raises(UserError, match="--model-root"):
         paths_of(template, None)("/mnt/model/x")
     template["spec"]["volumes"] = [{"name": "model", "image": {"reference": "ghcr.io/org/qwen:1"}}]
-    with pytest.raises(UserError, match=r"oci://ghcr\.io/org/qwen:1: no images are pulled here"):
+    with pytest.raises(UserError, match=r"oci://ghcr\.io/org/qwen:1, but local mode pulls no images"):
         paths_of(template, tmp_path)("/mnt/model")
 
 

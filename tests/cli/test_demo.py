@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fairlead.demo.command import MANIFEST, with_policy
-from fairlead.demo.compare import broken_promises, returned, side_by_side, summary
+from fairlead.demo.compare import broken_promises, returned_to_pod, side_by_side, summary
 from fairlead.demo.conversations import conversations
 from fairlead.demo.play import Turn
 from fairlead.local.manifest import objects_of, read_manifest
@@ -20,15 +20,15 @@ KEPT = [
 
 
 def test_a_conversation_is_not_compared_with_the_one_before_it() -> None:
-    assert returned(KEPT) == [True, True]
+    assert returned_to_pod(KEPT) == [True, True]
     assert broken_promises(KEPT) == []
 
 
 def test_a_turn_elsewhere_and_a_turn_with_too_little_cached_break_the_promise() -> None:
     moved = [*KEPT[:3], replace(KEPT[3], pod="p0", cached=0)]
-    assert broken_promises(moved) == ["boris, turn 2: went to p0, not back to p1"]
+    assert broken_promises(moved) == ["boris, turn 2: went to p0 instead of p1"]
     cold = [KEPT[0], replace(KEPT[1], cached=640), *KEPT[2:]]
-    assert broken_promises(cold) == ["anna, turn 2: 640 of 800 tokens cached (80%), promised over 80%"]
+    assert broken_promises(cold) == ["anna, turn 2: 640 of 800 tokens cached (80%), promised > 80%"]
 
 
 def test_the_ratio_is_of_later_turns() -> None:

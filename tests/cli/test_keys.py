@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fairlead.errors import UserError
 from fairlead.local.manifest import objects_of, read_manifest
-from fairlead.local.up import greet
+from fairlead.local.up import print_urls
 from fairlead.local.workloads import LocalSettings, workloads
 from fairlead.main import main
 from fairlead_operator.api import InferenceService
@@ -71,7 +71,7 @@ def test_the_request_that_up_shows_names_a_key_where_one_is_asked_for(tmp_path: 
             "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: qwen}\n"
             f"spec: {{model: {{uri: 'file:///m'}}, {access}}}\n"
         )
-        greet(Console(file=written, width=500), {"qwen": "http://127.0.0.1:1"}, read_manifest(file))
+        print_urls(Console(file=written, width=500), {"qwen": "http://127.0.0.1:1"}, read_manifest(file))
     assert written.getvalue().count("Authorization: Bearer KEY") == 1
 
 

@@ -11,11 +11,11 @@ from tests.operator.manifests import container, deployment, pod
 
 from fairlead.errors import UserError
 from fairlead.kube import sections, table, top
-from fairlead.kube.api import Kube, Unanswered
+from fairlead.kube.api import Kube, UnexpectedStatus
 from fairlead.kube.explain import explain
-from fairlead.kube.facts import Facts, gpus_in_use, needs
+from fairlead.kube.facts import Facts, gpus_in_use, list_references
 from fairlead.kube.live import Live, ignored_lines
-from fairlead.kube.picture import row, through_proxy
+from fairlead.kube.snapshot import row, through_proxy
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 READY = {"type": "Ready", "status": "True", "reason": "Serving", "message": "x", "lastTransitionTime": "2026-01-01T11:00:00Z"}
@@ -76,9 +76,9 @@ def test_nodes_say_how_many_gpus_are_free_and_what_keeps_pods_away() -> None:
     used = gpus_in_use([{"spec": asks, "status": {"phase": "Running"}}, {"spec": asks, "status": {"phase": "Failed"}}])
     assert used == {"a": 3}
     nodes = [node("a", 8), node("b", 4, unschedulable=True, taints=[{"key": "gpu", "effect": "NoSchedule"}]), node("c", 0)]
-    lines = [(line.text, line.well) for line in sections.nodes(Facts(service(), nodes=nodes, gpus_in_use=used))]
+    lines = [(line.text, line.ok) for line in sections.nodes(Facts(service(), nodes=nodes, gpus_in_use=used))]
     assert lines == [("a: 8 GPUs, 5 free", True), ("b: 4 GPUs, 4 free, cordoned, taints gpu:NoSchedule", False)]
-    assert [line.well for line in sections.nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
+    assert [line.ok for line in sections.nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
     assert list(sections.nodes(Facts(service()))) == [], "not known is told elsewhere"
 
 
@@ -95,14 +95,14 @@ def test_what_a_manifest_needs_is_found_wherever_it_is_named() -> None:
         "access": {"keysSecretRef": {"name": "f"}},
         "podTemplate": {"spec": {"volumes": volumes, "imagePullSecrets": [{"name": "g"}]}},
     }
-    assert sorted(name for _, _, name, _ in needs(made)) == list("abcdefgh")
+    assert sorted(name for _, _, name, _ in list_references(made)) == list("abcdefgh")
 
 
-def test_an_edit_that_nobody_took_up_is_no_ready_service() -> None:
+def test_a_service_with_an_unprocessed_edit_is_not_ready() -> None:
     made = service()
     made["metadata"]["generation"] = 2
     story = explain(Facts(made), NOW)
-    assert not story.ready and "last edit was not taken up" in story.headline and "fairlead-operator runs" in story.next[0]
+    assert not story.ready and "has not processed the last edit" in story.headline and "fairlead-operator runs" in story.next[0]
 
 
 def test_a_service_that_sleeps_is_woken_by_a_request_and_by_hand_only_where_that_is_allowed() -> None:
@@ -117,7 +117,7 @@ def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
     paused = deployment("worker", 1, updated=0)
     paused["metadata"]["name"], paused["spec"]["paused"] = "qwen-worker", True
     unready = [{**READY, "status": "False", "reason": "RolloutPaused"}]
-    facts = Facts(service(conditions=unready), deployments={"worker": paused}, needs={("PersistentVolumeClaim", "w"): None})
+    facts = Facts(service(conditions=unready), deployments={"worker": paused}, references={("PersistentVolumeClaim", "w"): None})
     facts.why = {("PersistentVolumeClaim", "w"): "spec.model.cache.claim"}
     story = explain(facts, NOW)
     assert story.headline.endswith("PersistentVolumeClaimMissing") and "rollout resume deployment/qwen-worker" in story.next[1]
@@ -125,11 +125,11 @@ def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
 
 
 def test_without_a_kubeconfig_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not for the variables of a pod that nobody runs in."""
+    """The message does not ask for the variables that only pods have."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
-    with pytest.raises(UserError, match=r"there is no ~/\.kube/config with a context, and this is no pod\. Give --kubeconfig"):
+    with pytest.raises(UserError, match=r"there is no ~/\.kube/config with a context, and this is not a pod\. Give --kubeconfig"):
         Kube.connect()
     with pytest.raises(UserError, match=f"{tmp_path}/other"):
         Kube.connect(kubeconfig=str(tmp_path / "other"))
@@ -164,4 +164,4 @@ def test_routers_are_read_at_their_admin_port_and_port_forward_is_named_where_th
     with pytest.raises(
         UserError, match=r"kubectl port-forward -n ml qwen-router-x 8082, and fairlead status --url http://127\.0\.0\.1:8082"
     ):
-        through_proxy(cast(Kube, Api(Unanswered(503, "i/o timeout"))), "ml", "qwen-router-x", "metrics")
+        through_proxy(cast(Kube, Api(UnexpectedStatus(503, "i/o timeout"))), "ml", "qwen-router-x", "metrics")

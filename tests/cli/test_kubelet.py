@@ -162,7 +162,7 @@ async def test_a_pod_that_cannot_start_says_why(kubelet: Kubelet) -> None:
     pod = kubelet.pods()[0]
     await until(lambda: pod.state.restarts >= 1)
     assert pod.state.phase == "CrashLoopBackOff" and pod.state.reason == "exit status 1"
-    assert pod.last_words() == ["no such model: /nowhere"]
+    assert pod.last_output() == ["no such model: /nowhere"]
 
 
 async def test_stopping_while_starting_leaves_nothing(settings: LocalSettings) -> None:

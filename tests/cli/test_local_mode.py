@@ -157,7 +157,7 @@ def test_verify_sees_a_stream_and_its_repetition_hit_the_cache(up: Up) -> None:
     first, *_, last, verdict = done.stdout.splitlines()
     assert first.startswith("first:") and int(first.split()[1]) > 4 and " 0 of " in first
     cached, prompt = (int(last.split(" from the cache")[0].split()[place]) for place in (-5, -3))
-    assert 0 < cached <= prompt and verdict == "the second found the first one's KV"
+    assert 0 < cached <= prompt and verdict == "the second hit the cache of the first"
 
 
 def test_status_shows_the_workers(up: Up) -> None:
@@ -218,7 +218,7 @@ def test_a_folder_that_is_no_model_ends_the_command_with_the_cause(tmp_path_fact
         "pod small-worker-0: exit status" in said
         and "no config.json in" in said
         and "/models/small" in said
-        and "Nothing was left running" in said
+        and "Nothing is left running" in said
     )
     until_gone(running.mark, seconds=1)
 

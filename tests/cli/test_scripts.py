@@ -50,7 +50,7 @@ def test_every_script_is_there() -> None:
 
 
 def test_a_missing_module_of_ours_is_a_fault_and_no_extra() -> None:
-    with pytest.raises(ModuleNotFoundError), fairlead.scripts.naming_the_extra("fairlead", "local"):
+    with pytest.raises(ModuleNotFoundError), fairlead.scripts.name_missing_extra("fairlead", "local"):
         importlib.import_module("fairlead.no_such_module")
 
 

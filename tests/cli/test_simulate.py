@@ -13,7 +13,7 @@ from fairlead.main import main
 from fairlead.simulate.pods import Pod, PodModel, PrefixLRU
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import replay
-from fairlead.simulate.trace import BLOCK_TOKENS, Request, read_trace, rotated
+from fairlead.simulate.trace import BLOCK_TOKENS, Request, read_trace, rotate
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def test_while_redis_is_away_the_router_chooses_by_itself_and_afterwards_the_ind
 
 def test_a_trace_from_another_moment_has_the_same_requests_and_pauses(trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=1.0)
-    turned = rotated(requests, 1 / 3)
+    turned = rotate(requests, 1 / 3)
     assert [request.blocks for request in turned] == [request.blocks for request in requests[80:] + requests[:80]]
     assert turned[0].at == 0 and all(early.at <= late.at for early, late in pairwise(turned))
-    assert turned[-1].at <= requests[-1].at and rotated(requests, 0) == requests
+    assert turned[-1].at <= requests[-1].at and rotate(requests, 0) == requests
 
 
 def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,8 +125,8 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
     ("text", "arguments", "words"),
     [
         ('{"timestamp": 0}', [], "line 1: not a Mooncake trace entry"),
-        ("", [], "there is no request in it"),
-        ("\n \n", [], "there is no request in it"),
+        ("", [], "it contains no request"),
+        ("\n \n", [], "it contains no request"),
         ('{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": [1]}', [], "line 1: not a Mooncake trace entry"),
         ('{"timestamp": 0, "input_length": -1, "output_length": 1, "hash_ids": [1]}', [], "numbers from 0 on"),
         ('{"timestamp": 0, "input_length": 1e18, "output_length": 1, "hash_ids": [1]}', [], "lengths up to 100000000"),

@@ -14,8 +14,8 @@ import pytest
 
 from fairlead.errors import UserError
 from fairlead.main import main
-from fairlead.tools.doctor import look, native_kernels, processor_level
-from fairlead.tools.status import picture
+from fairlead.tools.doctor import check_machine, native_kernels, processor_level
+from fairlead.tools.status import read_workers
 from fairlead_worker import isa
 from fairlead_worker.native import build, library
 
@@ -60,7 +60,7 @@ def router() -> Iterator[str]:
 
 
 def test_doctor_names_what_local_mode_needs() -> None:
-    findings = {finding.what: finding for finding in look()}
+    findings = {finding.what: finding for finding in check_machine()}
     assert all(not finding.advice for finding in findings.values() if finding.needed), findings
     assert findings.keys() >= {"Python", "torch", "Redis server", "GPU", "kubectl"}
 
@@ -68,7 +68,7 @@ def test_doctor_names_what_local_mode_needs() -> None:
 def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(isa, "cpu_level", lambda: "amx")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert {finding.what for finding in look()} >= {"native kernels"}
+    assert {finding.what for finding in check_machine()} >= {"native kernels"}
     monkeypatch.setattr(build, "LIBRARY", tmp_path / "none.so")
     missing = native_kernels()
     assert missing.found == "not built" and "python -m fairlead_worker.native.build" in missing.advice and not missing.needed
@@ -119,9 +119,9 @@ def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixtu
 
 def test_status_names_an_address_where_no_router_is(router: str) -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9/fairlead/workers"):
-        picture("http://127.0.0.1:9")
+        read_workers("http://127.0.0.1:9")
     with pytest.raises(UserError, match="not a Fairlead router"):
-        picture(f"{router}/elsewhere")
+        read_workers(f"{router}/elsewhere")
 
 
 def test_status_with_nothing_running_says_what_to_do(
@@ -185,7 +185,7 @@ def test_schedule_tells_a_decode_with_guesses_from_the_end_of_a_prompt(tmp_path:
     lines = {words[0]: line for line in shown.splitlines() if (words := line.split())}
     assert lines["r0"] == "r0      █····▒█·", "after the retraction all that is known is a prompt again"
     assert lines["r1"] == "r1        █·"
-    assert "27 prefill tokens, 6 decodes, 2 of 8 guesses accepted" in shown
+    assert "27 prefill tokens, 6 decodes, 2 of 8 draft tokens accepted" in shown
     assert _schedule(str(path), "--list") == 0
     listed = capsys.readouterr().out
     assert "decode r0+2/5\n" in listed and "prefill r1[0:3]*  decode r0+0/3\n" in listed

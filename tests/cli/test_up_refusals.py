@@ -38,7 +38,7 @@ def test_what_only_a_cluster_has_is_skipped_and_said() -> None:
     """A claim beside the service is no reason not to run it here; a file with nothing else is named with what it holds."""
     found = read_manifest(EXAMPLES / "cache.yaml")
     assert [service.name for service in found.services] == ["qwen"] and found.skipped == ("PersistentVolumeClaim",)
-    with pytest.raises(UserError, match="holds no InferenceService, only InferencePool, HTTPRoute, Service, Deployment, which need a"):
+    with pytest.raises(UserError, match="contains no InferenceService, only InferencePool, HTTPRoute, Service, Deployment, which need a"):
         read_manifest(EXAMPLES / "inference-pool.yaml")
 
 
@@ -113,7 +113,7 @@ def test_a_model_that_is_not_here_is_said_at_once(
     with pytest.raises(SystemExit) as ended:
         main(["up", "-f", str(file), "--port", str(free_port())])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "/no/such/model, which is not on this machine: put it there" in said and "--model-root" in said
+    assert ended.value.code == 2 and "/no/such/model, which does not exist on this machine: create it" in said and "--model-root" in said
     assert [path.name for path in runs_root().iterdir()] == []
 
 

@@ -80,7 +80,7 @@ def test_a_cache_that_is_never_hit_is_a_failure(service: tuple[type[Service], st
     kind, url = service
     assert run(url) == 1
     out = capsys.readouterr().out
-    assert "found no KV of the first" in out and "spec.routing.policy" in out
+    assert "did not hit the cache of the first" in out and "spec.routing.policy" in out
     assert len(kind.asked) == 1 + verify.ATTEMPTS and len(set(kind.asked)) == 1, "the very same prompt"
 
 
@@ -101,7 +101,7 @@ def test_another_programs_answer_is_said_to_be_one(service: tuple[type[Service],
     kind, url = service
     kind.do_GET = lambda self: self._answer(200, "<html>")  # type: ignore[method-assign]
     assert run(url) == 2
-    assert "is no OpenAI API" in capsys.readouterr().err
+    assert "is not an OpenAI API" in capsys.readouterr().err
 
 
 def test_it_waits_for_a_service_that_starts(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,9 +117,9 @@ def test_it_waits_for_a_service_that_starts(service: tuple[type[Service], str], 
     [
         ({"status": 400}, "answered 400"),
         ({"status": 503}, "does not answer: 503"),
-        ({"usage": False}, "without its usage"),
+        ({"usage": False}, "without usage"),
         ({"error": True}, "the stream ended with an error: the worker died"),
-        ({"key": "k"}, "asks for an API key: give --api-key-file"),
+        ({"key": "k"}, "requires an API key: give --api-key-file"),
     ],
 )
 def test_what_is_wrong_is_said(

@@ -7,9 +7,9 @@ from tests.operator.manifests import pod
 from tests.router.harness import Fleet, RunningRouter, eventually
 
 from fairlead.errors import UserError
-from fairlead.kube.live import Live, look
-from fairlead.kube.picture import row
-from fairlead.kube.top import rated
+from fairlead.kube.live import Live, read_routers
+from fairlead.kube.snapshot import row
+from fairlead.kube.top import add_rates
 from fairlead_operator.status import traffic
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -27,7 +27,7 @@ def load(prompt: int, cached: int, output: int) -> dict[str, int]:
 async def looked(router: RunningRouter) -> Live:
     """As through the API server's proxy, which only passes on."""
     texts = {page: (await router.client.get(f"/{page}")).text for page in ("fairlead/workers", "metrics")}
-    return look([pod("qwen-router-0", "router", **READY)], lambda _, page: texts[page])
+    return read_routers([pod("qwen-router-0", "router", **READY)], lambda _, page: texts[page])
 
 
 async def test_a_service_is_put_together_from_its_routers(fleet: Fleet) -> None:
@@ -49,7 +49,7 @@ async def test_a_service_is_put_together_from_its_routers(fleet: Fleet) -> None:
     worker.load = load(2000, 1150, 400)
     await eventually(lambda: shown(2000), "the worker's counters have moved")
     second_live = await looked(router)
-    (second,) = rated([first], [row(SERVICE, pods, second_live)], 10.0)
+    (second,) = add_rates([first], [row(SERVICE, pods, second_live)], 10.0)
     assert second.pods[0].figures.tokens_per_second == 30.0 == second.figures.tokens_per_second
     assert second.pods[0].figures.hit_rate == 0.9, "of what came between the two looks"
     before, after = (traffic.Look.of({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0)))
@@ -81,14 +81,14 @@ def test_what_cannot_be_read_is_said_and_a_part_of_a_queue_is_none() -> None:
             raise UserError("away")
         return '{"index": "ok", "workers": []}' if page != "metrics" else "fairlead_router_queued_requests 4.0\n"
 
-    assert look(routers, read).queued is None and look(routers[:1], read).queued == 4
-    assert look([], read).problem == "no router is ready"
+    assert read_routers(routers, read).queued is None and read_routers(routers[:1], read).queued == 4
+    assert read_routers([], read).problem == "no router is ready"
 
     def refused(name: str, page: str) -> str:
         raise UserError("you may not get pods/proxy")
 
-    assert look(routers, refused).problem == "you may not get pods/proxy"
-    assert "not a Fairlead router" in look(routers, lambda *_: "<html>").problem
+    assert read_routers(routers, refused).problem == "you may not get pods/proxy"
+    assert "not a Fairlead router" in read_routers(routers, lambda *_: "<html>").problem
 
 
 @pytest.mark.parametrize("counters", [{}, {"prompt_tokens": 5, "cached_tokens": 0, "output_tokens": 0}])
@@ -96,5 +96,5 @@ def test_a_worker_that_began_anew_or_is_of_an_older_release_has_no_rate(counters
     pods = [pod("w", "worker", **READY)]
     before = Live(workers={"w": {"load": load(100, 50, 10)}})
     after = Live(workers={"w": {"load": {"running": 1, **counters}}})
-    (shown,) = rated([row(SERVICE, pods, before)], [row(SERVICE, pods, after)], 1.0)
+    (shown,) = add_rates([row(SERVICE, pods, before)], [row(SERVICE, pods, after)], 1.0)
     assert shown.pods[0].figures.tokens_per_second is None

@@ -1,4 +1,4 @@
-"""One streaming completion and its times, over aiohttp: its parser is in C, and the client must not be what is measured."""
+"""One streaming completion and its times, over aiohttp: its parser is in C, so that the client does not limit the measurement."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from fairlead.errors import UserError
 
 @dataclass
 class Outcome:
-    """What one request gave. Times in seconds; `started` on `time.perf_counter`'s clock."""
+    """The result of one request. Times are in seconds; `started` is on `time.perf_counter`'s clock."""
 
     prompt_len: int
     started: float = 0.0
@@ -35,7 +35,7 @@ class Outcome:
 
 
 async def complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any], prompt_len: int) -> Outcome:
-    """POST `body` (with `stream`) and read the stream to its end. Never raises for what the server does: see `Outcome.error`."""
+    """POST `body` (with `stream`) and read the stream to its end. Errors of the server go to `Outcome.error`."""
     outcome = Outcome(prompt_len, started=time.perf_counter())
     try:
         async with session.post(url, json=body) as response:
@@ -54,7 +54,7 @@ async def complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any
 
 
 async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> None:
-    """Server-sent events: each with text or a choice is a moment at which tokens came."""
+    """Read server-sent events. Each event with a choice counts as one arrival of tokens."""
     pending = b""
     last = outcome.started
     parts: list[str] = []
@@ -90,7 +90,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
 
 
 def request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
-    """A `/v1/completions` body; the prompt as token ids (exact length, nothing tokenized on the way) unless `text` is given."""
+    """Return a `/v1/completions` body. The prompt is token ids, so its length is exact, unless `text` is given."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": text if text is not None else list(prompt.tokens),
@@ -109,16 +109,16 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     try:
         return str(answer["data"][0]["id"])
     except (KeyError, IndexError, TypeError):
-        raise UserError(f"{base_url}/v1/models names no model: give --model") from None
+        raise UserError(f"{base_url}/v1/models lists no model: give --model") from None
 
 
 async def vocabulary(session: aiohttp.ClientSession, base_url: str, model: str, text: str) -> Sequence[int]:
-    """Token ids that occur in ordinary text, from the server's own tokenizer: no special token is among them."""
+    """Return the token ids of ordinary text, from the server's tokenizer. They include no special token."""
     answer = await _json(session, "POST", f"{base_url}/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
     try:
         return sorted(set(answer["tokens"]))
     except (KeyError, TypeError):
-        raise UserError(f"{base_url}/tokenize gave no tokens: give --vocab-size N, and ids below N are used") from None
+        raise UserError(f"{base_url}/tokenize returned no tokens: give --vocab-size N to use ids below N") from None
 
 
 async def detokenize(session: aiohttp.ClientSession, base_url: str, model: str, tokens: Sequence[int]) -> str:
@@ -133,4 +133,4 @@ async def _json(session: aiohttp.ClientSession, method: str, url: str, body: dic
                 raise UserError(f"{method} {url}: HTTP {response.status}: {(await response.text())[:200]}")
             return await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise UserError(f"{method} {url}: {error}. Is the server there? See --base-url") from None
+        raise UserError(f"{method} {url}: {error}. Check --base-url and that the server runs") from None

@@ -23,37 +23,42 @@ from fairlead.errors import UserError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    bench = commands.add_parser("bench", help="measure a server")
+    bench = commands.add_parser("bench", help="measure a server's latency and throughput")
     serve = bench.add_subparsers(dest="what", required=True, metavar="WHAT").add_parser(
         "serve", help="streaming load: TTFT, TPOT, ITL, latency, tokens/s"
     )
     add = serve.add_argument
     add("--base-url", required=True, metavar="U", help="http://host:port, without /v1")
-    add("--model", metavar="M", help="default: the first that the server names")
+    add("--model", metavar="M", help="model name (default: the first that the server lists)")
     add("--dataset", default="random", choices=["random", "prefix-repetition", "trace"])
     add("--num-prompts", type=int, default=100, metavar="N")
-    add("--request-rate", type=float, default=math.inf, metavar="R", help="requests a second (default: all at once)")
+    add("--request-rate", type=float, default=math.inf, metavar="R", help="requests per second (default: all immediately)")
     add("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; below 1: burstier (default 1)")
-    add("--max-concurrency", type=int, metavar="N", help="most requests at once")
+    add("--max-concurrency", type=int, metavar="N", help="maximum concurrent requests")
     add("--seed", type=int, default=0, metavar="N")
     add("--random-input-len", type=int, default=1024, metavar="N")
     add("--random-output-len", type=int, default=128, metavar="N")
     add("--random-range-ratio", type=float, default=0.0, metavar="X", help="lengths vary by ± this share")
-    add("--random-prefix-len", type=int, default=0, metavar="N", help="tokens that all random prompts share")
+    add("--random-prefix-len", type=int, default=0, metavar="N", help="length of a prefix that all random prompts share")
     add("--prefix-repetition-prefix-len", type=int, default=256, metavar="N")
     add("--prefix-repetition-suffix-len", type=int, default=256, metavar="N")
     add("--prefix-repetition-num-prefixes", type=int, default=10, metavar="N")
     add("--prefix-repetition-output-len", type=int, default=128, metavar="N")
     add("--trace-path", type=Path, metavar="FILE", help="a Mooncake trace, JSON lines")
-    add("--trace-speed", type=float, default=1.0, metavar="X", help="play it X times as fast")
-    add("--trace-scale", type=float, default=1.0, metavar="X", help="multiply all its lengths")
-    add("--prompt-format", default="tokens", choices=["tokens", "text"], help="text: through the server's /detokenize (default tokens)")
-    add("--vocab-size", type=int, metavar="N", help="token ids below N, for a server without /tokenize")
+    add("--trace-speed", type=float, default=1.0, metavar="X", help="replay the trace X times as fast")
+    add("--trace-scale", type=float, default=1.0, metavar="X", help="multiply all lengths of the trace by X")
+    add(
+        "--prompt-format",
+        default="tokens",
+        choices=["tokens", "text"],
+        help="text: prompts as text, made with the server's /detokenize (default tokens)",
+    )
+    add("--vocab-size", type=int, metavar="N", help="use token ids below N, for a server without /tokenize")
     add("--temperature", type=float, default=0.0, metavar="T")
-    add("--ignore-eos", action="store_true", help="always generate as many tokens as asked")
+    add("--ignore-eos", action="store_true", help="always generate the requested number of tokens")
     add("--timeout", type=float, default=3600, metavar="S", help="seconds for one request")
     add("--save-result", type=Path, metavar="FILE", help="write all figures as JSON, in the field names of vllm bench serve")
-    add("--save-detailed", action="store_true", help="with every request's times and texts")
+    add("--save-detailed", action="store_true", help="include every request's times and texts in the result")
     serve.set_defaults(run=run)
 
 
@@ -70,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for flag in positive:
         value = getattr(arguments, flag)
-        if value is not None and not value > 0:  # so that nan is refused, too
+        if value is not None and not value > 0:  # written so that nan is refused too
             raise UserError(f"--{flag.replace('_', '-')} {value}: must be above 0")
-    if arguments.save_result and not arguments.save_result.absolute().parent.is_dir():  # said now, not after the measurement
-        raise UserError(f"--save-result {arguments.save_result}: its folder does not exist; make it first")
+    if arguments.save_result and not arguments.save_result.absolute().parent.is_dir():  # before the measurement
+        raise UserError(f"--save-result {arguments.save_result}: its folder does not exist; create it first")
     if arguments.dataset == "trace" and arguments.trace_path is None:
         raise UserError("--dataset trace needs --trace-path FILE")
     result = asyncio.run(serve(arguments, make_console()))
@@ -81,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def serve(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Run the whole benchmark; the result as saved."""
+    """Run the benchmark. Return the result as it is saved."""
     base_url = arguments.base_url.rstrip("/").removesuffix("/v1")
     limits = aiohttp.ClientTimeout(total=arguments.timeout)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits, read_bufsize=1 << 20) as session:
@@ -144,7 +149,7 @@ async def _vocabulary(arguments: argparse.Namespace, session: aiohttp.ClientSess
 async def _texts(
     arguments: argparse.Namespace, session: aiohttp.ClientSession, base_url: str, model: str, prompts: Sequence[Prompt]
 ) -> list[str]:
-    """The prompts as text, or nothing when they go as token ids. A text's own tokens may be a few more or fewer: usage counts them."""
+    """Return the prompts as text; nothing if they are sent as token ids. A text may have a few tokens more or fewer: usage counts them."""
     if arguments.prompt_format == "tokens":
         return []
     return [await detokenize(session, base_url, model, prompt.tokens) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What to ask: seeded prompts as token ids. Pure; the same arguments give the same prompts."""
+"""Seeded prompts as token ids. The same arguments give the same prompts."""
 
 import json
 import random
@@ -15,7 +15,7 @@ TRACE_BLOCK = 512
 
 @dataclass(frozen=True)
 class Prompt:
-    """`tokens` to send, `output_len` tokens to ask for, `at`: seconds after the start, from a trace (None: by the request rate)."""
+    """One prompt. `output_len`: tokens to generate. `at`: seconds after the start, from a trace (None: the request rate decides)."""
 
     tokens: tuple[int, ...]
     output_len: int
@@ -25,7 +25,7 @@ class Prompt:
 def random_prompts(
     vocabulary: Sequence[int], *, count: int, input_len: int, output_len: int, range_ratio: float, prefix_len: int, seed: int
 ) -> list[Prompt]:
-    """Unrelated prompts of `prefix_len` shared and `input_len` own tokens; lengths uniform in ±`range_ratio` of what was asked."""
+    """Return random prompts of `prefix_len` shared and `input_len` own tokens. Lengths vary uniformly by ±`range_ratio`."""
     if not 0 <= range_ratio < 1:
         raise UserError(f"--random-range-ratio {range_ratio}: must be at least 0 and below 1")
     rng = random.Random(seed)
@@ -40,7 +40,7 @@ def random_prompts(
 def prefix_repetition_prompts(
     vocabulary: Sequence[int], *, count: int, prefix_len: int, suffix_len: int, prefixes: int, output_len: int, seed: int
 ) -> list[Prompt]:
-    """`count` prompts over `prefixes` shared beginnings, shuffled: what steering by prefix is for."""
+    """Return `count` shuffled prompts with `prefixes` different prefixes: the workload for prefix-aware routing."""
     if not 1 <= prefixes <= count:
         raise UserError(f"--prefix-repetition-num-prefixes {prefixes}: must be 1 to --num-prompts {count}")
     rng = random.Random(seed)
@@ -51,7 +51,7 @@ def prefix_repetition_prompts(
 
 
 def trace_prompts(vocabulary: Sequence[int], path: Path, *, count: int, speed: float, scale: float, seed: int) -> list[Prompt]:
-    """The first `count` requests of a Mooncake trace: equal `hash_ids` become equal tokens, so prefixes are shared as they were.
+    """Return the first `count` requests of a Mooncake trace. Equal `hash_ids` become equal tokens, so prefixes are shared as recorded.
 
     `speed` divides the times (2: twice as fast); `scale` multiplies all lengths, and the block with them (0.1: a tenth of the tokens).
     """

@@ -1,4 +1,4 @@
-"""Send prompts on schedule: Poisson (or burstier) arrivals at a rate, or a trace's own times, with at most so many at once."""
+"""Send prompts on schedule: Poisson (or burstier) arrivals at a rate, or a trace's times, with a limit on concurrency."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,11 @@ from fairlead.bench.datasets import Prompt
 
 
 def arrival_times(prompts: Sequence[Prompt], *, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds after the start for each prompt. A trace's times as they are; else gamma-distributed gaps that take count / rate in all.
+    """Return the send time of each prompt in seconds after the start.
 
-    `burstiness` 1 is a Poisson process, below 1 burstier, above 1 more even; `rate` infinite is everything at once.
+    A trace keeps its times. Otherwise gaps are gamma-distributed and add up to count / rate.
+
+    `burstiness` 1 is a Poisson process, below 1 burstier, above 1 more even; an infinite `rate` sends everything immediately.
     """
     if prompts and all(prompt.at is not None for prompt in prompts):
         return [prompt.at or 0.0 for prompt in prompts]
@@ -37,7 +39,7 @@ async def send_all(
     max_concurrency: int | None,
     progress: Callable[[], None],
 ) -> tuple[list[Outcome], float]:
-    """Every outcome in the order of `prompts`, and how long it took in seconds. `send` gets a prompt's number and the prompt."""
+    """Send all prompts. Return the outcomes in the order of `prompts`, and the duration in seconds."""
     turn: contextlib.AbstractAsyncContextManager[object] = (
         asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     )

@@ -1,4 +1,4 @@
-"""Figures from outcomes, under the names of `vllm bench serve`'s result file, so that the two can be laid side by side."""
+"""Figures from outcomes, with the names of `vllm bench serve`'s result file, so that the two can be compared."""
 
 import math
 import statistics
@@ -16,9 +16,11 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
 def results(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
-    """All figures; times in milliseconds where the name says so. TPOT is (latency - TTFT) / (tokens - 1), ITL the gap between two events.
+    """Return all figures; `_ms`: milliseconds.
 
-    `total_cached_tokens`, `cached_fraction`, `cached_lens` and `pods` are ours; everything else is vLLM's.
+    TPOT is (latency - TTFT) / (tokens - 1), ITL is the gap between two events.
+
+    `total_cached_tokens`, `cached_fraction`, `cached_lens` and `pods` are additions; all other names are vLLM's.
     """
     good = [outcome for outcome in outcomes if outcome.success]
     total_input = sum(outcome.prompt_len for outcome in good)
@@ -63,7 +65,7 @@ def results(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between neighbours, as numpy's default; 0 for no values."""
+    """Return the percentile with linear interpolation, as numpy does by default; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -74,11 +76,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """A table for people."""
+    """Print the figures as a table."""
     console.print(
         f"{result['completed']} completed, {result['failed']} failed in {result['duration']:.2f} s   "
         f"{result['request_throughput']:.2f} requests/s   {result['output_throughput']:.1f} output tokens/s   "
-        f"{result['total_token_throughput']:.1f} tokens/s in all"
+        f"{result['total_token_throughput']:.1f} tokens/s in total"
     )
     fraction, cached, total = result["cached_fraction"], result["total_cached_tokens"], result["total_input_tokens"]
     console.print(f"cached prompt tokens: {cached} of {total} ({100 * fraction:.1f} %)")
@@ -107,7 +109,7 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _peak_tokens(good: Sequence[Outcome]) -> float:
-    """Most token events in any second counted from the first request."""
+    """Return the most token events in any second, counted from the first request."""
     if not good:
         return 0.0
     first = min(outcome.started for outcome in good)

@@ -1,4 +1,4 @@
-"""`fairlead demo`: what the router's steering is worth, on this machine, in a minute.
+"""`fairlead demo`: the gain of prefix-aware routing, shown on this machine in about a minute.
 
-`conversations` are the texts, `play` holds them, `compare` lays two runs side by side and checks the promise.
+`conversations` has the texts, `play` sends them, `compare` compares two runs and checks the promise.
 """

@@ -1,4 +1,4 @@
-"""Two runs side by side, and whether the promise was kept."""
+"""The comparison of two demo runs, and the check of the promise about cached tokens."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,35 +9,35 @@ from rich.table import Table
 from fairlead.demo.play import Turn
 
 PROMISED_SHARE = 0.8
-"""Of a later turn's prompt, what must have been cached."""
+"""Share of a later turn's prompt that must come from the cache."""
 
 
-def returned(turns: Sequence[Turn]) -> list[bool]:
-    """For each turn after a conversation's first: was it on the pod of the turn before?"""
-    return [later.pod == earlier.pod for earlier, later in pairwise(turns) if later.conversation == earlier.conversation]
+def returned_to_pod(turns: Sequence[Turn]) -> list[bool]:
+    """Return for each turn after a conversation's first whether it ran on the pod of the turn before."""
+    return [turn.pod == before.pod for before, turn in pairwise(turns) if turn.conversation == before.conversation]
 
 
-def later(turns: Sequence[Turn]) -> list[Turn]:
+def later_turns(turns: Sequence[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.number > 1]
 
 
 def broken_promises(turns: Sequence[Turn]) -> list[str]:
-    """A sentence for each turn after the first that left its pod, or found too little of its prompt cached."""
+    """Return a sentence for each later turn that changed its pod or found too little of its prompt cached."""
     broken = []
     for before, turn in pairwise(turns):
         if turn.conversation != before.conversation:
             continue
-        who = f"{turn.conversation}, turn {turn.number}"
+        where = f"{turn.conversation}, turn {turn.number}"
         if turn.pod != before.pod:
-            broken.append(f"{who}: went to {turn.pod}, not back to {before.pod}")
+            broken.append(f"{where}: went to {turn.pod} instead of {before.pod}")
         elif turn.cached_share <= PROMISED_SHARE:
             broken.append(
-                f"{who}: {turn.cached} of {turn.prompt_tokens} tokens cached ({turn.cached_share:.0%}), promised over {PROMISED_SHARE:.0%}"
+                f"{where}: {turn.cached} of {turn.prompt_tokens} tokens cached ({turn.cached_share:.0%}), promised > {PROMISED_SHARE:.0%}"
             )
     return broken
 
 
-def side_by_side(steered: Sequence[Turn], random: Sequence[Turn]) -> Table:
+def side_by_side(prefix_aware: Sequence[Turn], random: Sequence[Turn]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("conversation\nturn")
     table.add_column("prompt\ntokens", justify="right")
@@ -46,8 +46,8 @@ def side_by_side(steered: Sequence[Turn], random: Sequence[Turn]) -> Table:
         table.add_column("predicted\n(tokens)", justify="right")
         table.add_column("cached\n(tokens)", justify="right")
         table.add_column("TTFT\n(ms)", justify="right")
-    for left, right in zip(steered, random, strict=True):
-        if left.number == 1 and left is not steered[0]:
+    for left, right in zip(prefix_aware, random, strict=True):
+        if left.number == 1 and left is not prefix_aware[0]:
             table.add_section()
         table.add_row(f"{left.conversation} {left.number}", str(left.prompt_tokens), *_cells(left), *_cells(right))
     return table
@@ -60,17 +60,17 @@ def _cells(turn: Turn) -> list[str]:
     return [turn.pod, predicted, cached, f"{1000 * turn.ttft:.0f}"]
 
 
-def summary(steered: Sequence[Turn], random: Sequence[Turn]) -> str:
-    """The figures of turns 2 and later, and the ratio of their times to first token."""
+def summary(prefix_aware: Sequence[Turn], random: Sequence[Turn]) -> str:
+    """Return the figures of later turns (from the second on), and the ratio of their TTFTs."""
     lines = []
-    for policy, turns in (("PrefixAware", steered), ("Random", random)):
-        back, after = returned(turns), later(turns)
+    for policy, turns in (("PrefixAware", prefix_aware), ("Random", random)):
+        back, after = returned_to_pod(turns), later_turns(turns)
         share = sum(turn.cached for turn in after) / sum(turn.prompt_tokens for turn in after)
         mean, median = (1000 * figure([turn.ttft for turn in after]) for figure in (statistics.fmean, statistics.median))
         lines.append(
             f"{policy:<12} turns 2+: {sum(back)} of {len(back)} back on their pod, {share:.0%} of prompt tokens cached, "
             f"TTFT mean {mean:.0f} ms, median {median:.0f} ms"
         )
-    ratio = statistics.fmean(turn.ttft for turn in later(random)) / statistics.fmean(turn.ttft for turn in later(steered))
+    ratio = statistics.fmean(turn.ttft for turn in later_turns(random)) / statistics.fmean(turn.ttft for turn in later_turns(prefix_aware))
     lines.append(f"TTFT, Random / PrefixAware, mean of turns 2+: {ratio:.1f} x")
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""Three people with a long document each and short questions about it: the shape in which a returned-to KV cache is worth most."""
+"""Three users with a long document each and short questions about it: the workload that gains most from a cached prefix."""
 
 from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 DOCUMENT_CHARACTERS = 2600
-"""Some 650 tokens with the demo's tokenizer, which was trained on these texts."""
+"""About 650 tokens with the demo's tokenizer, which was trained on these texts."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ _SUBJECTS = {"anna": "assignment", "boris": "calls", "chloe": "import"}
 
 
 def conversations(run: str) -> list[Conversation]:
-    """The three. `run` stands at the very beginning of every prompt, so that one run finds nothing that another left in the caches."""
+    """Return the three conversations. `run` begins every prompt, so that no run hits cached blocks of another."""
     return [
         Conversation(
             name, f"[{run}, {name}] Answer questions about this text.\n\n{topics[subject].strip()[:DOCUMENT_CHARACTERS]}", _QUESTIONS

@@ -1,4 +1,4 @@
-"""Hold conversations at once through the router, each turn with everything said before, and note what every answer cost."""
+"""Send concurrent conversations through the router, each turn with all earlier messages, and record pod, cached tokens and TTFT."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from fairlead.bench.client import complete
 from fairlead.demo.conversations import Conversation
 
 REPLY_TOKENS = 24
-THINKING = 0.3
-"""Seconds between an answer and the next question: people read before they ask."""
+PAUSE_SECONDS = 0.3
+"""Time between an answer and the next question, in which a user would read."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer. `predicted`: cached tokens that the router expected (None: it did not ask the index); `ttft` in seconds."""
+    """One answer. `predicted`: cached tokens that the router predicted (None: it did not read the index); `ttft` in seconds."""
 
     conversation: str
     number: int
@@ -32,26 +32,26 @@ class Turn:
 
 
 class TurnFailed(Exception):
-    """An answer that did not come; the message is the server's."""
+    """A turn without an answer. The message is the server's."""
 
 
-async def play(base_url: str, model: str, people: Sequence[Conversation], told: Callable[[Turn], None]) -> list[Turn]:
-    """All turns of all conversations, by conversation and number. Raises TurnFailed."""
+async def play(base_url: str, model: str, conversations: Sequence[Conversation], on_turn: Callable[[Turn], None]) -> list[Turn]:
+    """Return all turns of all conversations, by conversation and number; call `on_turn` after each. Raises TurnFailed."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_hold(session, base_url, model, person, told)) for person in people]
+                tasks = [group.create_task(_play_one(session, base_url, model, conversation, on_turn)) for conversation in conversations]
         except* TurnFailed as failed:
             raise failed.exceptions[0] from None
     return [turn for task in tasks for turn in task.result()]
 
 
-async def _hold(
-    session: aiohttp.ClientSession, base_url: str, model: str, person: Conversation, told: Callable[[Turn], None]
+async def _play_one(
+    session: aiohttp.ClientSession, base_url: str, model: str, conversation: Conversation, on_turn: Callable[[Turn], None]
 ) -> list[Turn]:
-    messages = [{"role": "system", "content": person.system}]
+    messages = [{"role": "system", "content": conversation.system}]
     turns = []
-    for number, question in enumerate(person.questions, start=1):
+    for number, question in enumerate(conversation.questions, start=1):
         messages.append({"role": "user", "content": question})
         body = {
             "model": model,
@@ -64,10 +64,10 @@ async def _hold(
         }
         answer = await complete(session, f"{base_url}/v1/chat/completions", body, 0)
         if answer.error:
-            raise TurnFailed(f"{person.name}, turn {number}: {answer.error}")
+            raise TurnFailed(f"{conversation.name}, turn {number}: {answer.error}")
         messages.append({"role": "assistant", "content": answer.text})
-        turn = Turn(person.name, number, answer.pod, answer.prompt_len, answer.predicted_tokens, answer.cached_tokens, answer.ttft)
-        told(turn)
+        turn = Turn(conversation.name, number, answer.pod, answer.prompt_len, answer.predicted_tokens, answer.cached_tokens, answer.ttft)
+        on_turn(turn)
         turns.append(turn)
-        await asyncio.sleep(THINKING)
+        await asyncio.sleep(PAUSE_SECONDS)
     return turns

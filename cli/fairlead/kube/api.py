@@ -1,4 +1,4 @@
-"""The Kubernetes API, read only, with the credentials of a kubeconfig. Dicts out; errors say what is missing and who can give it."""
+"""A read-only Kubernetes API client with the credentials of a kubeconfig. Errors name the missing permission."""
 
 import json
 import os
@@ -14,20 +14,20 @@ SERVICES = "/apis/fairlead.dev/v1alpha1"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
-class NotThere(UserError):
-    """404: the object, or the kind itself, is not there."""
+class NotFound(UserError):
+    """Status 404: the object, or its kind, does not exist."""
 
 
-class NoRight(UserError):
-    """403. `right`: the verb and the resource that are missing, such as `list nodes`."""
+class Forbidden(UserError):
+    """Status 403. `right`: the verb and the resource that the user lacks, such as `list nodes`."""
 
     def __init__(self, right: str, message: str) -> None:
         super().__init__(f"you may not {right}: {message}")
         self.right = right
 
 
-class Unanswered(UserError):
-    """Another answer than 2xx; `code` is its HTTP status."""
+class UnexpectedStatus(UserError):
+    """Any other status than 2xx. `code` is the HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Unanswered(UserError):
 
 @dataclass(frozen=True)
 class Kube:
-    """One cluster. Safe in threads."""
+    """A client of one cluster. Thread-safe."""
 
     client: Any  # kubernetes.client.ApiClient
     server: str
@@ -45,7 +45,7 @@ class Kube:
 
     @classmethod
     def connect(cls, kubeconfig: str = "", context: str = "") -> "Kube":
-        """$KUBECONFIG or ~/.kube/config where none is given; inside a pod, its service account. UserError when there is none."""
+        """Connect with `kubeconfig`, else $KUBECONFIG, ~/.kube/config, or this pod's service account. Raises UserError."""
         import urllib3
         from kubernetes import client, config
 
@@ -63,18 +63,23 @@ class Kube:
                 config.load_incluster_config(configuration)
                 chosen, namespace = "in-cluster", _own_namespace()
         except (config.ConfigException, OSError, TypeError) as error:
-            # Without a kubeconfig the library complains that this is no pod either, which nobody asked.
-            why = str(error).rstrip(".") if kubeconfig or context else "there is no ~/.kube/config with a context, and this is no pod"
+            # Without a kubeconfig the library's message is only that this is not a pod.
+            why = str(error).rstrip(".") if kubeconfig or context else "there is no ~/.kube/config with a context, and this is not a pod"
             where = f" (of {kubeconfig})" if kubeconfig else ""
             raise UserError(f"no cluster: {why}{where}. Give --kubeconfig or --context, or set KUBECONFIG") from None
         if not configuration.verify_ssl:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so, and kubectl is silent, too
+            urllib3.disable_warnings(
+                urllib3.exceptions.InsecureRequestWarning
+            )  # the kubeconfig asks for it, and kubectl does not warn either
         configuration.retries = False
         configuration.connection_pool_maxsize = 16
         return cls(client.ApiClient(configuration), configuration.host, namespace, chosen)
 
     def get(self, path: str, *, right: str = "", accept: str = "application/json", **query: str) -> Any:
-        """JSON of `path`. `right` (`get pods`) names what a refusal lacks. Raises NotThere, NoRight, Unanswered, UserError."""
+        """Return the JSON of `path`. Forbidden names `right` (such as `get pods`).
+
+        Raises NotFound, Forbidden, UnexpectedStatus, UserError.
+        """
         text = self.text(path, right=right, accept=accept, **query)
         try:
             return json.loads(text)
@@ -94,17 +99,17 @@ class Kube:
             why = getattr(error, "reason", None) or error
             raise UserError(f"the API server at {self.server} cannot be reached (context {self.context or 'none'}): {why}") from None
         if response.status == 401:
-            raise UserError(f"the API server at {self.server} does not accept the credentials of context {self.context}: log in again")
+            raise UserError(f"the API server at {self.server} rejects the credentials of context {self.context}: log in again")
         if response.status == 403:
-            raise NoRight(right or f"get {path}", _message(body))
+            raise Forbidden(right or f"get {path}", _message(body))
         if response.status == 404:
-            raise NotThere(_message(body))
+            raise NotFound(_message(body))
         if not 200 <= response.status <= 299:
-            raise Unanswered(response.status, f"{path.split('?')[0]}: {response.status}: {_message(body)}")
+            raise UnexpectedStatus(response.status, f"{path.split('?')[0]}: {response.status}: {_message(body)}")
         return body.decode(errors="replace")
 
     def items(self, path: str, *, right: str, selector: str = "", fields: str = "") -> list[Body]:
-        """All items of a list, page by page."""
+        """Return all items of a list, read in pages."""
         query = {"limit": "500"} | ({"labelSelector": selector} if selector else {}) | ({"fieldSelector": fields} if fields else {})
         found: list[Body] = []
         while True:
@@ -116,11 +121,11 @@ class Kube:
             query["continue"] = more
 
     def services(self, namespace: str) -> list[Body]:
-        """InferenceServices of a namespace; of all when it is empty. UserError without the CRD, and with the verb that is missing."""
+        """Return the InferenceServices of a namespace (empty: of all). Raises UserError without the CRD, Forbidden."""
         path = f"{SERVICES}/namespaces/{namespace}/inferenceservices" if namespace else f"{SERVICES}/inferenceservices"
         try:
             return self.items(path, right=f"list inferenceservices.fairlead.dev{_where(namespace)}")
-        except NotThere:
+        except NotFound:
             raise UserError(_NO_CRD) from None
 
     def service(self, namespace: str, name: str) -> Body:
@@ -128,10 +133,10 @@ class Kube:
         try:
             found: Body = self.get(path, right=f"get inferenceservices.fairlead.dev{_where(namespace)}")
             return found
-        except NotThere:
+        except NotFound:
             names = [one["metadata"]["name"] for one in self.services(namespace)]
             there = f"there are: {', '.join(sorted(names)[:20])}" if names else f"there is none in namespace {namespace} (see -A)"
-            raise NotThere(f"no InferenceService {name} in namespace {namespace}; {there}") from None
+            raise NotFound(f"no InferenceService {name} in namespace {namespace}; {there}") from None
 
 
 _NO_CRD = (

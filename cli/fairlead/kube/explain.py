@@ -1,4 +1,4 @@
-"""Why a service is not ready, in words: from the service down to the nodes, and what to do next. Pure."""
+"""`fairlead explain`: why a service is not ready, from the service down to the nodes, and what to do next. No I/O."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,7 +16,7 @@ Body = Mapping[str, Any]
 
 
 @dataclass
-class Story:
+class Report:
     namespace: str
     name: str
     ready: bool
@@ -28,46 +28,46 @@ class Story:
         return asdict(self)
 
 
-def explain(facts: Facts, now: datetime) -> Story:
-    """Each part says what it sees; the first cause of all is the headline."""
+def explain(facts: Facts, now: datetime) -> Report:
+    """Build the report of one service. The headline names the first cause that was found."""
     metadata, status = facts.service["metadata"], facts.service.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     ready = conditions.get("Ready", {})
     current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
     serves = ready.get("status") == "True" and current
     found = list(_causes(facts, now))
-    story = Story(metadata["namespace"], metadata["name"], serves, _headline(facts, ready, current, found))
-    story.sections = {
+    report = Report(metadata["namespace"], metadata["name"], serves, _headline(facts, ready, current, found))
+    report.sections = {
         "service": list(sections.service(facts, current)),
         "conditions": [sections.condition(one, ready, now) for one in conditions.values()],
         "workers": list(sections.component(facts, names.WORKER, ready)),
         "canary": list(sections.canary(facts)),
         "routers": list(sections.component(facts, names.ROUTER, ready)),
         "events": list(sections.events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
-        "needs": list(sections.needs(facts)),
+        "needs": list(sections.references(facts)),
         "nodes with GPUs": list(sections.nodes(facts)),
         "not known": [Line(text) for text in facts.unknown],
     }
-    story.next = _next(facts, ready, current, serves, found)
-    return story
+    report.next = _next(facts, ready, current, serves, found)
+    return report
 
 
 def _headline(facts: Facts, ready: Body, current: bool, found: list[Cause]) -> str:
-    who = f"{facts.service['metadata']['name']} in namespace {facts.service['metadata']['namespace']}"
+    service = f"{facts.service['metadata']['name']} in namespace {facts.service['metadata']['namespace']}"
     if not ready:
-        return f"{who} was not looked at by any operator"
+        return f"{service} has no status: no operator has seen it"
     if not current:
-        return f"{who}: its last edit was not taken up by the operator"
+        return f"{service}: the operator has not processed the last edit"
     if ready.get("status") == "True":
-        return f"{who} is ready" + (f", and yet: {found[0].reason}" if found else "")
-    return f"{who} is not ready: {found[0].reason if found else ready.get('reason')}"
+        return f"{service} is ready" + (f", but has a problem: {found[0].reason}" if found else "")
+    return f"{service} is not ready: {found[0].reason if found else ready.get('reason')}"
 
 
 def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
-    """What is wrong now, the deepest first: what has not reached the status yet is found, too."""
-    for (kind, name), body in facts.needs.items():
+    """Yield what is wrong now, the deepest cause first, including causes that the status does not show yet."""
+    for (kind, name), body in facts.references.items():
         if body is None:
-            words = f"{kind} {name}, named in {facts.why[kind, name]}, is not there. Create it in this namespace."
+            words = f"{kind} {name}, which {facts.why[kind, name]} refers to, does not exist. Create it in this namespace."
             yield Cause(f"{kind}Missing", words, fault=True)
     events = {pod["metadata"]["name"]: newest(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
     telling = {name: event for name, event in events.items() if event is not None}
@@ -96,32 +96,32 @@ def _revision(deployment: Body | None) -> str:
 
 def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Cause]) -> list[str]:
     name, namespace = facts.service["metadata"]["name"], facts.service["metadata"]["namespace"]
-    said = list(dict.fromkeys(cause.message for cause in found))
+    steps = list(dict.fromkeys(cause.message for cause in found))
     faults = {cause.reason for cause in found}
     degraded: Body = next((one for one in (facts.service.get("status") or {}).get("conditions") or [] if one["type"] == "Degraded"), {})
     if degraded.get("status") == "True" and degraded.get("reason") not in faults:
-        said.insert(0, f"{degraded.get('reason')}: {degraded.get('message')}")  # what only the operator can know, such as a refused apply
+        steps.insert(0, f"{degraded.get('reason')}: {degraded.get('message')}")  # only the operator knows it, such as a refused apply
     if not ready or not current:
         operator = "kubectl get deployments -A -l app.kubernetes.io/component=operator"
-        said.insert(0, f"See whether fairlead-operator runs, watches this namespace, and what it logs: {operator}")
-    if said:
-        return said
+        steps.insert(0, f"Check that fairlead-operator runs and watches this namespace, and read its log: {operator}")
+    if steps:
+        return steps
     if serves:
-        return [f"Nothing: it serves. kubectl fairlead top -n {namespace} shows what it does."]
+        return [f"Nothing: the service is ready. kubectl fairlead top -n {namespace} shows its load."]
     reason = ready.get("reason")
-    waits = {
-        "Loading": "Wait: the model is being loaded (LOADING in kubectl fairlead status).",
-        "Starting": "Wait: pods are being made.",
+    advice = {
+        "Loading": "Wait: the model is loading (column LOADING of kubectl fairlead status).",
+        "Starting": "Wait: pods are being created.",
         "RollingOut": "Wait: pods are being replaced, one after another.",
-        "Probing": "Wait some seconds: a completion through the router is under way.",
+        "Probing": "Wait some seconds: the operator sends a test completion through the router.",
         "ScaledToZero": _wake(facts.service, name, namespace),
-        "RequestFailed": f"See the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
+        "RequestFailed": f"Read the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
     }
-    return [waits.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservice {name} -n {namespace}"))]
+    return [advice.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservice {name} -n {namespace}"))]
 
 
 def _wake(service: Body, name: str, namespace: str) -> str:
-    """With a target the operator alone decides the size, and the API server refuses whoever else does."""
+    """Return what to do about a service at zero replicas. With a target only the operator may scale it."""
     if ((service.get("spec") or {}).get("scaling") or {}).get("target"):
-        return "Nothing: nobody asks it anything. The next request is held until a worker runs."
+        return "Nothing: it has no requests. The router holds the next request until a worker runs."
     return f"Scale it up: kubectl scale inferenceservice {name} -n {namespace} --replicas=1"

@@ -1,13 +1,13 @@
-"""Everything that explaining one service needs to know, read once. What the user may not read is noted, and the rest is read."""
+"""The facts that `explain` needs about one service, read once. What the user may not read is noted; the rest is read all the same."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairlead.errors import UserError
-from fairlead.kube.api import METADATA_ONLY, Kube, NoRight, NotThere
-from fairlead.kube.live import Live, look
-from fairlead.kube.picture import through_proxy
+from fairlead.kube.api import METADATA_ONLY, Forbidden, Kube, NotFound
+from fairlead.kube.live import Live, read_routers
+from fairlead.kube.snapshot import through_proxy
 from fairlead_operator import names
 from fairlead_operator.children import groups
 from fairlead_operator.objects import component_of
@@ -20,31 +20,31 @@ GPU = "nvidia.com/gpu"
 
 @dataclass
 class Facts:
-    """Of one service. `needs`: ("Secret", name) → the object, or None where it is not there; absent: not known."""
+    """The facts of one service. `references`: ("Secret", name) → the object, or None if it does not exist; absent: not known."""
 
     service: Body
     deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment, or LeaderWorkerSet seen as one
     replica_sets: list[Body] = field(default_factory=list)
     pods: list[Body] = field(default_factory=list)
-    events: list[Body] = field(default_factory=list)  # of the service and of everything that belongs to it
-    needs: dict[tuple[str, str], Body | None] = field(default_factory=dict)
-    why: dict[tuple[str, str], str] = field(default_factory=dict)  # … → the field that names it
+    events: list[Body] = field(default_factory=list)  # of the service and its objects
+    references: dict[tuple[str, str], Body | None] = field(default_factory=dict)
+    why: dict[tuple[str, str], str] = field(default_factory=dict)  # … → the field that refers to it
     nodes: list[Body] | None = None
-    gpus_in_use: Mapping[str, int] | None = None  # node → GPUs that pods on it ask for
+    gpus_in_use: Mapping[str, int] | None = None  # node → GPUs that its pods request
     live: Live = field(default_factory=Live)
     unknown: list[str] = field(default_factory=list)
 
 
 def gather(kube: Kube, namespace: str, name: str) -> Facts:
-    """Raises UserError only where the service itself cannot be read."""
+    """Read the facts. Raises UserError only if the service itself cannot be read."""
     facts = Facts(kube.service(namespace, name))
     of = f"{names.MANAGED_BY}=fairlead,{names.INSTANCE}={name}"
 
     def attempt(right: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except NoRight:
-            facts.unknown.append(f"{right}: you may not; ask for that verb")
+        except Forbidden:
+            facts.unknown.append(f"{right}: not permitted; ask the cluster's administrator for this permission")
         except UserError as error:
             facts.unknown.append(f"{right}: {error}")
         return None
@@ -54,39 +54,39 @@ def gather(kube: Kube, namespace: str, name: str) -> Facts:
 
     apps, core = f"/apis/apps/v1/namespaces/{namespace}", f"/api/v1/namespaces/{namespace}"
     deployments = listed(f"{apps}/deployments", "list deployments.apps", selector=of)
-    made = {component_of(one): one for one in deployments}
+    by_component = {component_of(one): one for one in deployments}
     facts.replica_sets = listed(f"{apps}/replicasets", "list replicasets.apps", selector=of)
     facts.pods = listed(f"{core}/pods", "list pods", selector=of)
     if ((facts.service.get("spec") or {}).get("engine") or {}).get("nodes", 1) > 1:
         sets = f"/apis/{groups.API_VERSION}/namespaces/{namespace}/leaderworkersets"
         for one in listed(sets, "list leaderworkersets.leaderworkerset.x-k8s.io", selector=of):
-            made[component_of(one)] = group_view.as_deployment(one, facts.pods)
-    facts.deployments = made
+            by_component[component_of(one)] = group_view.as_deployment(one, facts.pods)
+    facts.deployments = by_component
     ours = {("InferenceService", name)}
     ours |= {(one.get("kind", "Deployment"), one["metadata"]["name"]) for one in facts.deployments.values()}
     ours |= {("ReplicaSet", one["metadata"]["name"]) for one in facts.replica_sets}
     ours |= {("Pod", one["metadata"]["name"]) for one in facts.pods}
     events = listed(f"{core}/events", "list events")
     facts.events = [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) in ours]
-    for kind, plural, needed, where in needs(facts.service):
+    for kind, plural, needed, where in list_references(facts.service):
         facts.why[kind, needed] = where
-        accept = METADATA_ONLY if kind == "Secret" else "application/json"  # what is in a Secret is nobody's business here
+        accept = METADATA_ONLY if kind == "Secret" else "application/json"  # the Secret's content is not needed, so it is not read
         try:
-            facts.needs[kind, needed] = kube.get(f"{core}/{plural}/{needed}", right=f"get {plural}", accept=accept)
-        except NotThere:
-            facts.needs[kind, needed] = None
+            facts.references[kind, needed] = kube.get(f"{core}/{plural}/{needed}", right=f"get {plural}", accept=accept)
+        except NotFound:
+            facts.references[kind, needed] = None
         except UserError as error:
             facts.unknown.append(f"{kind} {needed}: {error}")
-    if any(asks_for_gpus(pod) for pod in facts.pods):
+    if any(requests_gpus(pod) for pod in facts.pods):
         facts.nodes = attempt("list nodes", lambda: kube.items("/api/v1/nodes", right="list nodes"))
         everywhere = attempt("list pods in all namespaces", lambda: kube.items("/api/v1/pods", right="list pods"))
         facts.gpus_in_use = gpus_in_use(everywhere) if everywhere is not None else None
-    facts.live = look(facts.pods, lambda pod, page: through_proxy(kube, namespace, pod, page))
+    facts.live = read_routers(facts.pods, lambda pod, page: through_proxy(kube, namespace, pod, page))
     return facts
 
 
-def needs(service: Body) -> Iterable[tuple[str, str, str, str]]:
-    """What the manifest names and somebody else must have made: (kind, plural, name, field)."""
+def list_references(service: Body) -> Iterable[tuple[str, str, str, str]]:
+    """Yield the objects that the manifest refers to and the user must create: (kind, plural, name, field)."""
     spec = service.get("spec") or {}
     model, template = spec.get("model") or {}, (spec.get("podTemplate") or {}).get("spec") or {}
     claims = [
@@ -113,12 +113,12 @@ def needs(service: Body) -> Iterable[tuple[str, str, str, str]]:
 
 
 def gpus_of(pod: Body) -> int:
-    """GPUs that a pod asks for."""
+    """Return the number of GPUs that a pod requests."""
     containers = (pod.get("spec") or {}).get("containers") or []
     return sum(int(((one.get("resources") or {}).get("limits") or {}).get(GPU, 0)) for one in containers)
 
 
-def asks_for_gpus(pod: Body) -> bool:
+def requests_gpus(pod: Body) -> bool:
     return gpus_of(pod) > 0
 
 

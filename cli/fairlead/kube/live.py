@@ -1,4 +1,4 @@
-"""What the routers of a service say at this moment, read through the API server's proxy to pods, so that no port has to be forwarded."""
+"""The current state of a service's routers, read through the API server's pod proxy, so that no port has to be forwarded."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,28 +15,28 @@ Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 NO_ROUTER = "no router is ready"
 SHOWN = 5
 _START_SECONDS = 30.0
-"""Longer than a starting worker's record is ignored."""
+"""Records of starting workers are ignored for a shorter time."""
 _FORGED = "; if this lasts, another client of Redis may be forging records: rotate the service's Redis credentials"
 _WHY = {
     "unknown_address": "discovery does not name this address: its pod is starting or gone",
     "other_incarnation": "the worker there reports another incarnation: it is joining the index again",
 }
-_WAITING = "fairlead_router_queued_requests"  # those that are held included
+_WAITING = "fairlead_router_queued_requests"  # includes held requests
 
 
 @dataclass(frozen=True)
 class Live:
-    """One look at the routers of one service."""
+    """The state of one service's routers at one moment."""
 
     workers: Mapping[str, Body] = field(default_factory=dict)  # pod → its entry in `/fairlead/workers`
     queued: int | None = None  # requests that wait in the routers; None: not known
     index: str = ""
     ignored: Sequence[Body] = ()  # records of the index that the router does not use
-    problem: str = ""  # why there is nothing live to show
+    problem: str = ""  # why no live state is known
 
 
-def look(pods: Iterable[Body], read: Read) -> Live:
-    """The workers as the first ready router sees them, and what waits in all routers. What cannot be read is said, not raised."""
+def read_routers(pods: Iterable[Body], read: Read) -> Live:
+    """Return the workers as the first ready router sees them, and the requests that wait in all routers. Errors go to `problem`."""
     routers = sorted(pod["metadata"]["name"] for pod in pods if component_of(pod) == names.ROUTER and is_ready(pod))
     if not routers:
         return Live(problem=NO_ROUTER)
@@ -49,14 +49,14 @@ def look(pods: Iterable[Body], read: Read) -> Live:
         try:
             waiting.append(round(metric(read(router, "metrics"), _WAITING)))
         except UserError:
-            break  # a part of a sum is no sum
+            break  # without every router the sum would be too small
     workers = {str(one.get("pod") or one.get("address")): one for one in page["workers"]}
     queued = sum(waiting) if len(waiting) == len(routers) else None
     return Live(workers, queued, str(page.get("index") or ""), page.get("ignored_records") or ())
 
 
 def ignored_lines(records: Sequence[Body]) -> list[str]:
-    """Why a router does not use records of the index, and what to look at; the first few of them."""
+    """Return lines that say why a router ignores index records and what to check, for the first few records."""
     lines = []
     for one in records[:SHOWN]:
         why = _WHY.get(str(one.get("reason")), "not trusted")
@@ -69,7 +69,7 @@ def ignored_lines(records: Sequence[Body]) -> list[str]:
 
 
 def workers_page(text: str) -> dict[str, Any]:
-    """A router's `/fairlead/workers`. UserError when it is another program's answer."""
+    """Parse a router's `/fairlead/workers`. Raises UserError for an answer of another program."""
     try:
         page = json.loads(text)
     except ValueError:
@@ -80,7 +80,7 @@ def workers_page(text: str) -> dict[str, Any]:
 
 
 def metric(text: str, name: str) -> float:
-    """The value of a metric without labels; UserError when it is not there."""
+    """Return the value of a metric without labels. Raises UserError if it is missing."""
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == name:

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from fairlead.errors import finish
+from fairlead.errors import run_command
 from fairlead.kube import command
 
 
@@ -22,4 +22,4 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Exit status as that of `fairlead`."""
-    finish(build_parser(), argv)
+    run_command(build_parser(), argv)

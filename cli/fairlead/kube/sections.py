@@ -1,4 +1,4 @@
-"""What is seen of each part of a service, line by line. Pure."""
+"""The sections of `fairlead explain`: one line for each fact about a part of a service. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead.kube.facts import GPU, Facts
 from fairlead.kube.live import is_ready
-from fairlead.kube.picture import row
+from fairlead.kube.snapshot import row
 from fairlead_operator import causes, names
 from fairlead_operator.causes.happened import newest
 from fairlead_operator.objects import component_of
@@ -20,10 +20,10 @@ _TROUBLE_WHEN_TRUE = {"Degraded"}
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was seen. `well`: None says neither."""
+    """One fact. `ok`: True for good, False for a problem, None for neither."""
 
     text: str
-    well: bool | None = None
+    ok: bool | None = None
 
 
 def service(facts: Facts, current: bool) -> Iterator[Line]:
@@ -32,9 +32,9 @@ def service(facts: Facts, current: bool) -> Iterator[Line]:
     yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {status.get('ready') or '?'}")
     generation = facts.service["metadata"].get("generation")
     if not status:
-        yield Line("no status: no operator has seen it", False)
+        yield Line("no status: no operator has seen this service", False)
     elif not current:
-        yield Line(f"generation {generation} was written, and the status speaks of {status.get('observedGeneration')}", False)
+        yield Line(f"the status is of generation {status.get('observedGeneration')}, the service has generation {generation}", False)
     if status.get("url"):
         yield Line(f'clients use {status["url"]}, "model": "{status.get("model")}"')
     index, traffic = status.get("index") or {}, status.get("traffic") or {}
@@ -55,7 +55,7 @@ def service(facts: Facts, current: bool) -> Iterator[Line]:
     figures = seen.figures
     if figures.running is not None:
         use = f", KV {figures.kv_use:.0%} in use" if figures.kv_use is not None else ""
-        yield Line(f"{figures.running} requests run, {figures.queued or 0} wait{use}")
+        yield Line(f"{figures.running} requests running, {figures.queued or 0} waiting{use}")
     if seen.loading:
         yield Line(f"loading: {seen.loading}")
 
@@ -63,25 +63,25 @@ def service(facts: Facts, current: bool) -> Iterator[Line]:
 def condition(one: Body, ready: Body, now: datetime) -> Line:
     wanted = "False" if one["type"] in _TROUBLE_WHEN_TRUE else "True"
     since = f" for {_ago(one['lastTransitionTime'], now)}" if one.get("lastTransitionTime") else ""
-    well = None if one["type"] == "Progressing" and one.get("reason") == "Complete" else one["status"] == wanted
-    words = "as Ready" if one is not ready and one.get("message") == ready.get("message") else one.get("message") or "-"
-    return Line(f"{one['type']} {one['status']}{since}, {one.get('reason')}: {words}", well)
+    ok = None if one["type"] == "Progressing" and one.get("reason") == "Complete" else one["status"] == wanted
+    words = "same message as Ready" if one is not ready and one.get("message") == ready.get("message") else one.get("message") or "-"
+    return Line(f"{one['type']} {one['status']}{since}, {one.get('reason')}: {words}", ok)
 
 
 def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[Line]:
     deployment = facts.deployments.get(component)
     if deployment is None:
         if not any(text.startswith("list deployments") for text in facts.unknown):
-            yield Line("no Deployment: the operator has not made it, or may not (see conditions)", False)
+            yield Line("no Deployment: the operator has not created it, or lacks the permission (see conditions)", False)
         return
     yield _counts(deployment)
     for replica_set in facts.replica_sets:
         own = (replica_set["metadata"].get("labels") or {}).get(names.COMPONENT) == component
         wants = int((replica_set.get("spec") or {}).get("replicas") or 0)
         if own and (wants or (replica_set.get("status") or {}).get("replicas")):
-            made = replica_set.get("status") or {}
-            counts = f"wants {wants}, has {made.get('replicas', 0)}, {made.get('readyReplicas', 0)} ready"
-            yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(made.get("readyReplicas") or 0) >= wants)
+            observed = replica_set.get("status") or {}
+            counts = f"wants {wants}, has {observed.get('replicas', 0)}, {observed.get('readyReplicas', 0)} ready"
+            yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(observed.get("readyReplicas") or 0) >= wants)
     for pod in facts.pods:
         if component_of(pod) in names.parts(component):
             yield _pod(pod, newest(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
@@ -99,7 +99,7 @@ def _counts(deployment: Body) -> Line:
 
 
 def canary(facts: Facts) -> Iterator[Line]:
-    """How far the trial of a new revision is, and its Deployment; nothing where there is none. Its pods stand among the workers."""
+    """Yield the progress of a canary and its Deployment, if there is one. The section of the workers shows its pods."""
     trial = (facts.service.get("status") or {}).get("canary") or {}
     if trial:
         share = f", {trial['weight']} % of the requests" if trial.get("weight") else ""
@@ -108,18 +108,18 @@ def canary(facts: Facts) -> Iterator[Line]:
         yield _counts(deployment)
 
 
-def _pod(pod: Body, event: Happened | None, said: str) -> Line:
-    """`said`: what Ready says, which is not said again."""
+def _pod(pod: Body, event: Happened | None, ready_message: str) -> Line:
+    """Return the line of one pod. `ready_message`: the message of condition Ready, which is not repeated."""
     name, node = pod["metadata"]["name"], (pod.get("spec") or {}).get("nodeName")
     where = f" on {node}" if node else ""
     if pod["metadata"].get("deletionTimestamp"):
-        return Line(f"pod {name}{where}: it ends by {pod['metadata']['deletionTimestamp']}")
+        return Line(f"pod {name}{where}: terminating, ends by {pod['metadata']['deletionTimestamp']}")
     if is_ready(pod):
         return Line(f"pod {name}{where}: ready", True)
     cause = causes.of_pod(pod, event)
     if cause is None:
         return Line(f"pod {name}{where}")
-    words = "as Ready says" if cause.message == said else cause.message
+    words = "same message as Ready" if cause.message == ready_message else cause.message
     return Line(f"pod {name}{where}: {cause.reason}: {words}", False if cause.fault else None)
 
 
@@ -127,12 +127,12 @@ def of(events: Iterable[Body], kind: str, name: str) -> list[Body]:
     return [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) == (kind, name)]
 
 
-def events(events: Iterable[Body], said: set[str], now: datetime) -> Iterator[Line]:
-    """The newest warnings, each text once; none that a condition has `said`."""
+def events(events: Iterable[Body], shown: set[str], now: datetime) -> Iterator[Line]:
+    """Yield the newest warnings, each text once, without the messages of conditions (`shown`)."""
     seen: set[tuple[str, str]] = set()
     for event in sorted((one for one in events if one.get("type") == "Warning"), key=_when, reverse=True):
         words = (str(event.get("reason")), " ".join(str(event.get("message")).split()))
-        if words in seen or words[1] in said or len(seen) == MOST_EVENTS:
+        if words in seen or words[1] in shown or len(seen) == MOST_EVENTS:
             continue
         seen.add(words)
         times = (event.get("series") or {}).get("count") or event.get("count") or 1
@@ -145,18 +145,18 @@ def _when(event: Body) -> str:
     return str((event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def needs(facts: Facts) -> Iterator[Line]:
-    for (kind, name), body in facts.needs.items():
+def references(facts: Facts) -> Iterator[Line]:
+    for (kind, name), body in facts.references.items():
         where = facts.why[kind, name]
         if body is None:
-            yield Line(f"{kind} {name} ({where}): not there", False)
+            yield Line(f"{kind} {name} ({where}): does not exist", False)
         elif kind == "PersistentVolumeClaim":
             phase = (body.get("status") or {}).get("phase", "?")
             modes = ", ".join((body.get("spec") or {}).get("accessModes") or [])
             size = ((body.get("status") or {}).get("capacity") or {}).get("storage", "?")
             yield Line(f"{kind} {name} ({where}): {phase}, {size}, {modes}", phase == "Bound")
         else:
-            yield Line(f"{kind} {name} ({where}): there", True)
+            yield Line(f"{kind} {name} ({where}): exists", True)
 
 
 def nodes(facts: Facts) -> Iterator[Line]:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fairlead.kube.picture import Figures, ServiceRow
+from fairlead.kube.snapshot import Figures, ServiceRow
 
 COLUMNS = ("RUNNING", "QUEUE", "KV USE", "HIT RATE", "TOKENS/S")
 _GOOD, _UNDER_WAY = {"Ready", "Serving"}, {"Starting", "Loading", "RollingOut", "Probing", "Draining", "Terminating", "NotReady", "Avoided"}

@@ -1,4 +1,4 @@
-"""`top`: the table again and again, with tokens a second measured between two looks."""
+"""`fairlead top`: the table, refreshed, with tokens per second measured between two snapshots."""
 
 import contextlib
 import time
@@ -11,13 +11,13 @@ from rich.text import Text
 
 from fairlead.errors import UserError
 from fairlead.kube import table
-from fairlead.kube.picture import Figures, ServiceRow
+from fairlead.kube.snapshot import Figures, ServiceRow
 
 Look = Callable[[], list[ServiceRow]]
 
 
-def rated(before: Sequence[ServiceRow], after: Sequence[ServiceRow], seconds: float) -> list[ServiceRow]:
-    """`after`, with the rates and hit rates between the two; where nobody was asked for anything, as it was."""
+def add_rates(before: Sequence[ServiceRow], after: Sequence[ServiceRow], seconds: float) -> list[ServiceRow]:
+    """Return `after` with the rates and hit rates since `before`. A pod without requests in between keeps its figures."""
     known = {(row.namespace, row.name): row for row in before}
     made = []
     for row in after:
@@ -32,13 +32,13 @@ def rated(before: Sequence[ServiceRow], after: Sequence[ServiceRow], seconds: fl
 
 def _between(old: Figures | None, new: Figures, seconds: float) -> Figures:
     if old is None or old.tokens is None or new.tokens is None or any(was > now for was, now in zip(old.tokens, new.tokens, strict=True)):
-        return new  # it has begun anew
+        return new  # the worker restarted: its counters began at 0
     prompt, cached, output = (now - was for was, now in zip(old.tokens, new.tokens, strict=True))
     return replace(new, tokens_per_second=output / seconds, hit_rate=cached / prompt if prompt else new.hit_rate)
 
 
 def frames(look: Look, interval: float, sleep: Callable[[float], None] = time.sleep) -> Iterator[tuple[list[ServiceRow], str]]:
-    """Rows with rates, and a problem where the cluster did not answer (the last rows then stay). The first look may raise UserError."""
+    """Yield rows with rates and a problem: if the cluster does not answer, the last rows. The first snapshot may raise UserError."""
     before, at = look(), time.monotonic()
     shown: list[ServiceRow] = before
     while True:
@@ -48,13 +48,13 @@ def frames(look: Look, interval: float, sleep: Callable[[float], None] = time.sl
         except UserError as error:
             yield shown, str(error)
             continue
-        shown = rated(before, after, max(then - at, 1e-3))
+        shown = add_rates(before, after, max(then - at, 1e-3))
         before, at = after, then
         yield shown, ""
 
 
 def run(console: Console, look: Look, *, interval: float, once: bool, namespaces: bool, pods: bool) -> int:
-    """Until Ctrl-C; `once`, or where there is no terminal: two looks, one table."""
+    """Show the table until Ctrl-C. With `once`, or without a terminal: print one table made of two snapshots."""
     if once or not console.is_terminal:
         rows, problem = next(frames(look, interval))
         if problem:
@@ -62,9 +62,9 @@ def run(console: Console, look: Look, *, interval: float, once: bool, namespaces
         console.print(table.services(rows, namespaces=namespaces, pods=pods) if rows else "no InferenceServices")
         return 0
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-        live.update(Text("looking …"), refresh=True)
+        live.update(Text("reading …"), refresh=True)
         for rows, problem in frames(look, interval):
-            clock = Text(f"{time.strftime('%H:%M:%S')}  every {interval:g} s, Ctrl-C ends", style="dim")
+            clock = Text(f"{time.strftime('%H:%M:%S')}  every {interval:g} s, Ctrl-C to quit", style="dim")
             shown = table.services(rows, namespaces=namespaces, pods=pods)
             live.update(Group(clock, shown, Text(problem, style="red")), refresh=True)
     return 0

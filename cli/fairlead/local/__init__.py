@@ -1,5 +1,5 @@
-"""Local mode: the manifest's own objects, run as processes on loopback by a small kubelet.
+"""Local mode: a small kubelet runs the manifest's objects as processes on loopback.
 
-The way of a manifest: `manifest` (the operator's models and `desired()`) → `pods` (Deployments to pod specs with local flags) → `kubelet`
-(what should run against what runs) → `pod` (restart, probes) → `process` (one process group that cannot outlive us).
+Reading order: `manifest` (the operator's models and `desired()`) → `pods` (Deployments to pod specs with local flags) → `kubelet`
+(starts and stops pods until the wanted ones run) → `pod` (restart, probes) → `process` (one process group that ends with us).
 """

@@ -1,4 +1,4 @@
-"""One local run: Redis, the kubelet and a directory, together from start to a clean end."""
+"""One local run: Redis, the kubelet and a directory, from start to clean-up."""
 
 import asyncio
 import os
@@ -20,11 +20,11 @@ LONGEST_TMP = 80
 
 
 class PodFailed(Exception):
-    """A pod ended before it was ever ready. The message has its last words and where the rest is."""
+    """A pod ended before it was ready. The message has the end of its log and the log's path."""
 
 
 class LocalCluster:
-    """Use as an async context manager: inside, `apply` a manifest as often as it changes; leaving it stops everything."""
+    """A local run, as an async context manager. Call `apply` for each version of the manifest; leaving the context stops everything."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class LocalCluster:
             self._redis = await LocalRedis.start(self.directory, env=self._plain_env(), guard=self._guard)
         except BaseException:
             self._guard.__exit__(None, None, None)
-            if not self._keep_files:  # the error quotes Redis' last words
+            if not self._keep_files:  # the error already quotes Redis' log
                 shutil.rmtree(self.directory, ignore_errors=True)
             raise
-        self._kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._noticed)
+        self._kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._on_pod_change)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -84,27 +84,27 @@ class LocalCluster:
         return self._kubelet
 
     def pods(self) -> list[Pod]:
-        """All that run now; none before the cluster is entered."""
+        """Return all pods that run now; none before the context is entered."""
         return self._kubelet.pods() if self._kubelet else []
 
     def apply(self, manifest: Manifest) -> None:
-        """Make what runs be what `manifest` says. UserError (and nothing changed) when it cannot be run here."""
+        """Run what `manifest` describes. Raises UserError, and changes nothing, if it cannot run on this machine."""
         wanted: list[Workload] = []
         urls: dict[str, str] = {}
         for offset, service in enumerate(manifest.services):
             urls[service.name] = f"http://{LOOPBACK}:{self._port + offset}"
             wanted += workloads(objects_of(service, redis_url=self.redis.url), service=service.name, router_port=self._port + offset)
         workers = sum(workload.replicas for workload in wanted if workload.component == "worker")
-        if self.kubelet.settings.threads == 0:  # fixed at the first apply: scaling must not restart the pods that run
+        if self.kubelet.settings.threads == 0:  # fixed at the first apply, so that scaling restarts no running pod
             self.kubelet.settings = self._settings(max(1, self._cpus // max(1, workers)))
         self.kubelet.apply(wanted)
         self.urls = urls
         write_record(self.directory, RunRecord(pid=os.getpid(), manifest=str(manifest.path), urls=urls))
 
     async def wait_ready(self, timeout: float) -> None:
-        """Until every wanted pod is ready. PodFailed as soon as one has ended twice.
+        """Wait until every wanted pod is ready. Raises PodFailed as soon as one has ended twice.
 
-        TimeoutError after `timeout` seconds: its message names the pods that are not ready, and where the logs are.
+        Raises TimeoutError after `timeout` seconds. Its message names the pods that are not ready and the logs.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -113,8 +113,8 @@ class LocalCluster:
             states = {pod.name: pod.state for pod in self.kubelet.pods() if not pod.state.ready}
             waiting = "; ".join(f"{name}: {state.phase} {state.reason}".rstrip() for name, state in states.items())
             raise TimeoutError(
-                f"not ready within --ready-timeout {timeout:g} s ({waiting or 'a pod is yet to start'}); logs: {self.directory}/logs. "
-                "A first start reads gigabytes of libraries from the disk: on a busy machine give it a longer --ready-timeout."
+                f"not ready within --ready-timeout {timeout:g} s ({waiting or 'a pod has not started yet'}); logs: {self.directory}/logs. "
+                "A first start reads gigabytes of libraries from the disk: on a busy machine set a longer --ready-timeout."
             ) from None
 
     async def _all_ready(self) -> None:
@@ -125,7 +125,7 @@ class LocalCluster:
             self._changed.clear()
             await self._changed.wait()
 
-    def _noticed(self) -> None:
+    def _on_pod_change(self) -> None:
         self._changed.set()
         self._on_change()
 
@@ -139,9 +139,9 @@ class LocalCluster:
         )
 
     def _own_tmp(self) -> dict[str, str]:
-        """The pods' TMPDIR lies in the run's directory, so that what a killed pod left is removed with it.
+        """Return TMPDIR for the pods: a directory of the run, so that files of a killed pod are removed with it.
 
-        Not where the path is so long that unix sockets below it (at most 107 bytes) could not be made.
+        Return nothing if the path is so long that unix sockets in it (at most 107 bytes) could not be created.
         """
         tmp = self.directory / "tmp"
         return {"TMPDIR": str(tmp)} if len(str(tmp)) <= LONGEST_TMP else {}
@@ -151,6 +151,6 @@ class LocalCluster:
 
 
 def describe_failure(pod: Pod) -> str:
-    """A failing pod for people: how it ended, what it said last, where the rest is."""
-    words = "\n".join(f"    {line}" for line in pod.last_words()) or "    (nothing)"
-    return f"pod {pod.name}: {pod.state.reason}, {pod.state.restarts} restarts. It said last:\n{words}\n  all of it: {pod.log}"
+    """Describe a failing pod: how it ended, the end of its log, and the log's path."""
+    lines = "\n".join(f"    {line}" for line in pod.last_output()) or "    (nothing)"
+    return f"pod {pod.name}: {pod.state.reason}, {pod.state.restarts} restarts. The end of its log:\n{lines}\n  whole log: {pod.log}"

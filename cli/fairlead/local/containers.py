@@ -1,4 +1,4 @@
-"""From a Deployment's pod template to the command line of one local pod. Pure: dicts in, frozen objects out."""
+"""The command line, environment and probes of one local pod, from a Deployment's pod template. No I/O except checks of model paths."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][\w.-]*)\))")
 
 @dataclass(frozen=True)
 class Probe:
-    """An HTTP probe with its times in seconds."""
+    """An HTTP probe. Times are in seconds."""
 
     path: str
     port: int
@@ -26,7 +26,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Container:
-    """What a local pod runs. `port` is the local port that stands for the container's own."""
+    """What a local pod runs. `port`: the local port in place of the container's."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -38,7 +38,7 @@ class Container:
 
 @dataclass(frozen=True)
 class PodIdentity:
-    """What the downward API tells a pod."""
+    """The fields that the downward API gives a pod."""
 
     name: str
     namespace: str
@@ -46,7 +46,7 @@ class PodIdentity:
     ip: str = LOOPBACK
 
     def field(self, path: str) -> str:
-        """The value of a `fieldRef`; UserError for one that has no meaning here."""
+        """Return the value of a `fieldRef`. Raises UserError for a field that local mode does not have."""
         label = re.fullmatch(r"metadata\.labels\['(.+)'\]", path)
         if label:
             return self.labels.get(label[1], "")
@@ -60,12 +60,12 @@ class PodIdentity:
             "spec.serviceAccountName": "default",
         }
         if path not in known:
-            raise UserError(f"fieldRef {path}: local mode knows {', '.join(known)} and metadata.labels['…']")
+            raise UserError(f"fieldRef {path}: local mode supports {', '.join(known)} and metadata.labels['…']")
         return known[path]
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' `$(VAR)`: known variables are replaced, unknown ones stay, `$$` is a dollar sign."""
+    """Expand Kubernetes' `$(VAR)`. Unknown variables stay as they are; `$$` is a dollar sign."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] == "$":
@@ -76,9 +76,9 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 
 def environment(entries: Sequence[Mapping[str, Any]], identity: PodIdentity, host: Mapping[str, str]) -> dict[str, str]:
-    """The container's own variables, in order, each able to use the earlier ones.
+    """Return the container's own variables in order. Each may refer to earlier ones.
 
-    A Secret or ConfigMap key is taken from a variable of the same name in `host`, the environment `fairlead up` was started in.
+    For a Secret or ConfigMap key the value comes from the variable of that name in `host`, the environment of `fairlead up`.
     """
     env: dict[str, str] = {}
     for entry in entries:
@@ -90,7 +90,7 @@ def environment(entries: Sequence[Mapping[str, Any]], identity: PodIdentity, hos
                 env[name] = host[name]
             elif not (source.get("secretKeyRef") or source["configMapKeyRef"]).get("optional"):
                 raise UserError(
-                    f"the manifest takes {name} from a Secret or ConfigMap: there is none here; set the variable {name} instead"
+                    f"the manifest takes {name} from a Secret or ConfigMap, which local mode does not have: set the variable {name} instead"
                 )
         elif "resourceFieldRef" not in source:
             env[name] = expand(str(entry.get("value", "")), env)
@@ -107,11 +107,11 @@ def local_container(
     find_program: Callable[[Sequence[str]], Sequence[str]],
     find_path: Callable[[str], str],
 ) -> Container:
-    """The first container of a pod template as a local process.
+    """Return the first container of a pod template as a local process.
 
-    `flags` are appended and so override the template's (the last one given wins). `find_program` turns the container's command into
-    one that runs on this machine; `find_path` turns a path inside the container into one here.
-    `host_env` is inherited underneath the container's own: of Fairlead's variables the CPU level alone, which is the machine's.
+    `flags` are appended, so they override the template's. `find_program` maps the container's command to one on this machine,
+    `find_path` maps paths. The container's variables override `host_env`, of which no `FAIRLEAD_` variable is inherited
+    except the CPU level, because that belongs to the machine.
     """
     container = template["spec"]["containers"][0]
     inside = _inside_only(template)
@@ -130,7 +130,7 @@ def local_container(
 
 
 def localize(arg: str, find_path: Callable[[str], str]) -> str:
-    """`--model=file:///mnt/model` and `file:///mnt/model` with the path as it is on this machine; other arguments unchanged."""
+    """Map the path in `--model=file:///mnt/model` or `file:///mnt/model` to this machine. Other arguments stay unchanged."""
     before, scheme, path = arg.partition("file://")
     if not scheme or (before and not before.endswith("=")):
         return arg
@@ -138,10 +138,10 @@ def localize(arg: str, find_path: Callable[[str], str]) -> str:
 
 
 def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[str], str]:
-    """How paths inside the container map to this machine.
+    """Return the function that maps paths inside the container to this machine.
 
-    A mounted claim is `MODEL_ROOT/<claim>[/subPath]`; any other path is `MODEL_ROOT/<path>` where that exists, else itself.
-    What is found raises UserError for a path that is not here.
+    A mounted claim is `MODEL_ROOT/<claim>[/subPath]`. Any other path is `MODEL_ROOT/<path>` if that exists, else itself.
+    The function raises UserError for a path that does not exist here.
     """
     claims, images = _claims(template), _images(template)
     mounts = [mount for mount in template["spec"]["containers"][0].get("volumeMounts", ()) if mount["name"] in claims | images]
@@ -152,23 +152,23 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
             if path == inside or path.startswith(inside + "/"):
                 if mount["name"] in images:
                     raise UserError(
-                        f"the manifest names oci://{images[mount['name']]}: no images are pulled here; "
-                        "copy its folder to this machine, and name it as file:///PATH or pvc://CLAIM/PATH"
+                        f"the manifest uses oci://{images[mount['name']]}, but local mode pulls no images: "
+                        "copy the model's folder to this machine and refer to it as file:///PATH or pvc://CLAIM/PATH"
                     )
                 if model_root is None:
-                    raise UserError(f"{path} is on the claim {claim!r}: give --model-root DIR, where DIR/{claim} stands for the claim")
+                    raise UserError(f"{path} is on the claim {claim!r}: give --model-root DIR, with the claim's files in DIR/{claim}")
                 return existing(model_root / claim / mount.get("subPath", "") / path[len(inside) :].lstrip("/"))
         if model_root is not None and (model_root / path.lstrip("/")).exists():
             return str(model_root / path.lstrip("/"))
         return existing(Path(path))
 
     def existing(path: Path) -> str:
-        # A pod would retry, for a volume may come later in a cluster. Here nothing is going to mount it.
+        # In a cluster a pod would retry, because the volume may be mounted later. Here it never will be.
         if not path.exists():
             raise UserError(
-                f"the manifest names {path}, which is not on this machine"
-                + (f" (nor below --model-root {model_root})" if model_root and not path.is_relative_to(model_root) else "")
-                + ": put it there (`fairlead make-model` makes a random model), or give the --model-root DIR below which it lies"
+                f"the manifest uses {path}, which does not exist on this machine"
+                + (f" (nor under --model-root {model_root})" if model_root and not path.is_relative_to(model_root) else "")
+                + ": create it (`fairlead make-model` makes a random model), or give --model-root DIR"
             )
         return str(path)
 
@@ -176,18 +176,18 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
 
 
 def _claims(template: Mapping[str, Any]) -> dict[str, str]:
-    """Volume name → claim name."""
+    """Return claim names by volume name."""
     volumes = template["spec"].get("volumes", ())
     return {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
 
 
 def _images(template: Mapping[str, Any]) -> dict[str, str]:
-    """Volume name → image."""
+    """Return image references by volume name."""
     return {volume["name"]: volume["image"]["reference"] for volume in template["spec"].get("volumes", ()) if "image" in volume}
 
 
 def _inside_only(template: Mapping[str, Any]) -> set[str]:
-    """Mount paths that exist in the container alone. A variable that points there (HOME, HF_HOME) keeps this machine's value."""
+    """Return mount paths, which exist only in the container. Variables that point there (HOME, HF_HOME) keep this machine's value."""
     return {mount["mountPath"] for mount in template["spec"]["containers"][0].get("volumeMounts", ())}
 
 

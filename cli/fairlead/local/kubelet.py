@@ -1,4 +1,4 @@
-"""What should run against what runs. Level-triggered: `apply` and every pod's change only wake `_reconcile`, which looks at everything."""
+"""A small kubelet. It is level-triggered: `apply` and each change of a pod call `_reconcile`, which compares all workloads and pods."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from fairlead.local.workloads import LocalSettings, Workload
 
 @dataclass(frozen=True)
 class Member:
-    """A pod and the workload (as it was then) that it was started for."""
+    """A pod and the workload that it was started for, as it was at that time."""
 
     pod: Pod
     workload: Workload
@@ -41,7 +41,7 @@ class Kubelet:
         self._closed = False
 
     def apply(self, wanted: Sequence[Workload]) -> None:
-        """Make these workloads, and no others, be what runs. Returns at once; UserError when one cannot be run here."""
+        """Run exactly these workloads. Returns immediately. Raises UserError if one cannot run on this machine."""
         for workload in wanted:
             self._container(workload, f"{workload.name}-0", port=1)
         self._wanted = {workload.name: workload for workload in wanted}
@@ -51,7 +51,7 @@ class Kubelet:
         return [member.pod for member in self.members if component in ("", member.workload.component)]
 
     def all_ready(self) -> bool:
-        """Whether every wanted pod runs in its newest form and is ready, and nothing old is left."""
+        """Return whether every wanted pod runs in its newest revision and is ready, and no old pod is left."""
         for workload in self._wanted.values():
             mine = [member for member in self.members if member.workload.name == workload.name]
             if len(mine) != workload.replicas or not all(m.workload.revision == workload.revision and m.pod.state.ready for m in mine):
@@ -59,7 +59,7 @@ class Kubelet:
         return all(member.workload.name in self._wanted for member in self.members)
 
     async def close(self, grace: float) -> None:
-        """Stop everything; routers first notice nothing, since all go together. At most `grace` seconds for the streams in flight."""
+        """Stop all pods at the same time. Streams in flight have at most `grace` seconds to finish."""
         self._closed = True
         for member in list(self.members):
             self._stop(member, grace=grace)
@@ -83,7 +83,7 @@ class Kubelet:
         old = [member for member in mine if member.workload.revision != workload.revision]
         for surplus in current[workload.replicas :]:
             self._stop(surplus)
-        if workload.port and old:  # a fixed port: the old one must be gone before the new one can listen
+        if workload.port and old:  # the port is fixed: the old pod must end before the new one can listen
             for member in old:
                 self._stop(member)
         if not (workload.port and self._leaving(workload)):
@@ -113,7 +113,7 @@ class Kubelet:
 
     def _stop(self, member: Member, grace: float | None = None) -> None:
         self.members.remove(member)
-        self._write_endpoints()  # before SIGTERM: the router should not have to find out
+        self._write_endpoints()  # before SIGTERM, so that the router sends nothing to a pod that ends
         task = asyncio.create_task(member.pod.stop(member.workload.grace if grace is None else grace), name=f"stop {member.workload.name}")
         self._stopping.add(task)
         task.add_done_callback(self._stopped)
@@ -134,7 +134,7 @@ class Kubelet:
         )
 
     def _write_endpoints(self) -> None:
-        """One file a service with the addresses of its ready workers, replaced atomically: what a headless Service would answer."""
+        """Write one file per service with the addresses of its ready workers, atomically. It replaces a headless Service."""
         lines: dict[str, list[str]] = {workload.service: [] for workload in self._wanted.values()}
         for member in self.members:
             if member.workload.component == "worker" and member.pod.state.ready:
@@ -149,9 +149,9 @@ class Kubelet:
 
 
 def find_program(command: Sequence[str], component: str) -> list[str]:
-    """The container's command on this machine: a `fairlead-*` script is the one installed beside this Python.
+    """Return the container's command for this machine. A `fairlead-*` script is the one installed beside this Python.
 
-    An empty command is the image's own entry point, `fairlead-<component>`.
+    An empty command stands for the image's entry point, `fairlead-<component>`.
     """
     words = list(command) or [f"fairlead-{component}"]
     name = Path(words[0]).name
@@ -163,7 +163,7 @@ def find_program(command: Sequence[str], component: str) -> list[str]:
 
 
 def free_port(taken: set[int]) -> int:
-    """A port nobody listens on now, and none of `taken`."""
+    """Return a free port that is not in `taken`."""
     while True:
         with contextlib.closing(socket.socket()) as probe:
             probe.bind((LOOPBACK, 0))

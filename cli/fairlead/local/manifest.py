@@ -1,4 +1,4 @@
-"""A manifest file as the operator's own objects: the same models, the same checks, the same `desired()`."""
+"""A manifest file, read with the operator's own models, validation and `desired()`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,16 +18,16 @@ from fairlead_operator.settings import Settings
 
 @dataclass(frozen=True)
 class Manifest:
-    """The services of one file, at least one."""
+    """The services of one file: at least one."""
 
     path: Path
     services: tuple[InferenceService, ...]
     skipped: tuple[str, ...] = ()
-    """Kinds of the other objects in the file, which have no meaning without a cluster."""
+    """Kinds of the other objects in the file. They need a cluster."""
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read every InferenceService of a YAML file. UserError names the file, the document and the field."""
+    """Read every InferenceService of a YAML file. Raises UserError, which names the file, the document and the field."""
     try:
         documents = list(yaml.safe_load_all(path.read_text()))
     except OSError as error:
@@ -38,16 +38,16 @@ def read_manifest(path: Path) -> Manifest:
     skipped = tuple(dict.fromkeys(str(one["kind"]) for one in documents if _is_foreign(one)))
     if not services:
         others = f", only {', '.join(skipped)}, which need a cluster" if skipped else ""
-        raise UserError(f"-f {path}: holds no {KIND}{others}")
+        raise UserError(f"-f {path}: contains no {KIND}{others}")
     names = [service.name for service in services]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f"-f {path}: {', '.join(twice)} is there twice; local mode needs one name for one service")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(f"-f {path}: {', '.join(repeated)} is defined more than once; in local mode each service needs its own name")
     return Manifest(path, services, skipped)
 
 
 def _is_foreign(document: Any) -> bool:
-    """An object of Kubernetes' own or of others, such as a claim or a Secret beside the service."""
+    """Return whether the object is of another API group, such as a claim or a Secret beside the service."""
     if not isinstance(document, dict):
         return False
     kind, version = document.get("kind"), document.get("apiVersion")
@@ -61,12 +61,12 @@ def _services(path: Path, documents: list[Any]) -> Iterator[InferenceService]:
             continue
         where = f"-f {path}, document {number}"
         if not isinstance(document, dict):
-            raise UserError(f"{where}: a mapping was expected, not {type(document).__name__}")
+            raise UserError(f"{where}: expected a mapping, not {type(document).__name__}")
         kind, version = document.get("kind"), document.get("apiVersion")
         if kind != KIND:
             raise UserError(f"{where}: kind {kind!r}; local mode runs {KIND} only")
         if version != API_VERSION:
-            raise UserError(f"{where}: apiVersion {version!r}; this release knows {API_VERSION}")
+            raise UserError(f"{where}: apiVersion {version!r}; this release supports {API_VERSION}")
         try:
             yield InferenceService.parse(document)
         except InvalidManifest as error:
@@ -74,9 +74,9 @@ def _services(path: Path, documents: list[Any]) -> Iterator[InferenceService]:
 
 
 def objects_of(service: InferenceService, *, redis_url: str) -> list[dict[str, Any]]:
-    """What the operator would apply for `service` to an empty cluster. GPUs are whatever this machine has, so none are asked for.
+    """Return what the operator would apply for `service` in an empty cluster. No GPUs are requested: workers use those of this machine.
 
-    Without what a cluster does around the pods: gateways, which would give every router one fixed port more, and canaries.
+    Gateways and canaries are left out: they need a cluster, and a gateway would give every router one more fixed port.
     """
     rollout = service.spec.rollout.model_copy(update={"canary": None})
     service = replace(service, spec=service.spec.model_copy(update={"exposure": Exposure(), "rollout": rollout}))

@@ -1,4 +1,4 @@
-"""One local pod: a container process that is started, watched, probed and, when it ends, started again with growing delays."""
+"""One local pod: a process that is started, probed and, when it ends, restarted with exponential backoff."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,16 @@ from fairlead.local.containers import LOOPBACK, Container, Probe
 from fairlead.local.process import Exit, Guard, Process, last_lines
 
 FIRST_BACKOFF, MAX_BACKOFF = 1.0, 30.0
-"""Seconds before the first restart and at most (a kubelet: 10 s to 5 min; here somebody is watching)."""
-GOOD_RUN = 60.0
-"""Seconds after which an ended process counts as a new failure and not as the same one again."""
+"""Seconds before the first restart, and the maximum. A kubelet waits 10 s to 5 min; here a user waits at a terminal."""
+BACKOFF_RESET = 60.0
+"""Seconds of running after which the backoff starts again from the first delay."""
 POLL = 0.5
-"""Seconds between probes while a pod is not ready; the manifest's own period is kept when it is shorter, and once it is ready."""
+"""Seconds between probes while a pod is not ready. The manifest's period applies if it is shorter, and after the pod is ready."""
 
 
 @dataclass(frozen=True)
 class PodState:
-    """What is known of a pod now. `percent` and `reason` are the worker's own, from /ready."""
+    """The state of a pod. `percent` and `reason` come from the worker's /ready."""
 
     phase: str = "Pending"
     percent: int | None = None
@@ -33,7 +33,7 @@ class PodState:
 
 
 class Pod:
-    """Runs until `stop`. `changed` is called, without arguments, whenever `state` is another."""
+    """A pod that runs until `stop`. `changed` is called without arguments whenever `state` changes."""
 
     def __init__(
         self, name: str, container: Container, *, log: Path, termination_log: Path, guard: Guard, changed: Callable[[], None]
@@ -62,7 +62,7 @@ class Pod:
         self._task = asyncio.create_task(self._run(), name=f"pod {self.name}")
 
     async def stop(self, grace: float) -> None:
-        """End the process: SIGTERM, at most `grace` seconds, SIGKILL. Returns when nothing of it is left."""
+        """End the process: SIGTERM, at most `grace` seconds, then SIGKILL. Returns when its whole group has ended."""
         self._grace = grace
         self._stop.set()
         self._set()
@@ -71,8 +71,8 @@ class Pod:
         if self._task:
             await self._task
 
-    def last_words(self) -> list[str]:
-        """What the failed container said: its termination message, else the end of its log."""
+    def last_output(self) -> list[str]:
+        """Return the termination message of the failed container, else the end of its log."""
         return last_lines(self._termination_log) or last_lines(self.log)
 
     async def _run(self) -> None:
@@ -82,7 +82,7 @@ class Pod:
             ended = await self._run_once()
             if self._stop.is_set():
                 return
-            if time.monotonic() - began > GOOD_RUN:
+            if time.monotonic() - began > BACKOFF_RESET:
                 backoff = FIRST_BACKOFF
             self._set(phase="CrashLoopBackOff", percent=None, reason=ended, ready=False, restarts=self.state.restarts + 1)
             with contextlib.suppress(TimeoutError):
@@ -92,13 +92,13 @@ class Pod:
             backoff = min(2 * backoff, MAX_BACKOFF)
 
     async def _run_once(self) -> str:
-        """Start, probe until it ends; how it ended."""
+        """Start the process and probe it until it ends. Return how it ended."""
         self._termination_log.unlink(missing_ok=True)
         try:
             self._process = await Process.start(self.container.command, env=self.container.env, log=self.log, guard=self._guard)
         except OSError as error:
             return f"cannot start {self.container.command[0]}: {error.strerror}"
-        if self._stop.is_set():  # `stop` came while the process was being made and had nothing to stop yet
+        if self._stop.is_set():  # `stop` was called while the process was being created
             return str(await self._process.stop(self._grace))
         self._set(phase="Starting", percent=None, reason="", ready=False)
         probing = asyncio.create_task(self._probe(self._process))
@@ -111,25 +111,28 @@ class Pod:
         return str(ended)
 
     async def _probe(self, process: Process) -> None:
-        """Readiness for ever; liveness once the pod has been ready, which kills the process after `failures` misses in a row."""
-        misses = 0
+        """Probe readiness all the time, and liveness after the pod was ready once.
+
+        `failures` failed liveness probes in a row kill the process.
+        """
+        failures = 0
         was_ready = False
         async with httpx.AsyncClient(trust_env=False) as client:
             while True:
-                ready = await self._look(client)
+                ready = await self._is_ready(client)
                 was_ready = was_ready or ready
-                if self._stop.is_set():  # it drains, and may have closed its port: only its grace ends it now
+                if self._stop.is_set():  # it drains and may have closed its port: only the grace period ends it now
                     return
                 alive = not was_ready or self.container.liveness is None or await _answers(client, self.container.liveness)
-                misses = 0 if alive else misses + 1
-                if self.container.liveness and misses >= self.container.liveness.failures and not self._stop.is_set():
-                    self._set(ready=False, reason=f"{self.container.liveness.path} failed {misses} times: killed")
+                failures = 0 if alive else failures + 1
+                if self.container.liveness and failures >= self.container.liveness.failures and not self._stop.is_set():
+                    self._set(ready=False, reason=f"{self.container.liveness.path} failed {failures} times: killed")
                     await process.stop(grace=1)
                     return
-                probe = self.container.liveness if misses else self.container.readiness if ready else None
+                probe = self.container.liveness if failures else self.container.readiness if ready else None
                 await asyncio.sleep(min(probe.period, 5.0) if probe else POLL)
 
-    async def _look(self, client: httpx.AsyncClient) -> bool:
+    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
         probe = self.container.readiness
         if probe is None:
             self._set(phase="Running", ready=True)
@@ -157,7 +160,7 @@ class Pod:
 
 
 def _progress(answer: httpx.Response) -> tuple[str, int | None, str]:
-    """Phase, percent and reason of a 503 from /ready (contracts: Worker HTTP); plain words when it says nothing."""
+    """Return phase, percent and reason of a 503 from /ready (contracts: Worker HTTP). An answer without them gives the HTTP status."""
     try:
         body = json.loads(answer.content)
         return str(body.get("phase") or "Loading"), body.get("percent"), str(body.get("reason") or "")

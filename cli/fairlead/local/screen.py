@@ -1,4 +1,4 @@
-"""What `fairlead up` shows: a live table on a terminal, one line a change elsewhere."""
+"""The output of `fairlead up`: a live table on a terminal, else one line per change."""
 
 from collections.abc import Callable
 
@@ -23,12 +23,12 @@ def pod_table(pods: list[Pod]) -> Table:
 
 
 class Screen:
-    """Shows the pods while `with` lasts. `update` is the cluster's `on_change`; `pods` is asked anew each time."""
+    """Show the pods inside a `with` block. Pass `update` as the cluster's `on_change`; it calls `pods` each time."""
 
     def __init__(self, console: Console, pods: Callable[[], list[Pod]]) -> None:
         self._console = console
         self._pods = pods
-        self._said: dict[str, PodState] = {}
+        self._printed: dict[str, PodState] = {}
         self._live: Live | None = None
 
     def __enter__(self) -> "Screen":
@@ -48,16 +48,16 @@ class Screen:
             self._live.update(pod_table(pods))
             return
         for pod in pods:
-            before = self._said.get(pod.name)
+            before = self._printed.get(pod.name)
             if before is None or (before.phase, before.ready, before.restarts) != (pod.state.phase, pod.state.ready, pod.state.restarts):
-                self._say(pod)
-            self._said[pod.name] = pod.state
-        gone = set(self._said) - {pod.name for pod in pods}
+                self._print(pod)
+            self._printed[pod.name] = pod.state
+        gone = set(self._printed) - {pod.name for pod in pods}
         for name in sorted(gone):
             self._console.print(f"{name}  gone", highlight=False)
-            del self._said[name]
+            del self._printed[name]
 
-    def _say(self, pod: Pod) -> None:
+    def _print(self, pod: Pod) -> None:
         if pod.state.phase != "Pending":
             self._console.print(
                 f"{pod.name}  {pod.state.phase}  {pod.state.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True

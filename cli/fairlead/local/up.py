@@ -1,4 +1,4 @@
-"""`fairlead up -f FILE`: run the manifest here until Ctrl-C; an edited file is followed."""
+"""`fairlead up -f FILE`: run a manifest on this machine until Ctrl-C, and apply the file again when it changes."""
 
 import argparse
 import asyncio
@@ -20,29 +20,38 @@ from fairlead.local.manifest import Manifest, read_manifest
 from fairlead.local.rundir import remove_old_runs
 from fairlead.local.screen import Screen
 
-LOOK_AT_FILE = 0.5
-"""Seconds between looks at the manifest's time stamp."""
+FILE_CHECK_INTERVAL = 0.5
+"""Seconds between two checks whether the manifest changed."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("up", help="run a manifest on this machine: the same objects, pods as processes, no cluster")
+    parser = commands.add_parser("up", help="run a manifest on this machine without a cluster: pods are processes")
     parser.add_argument(
-        "-f", "--file", required=True, type=Path, metavar="FILE", help="manifest with one or more InferenceServices; edit it to scale"
+        "-f",
+        "--file",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="manifest with one or more InferenceServices; edits are applied while it runs",
     )
     parser.add_argument(
-        "-p", "--port", type=int, default=8080, metavar="P", help="port of the router (default 8080); further services get P+1, …"
+        "-p", "--port", type=int, default=8080, metavar="P", help="port of the first router (default 8080); further services get P+1, …"
     )
     parser.add_argument(
         "--model-root",
         type=Path,
         metavar="DIR",
-        help="where pvc://CLAIM/PATH is DIR/CLAIM/PATH, and file:///PATH is DIR/PATH if that exists",
+        help="models: pvc://CLAIM/PATH is DIR/CLAIM/PATH; file:///PATH is DIR/PATH if that exists",
     )
     parser.add_argument(
-        "--ready-timeout", type=float, default=3600, metavar="S", help="seconds for everything to become ready (default 3600)"
+        "--ready-timeout", type=float, default=3600, metavar="S", help="seconds until all pods must be ready (default 3600)"
     )
     parser.add_argument(
-        "--stop-grace", type=float, default=10, metavar="S", help="seconds for streams to finish on Ctrl-C (default 10); again to stop now"
+        "--stop-grace",
+        type=float,
+        default=10,
+        metavar="S",
+        help="seconds for streams to end after Ctrl-C (default 10); Ctrl-C again: stop now",
     )
     parser.add_argument("--keep-files", action="store_true", help="keep logs and files of the run")
     parser.set_defaults(run=run)
@@ -51,7 +60,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.port <= 65535:
         raise UserError(f"--port {arguments.port}: must be 1 to 65535")
-    if not arguments.ready_timeout > 0:  # so that nan is refused, too
+    if not arguments.ready_timeout > 0:  # written so that nan is refused too
         raise UserError(f"--ready-timeout {arguments.ready_timeout:g}: must be more than 0 seconds")
     if not arguments.stop_grace >= 0:
         raise UserError(f"--stop-grace {arguments.stop_grace:g}: must be 0 seconds or more")
@@ -59,16 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(up(arguments, console))
     except PodFailed as error:
-        console.print(f"{error}\n  Repair what it names, then start again. Nothing was left running.", markup=False, soft_wrap=True)
+        console.print(f"{error}\n  Correct the error above, then start again. Nothing is left running.", markup=False, soft_wrap=True)
     except TimeoutError as error:
-        console.print(f"{error} Nothing was left running.", markup=False, soft_wrap=True)
+        console.print(f"{error} Nothing is left running.", markup=False, soft_wrap=True)
     return 1
 
 
 async def up(arguments: argparse.Namespace, console: Console) -> int:
     manifest = read_manifest(arguments.file)
     if arguments.model_root and not arguments.model_root.is_dir():
-        raise UserError(f"--model-root {arguments.model_root} is no directory: give the one below which the manifest's file:// paths lie")
+        raise UserError(f"--model-root {arguments.model_root} is not a directory: give the one with the manifest's file:// paths")
     check_ports_free(arguments.port, len(manifest.services))
     stop = stop_on_signals()
     remove_old_runs()
@@ -86,44 +95,46 @@ async def up(arguments: argparse.Namespace, console: Console) -> int:
     async with cluster:
         console.print(f"logs: {cluster.directory}/logs", style="dim", soft_wrap=True)
         if manifest.skipped:
-            console.print(f"skipped, for want of a cluster: {', '.join(manifest.skipped)}", style="dim", markup=False, soft_wrap=True)
+            console.print(f"skipped, because they need a cluster: {', '.join(manifest.skipped)}", style="dim", markup=False, soft_wrap=True)
         with screen:
             cluster.apply(manifest)
-            status = await first_of(cluster.wait_ready(arguments.ready_timeout), stop)
+            status = await run_until_stopped(cluster.wait_ready(arguments.ready_timeout), stop)
         if not status:
             console.print("stopping")
             return 0
-        greet(console, cluster.urls, manifest)
+        print_urls(console, cluster.urls, manifest)
         screen.update()
-        await first_of(follow(arguments.file, cluster, console), stop)
+        await run_until_stopped(follow(arguments.file, cluster, console), stop)
         console.print("stopping")
     return 0
 
 
 async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
-    """Apply the file again whenever it changes; say what is wrong with it and keep what runs otherwise. Never returns."""
-    seen = stamp(path)
+    """Apply the file again whenever it changes. For an invalid file print the error and change nothing. Never returns."""
+    seen = file_stamp(path)
     failing: set[str] = set()
     while True:
-        await asyncio.sleep(LOOK_AT_FILE)
+        await asyncio.sleep(FILE_CHECK_INTERVAL)
         for pod in cluster.pods():
             if pod.state.phase == "CrashLoopBackOff" and f"{pod.name}/{pod.state.restarts}" not in failing:
                 failing.add(f"{pod.name}/{pod.state.restarts}")
                 console.print(describe_failure(pod), markup=False, soft_wrap=True)
-        now = stamp(path)
+        now = file_stamp(path)
         if now == seen or now is None:
             continue
         seen = now
         try:
             cluster.apply(read_manifest(path))
         except UserError as error:
-            console.print(f"{error}\n  kept as it was", style="red", markup=False, soft_wrap=True)
+            console.print(
+                f"{error}\n  the file was not applied; the running pods stay as they are", style="red", markup=False, soft_wrap=True
+            )
         else:
             console.print(f"{path} has changed: applied", soft_wrap=True)
 
 
-def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file does, also when an editor replaces it; None while it is away."""
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return a value that changes with the file, also if an editor replaces it; None while the file does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -131,8 +142,8 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def greet(console: Console, urls: Mapping[str, str], manifest: Manifest) -> None:
-    """Each service's URL of `urls` and a request to try."""
+def print_urls(console: Console, urls: Mapping[str, str], manifest: Manifest) -> None:
+    """Print each service's URL and an example request."""
     for service in manifest.services:
         url = urls[service.name]
         console.print(f"\n[bold green]ready[/]  {url}/v1   model {service.served_model_name}", soft_wrap=True)
@@ -144,22 +155,22 @@ def greet(console: Console, urls: Mapping[str, str], manifest: Manifest) -> None
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGINT, SIGTERM and SIGHUP set. The second one ends us on the spot, and the guard ends the rest."""
+    """Return an event that SIGINT, SIGTERM and SIGHUP set. A second signal ends this process; its guard ends the pods."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             os._exit(130)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 
 def check_ports_free(first: int, count: int) -> None:
-    """UserError for a port that somebody listens on: better now than from a router's log."""
+    """Raise UserError if a port is in use, before a router fails with a message in its log only."""
     if first + count - 1 > 65535:
         raise UserError(f"--port {first}: {count} services need the ports up to {first + count - 1}; choose at most {65536 - count}")
     for port in range(first, first + count):
@@ -171,7 +182,7 @@ def check_ports_free(first: int, count: int) -> None:
                 raise UserError(f"--port {first}: port {port} cannot be used ({error.strerror}); choose another") from None
 
 
-async def first_of(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+async def run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
     """Run `work` until it ends (True) or `stop` is set (False, and `work` is cancelled). Its exceptions are raised."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:

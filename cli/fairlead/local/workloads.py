@@ -1,4 +1,4 @@
-"""Deployments as the kubelet runs them here. Pure: objects in, frozen workloads out."""
+"""Deployments as workloads of the local kubelet. No I/O."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ INSTANCE = "app.kubernetes.io/instance"
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What local mode decides for all pods. `threads`: CPU threads of each worker (0: the worker's own choice)."""
+    """Settings of all local pods. `threads`: CPU threads of each worker (0: the worker's own choice)."""
 
     redis_url: str
     endpoints: Path
@@ -32,7 +32,7 @@ class LocalSettings:
 
 @dataclass(frozen=True)
 class Workload:
-    """A Deployment: `replicas` pods of `template`. `port`: fixed for the router, which people call; 0 for workers: any free one."""
+    """A Deployment: `replicas` pods of `template`. `port`: fixed for the router, which users call; 0 for workers: any free port."""
 
     name: str
     namespace: str
@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def revision(self) -> str:
-        """Changes when pods must be replaced."""
+        """A digest that changes when pods must be replaced."""
         return hashlib.sha256(json.dumps([self.template, self.port], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -57,16 +57,16 @@ class Workload:
         return dict((self.template.get("metadata") or {}).get("labels") or {})
 
     def flags(self, pod: str, port: int, settings: LocalSettings) -> list[str]:
-        """What is different from a cluster, as flags after the Deployment's own: the last one given wins."""
-        # One port for all paths: nobody but this machine reaches it.
+        """Return flags that replace those of a cluster. They follow the Deployment's own, and the last one wins."""
+        # One port serves all paths, because only this machine can reach it.
         flags = ["--host", LOOPBACK, "--port", str(port), "--admin-port=", "--redis-url", settings.redis_url]
         if self.component == "router":
-            # No endpoints lag behind here, so a router that goes need not take new connections for a while.
+            # Local endpoints are current, so a stopping router need not accept new connections for a while.
             flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--worker-admin-port=", "--drain-grace", "0"]
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
         flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
         flags += ["--peers", f"file://{settings.endpoints_file(self.service)}"]
-        return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags
+        return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._sets_threads else flags
 
     @property
     def _keyed(self) -> bool:
@@ -74,25 +74,29 @@ class Workload:
 
     @property
     def _key_file(self) -> str:
-        """What stands for the Secret here."""
+        """The key file that replaces the Secret."""
         path = os.environ.get(KEY_FILE_VARIABLE, "")
         if not path:
-            raise UserError(f"the manifest takes API keys from a Secret: there is none here; set {KEY_FILE_VARIABLE} to a key file instead")
+            raise UserError(
+                f"the manifest takes API keys from a Secret, which local mode does not have: set {KEY_FILE_VARIABLE} to a key file"
+            )
         return str(Path(path).absolute())
 
     @property
-    def _threads_asked(self) -> bool:
-        """Whether the manifest says how many threads a worker has."""
+    def _sets_threads(self) -> bool:
+        """Whether the manifest sets the number of threads of a worker."""
         args = self.template["spec"]["containers"][0].get("args", ())
         return any(arg.startswith("--threads=") and arg != "--threads=0" for arg in args)
 
 
 def workloads(objects: Iterable[Mapping[str, Any]], *, service: str, router_port: int) -> list[Workload]:
-    """The Deployments among `objects`. One router, whatever the manifest says: here is no Service that could stand before several."""
+    """Return the Deployments among `objects`. There is always one router, because no Service could balance several."""
     found = []
     for item in objects:
         if item.get("kind") == "LeaderWorkerSet":
-            raise UserError("spec.engine.nodes is above 1, and here is one machine: set it to 1 (ranks are processes), or use a cluster")
+            raise UserError(
+                "spec.engine.nodes is above 1, but local mode has one machine: set it to 1 (ranks are processes), or use a cluster"
+            )
         if item.get("kind") != "Deployment":
             continue
         template = item["spec"]["template"]

@@ -11,19 +11,19 @@ from fairlead.schedule.trace import read
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("schedule", help="draw a worker's steps: who prefilled, who decoded, how long it took")
-    parser.add_argument("file", type=Path, metavar="FILE", help="what `fairlead-worker --trace-schedule FILE` wrote")
-    parser.add_argument("--steps", default="", metavar="A:B", help="these steps only, both included; either may be left out")
+    parser = commands.add_parser("schedule", help="draw a worker's steps: which requests prefilled or decoded, and how long each step took")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file that `fairlead-worker --trace-schedule FILE` wrote")
+    parser.add_argument("--steps", default="", metavar="A:B", help="steps A to B only, inclusive; either may be omitted")
     parser.add_argument(
-        "--list", action="store_true", help="a line for each step instead of the picture; r0+2/5: 2 of 5 guesses were right"
+        "--list", action="store_true", help="one line per step instead of the picture; r0+2/5: 2 of 5 draft tokens accepted"
     )
     parser.add_argument("--svg", type=Path, metavar="OUT", help="write the picture to OUT, step times as widths")
-    parser.add_argument("--width", type=int, default=0, help="characters in a line (default: the terminal's)")
+    parser.add_argument("--width", type=int, default=0, help="characters per line (default: the terminal's width)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """UserError for a file that is no trace."""
+    """Draw the trace. Raises UserError for a file that is not a trace."""
     trace = read(arguments.file)
     if arguments.steps:
         found = re.fullmatch(r"(\d*):(\d*)", arguments.steps)
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--steps {arguments.steps!r}: give A:B, as in 10:50")
         trace = trace.part(int(found[1] or 0), int(found[2] or len(trace.steps)))
     if not trace.steps:
-        raise UserError(f"{arguments.file}: no steps in it{' that --steps names' if arguments.steps else ' yet'}")
+        raise UserError(f"{arguments.file}: no steps{' in the range of --steps' if arguments.steps else ' yet'}")
     print(text.summary(trace))
     if arguments.svg:
         try:

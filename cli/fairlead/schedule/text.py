@@ -1,4 +1,4 @@
-"""A schedule as text: a line for each request, a column for each step."""
+"""A schedule as text: one line per request, one column per step."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ def summary(trace: Trace) -> str:
     steps = trace.steps
     about = ", ".join(f"{name} {value}" for name, value in trace.about.items() if name != "format")
     guesses, accepted = (sum(counts) for counts in zip(*(step.speculation for step in steps), strict=True))
-    guessed = f", {accepted} of {guesses} guesses accepted" if guesses else ""
+    guessed = f", {accepted} of {guesses} draft tokens accepted" if guesses else ""
     mixed = sum(1 for step in steps if step.decodes and step.prefill_tokens)
     return (
         f"{len(steps)} steps ({mixed} mixed), {len(trace.requests)} requests, {sum(step.seconds for step in steps):.3f} s computing; "
@@ -25,7 +25,7 @@ def legend() -> str:
 
 
 def grid(trace: Trace, width: int) -> Iterator[str]:
-    """Lines of at most `width` characters: bands of steps, under each the prefill tokens and the time of its steps."""
+    """Yield lines of at most `width` characters: bands of steps, each followed by the prefill tokens and the times of its steps."""
     names = trace.requests
     margin = max([len("prefill"), *map(len, names)]) + 1
     columns = max(10, width - margin)
@@ -45,7 +45,7 @@ def grid(trace: Trace, width: int) -> Iterator[str]:
 
 
 def listing(trace: Trace) -> Iterator[str]:
-    """A line for each step: who prefilled what, who decoded; `r0+2/5` is a decode with five guesses, two of them right."""
+    """Yield one line per step: the requests that prefilled and decoded. `r0+2/5`: a decode with five draft tokens, two accepted."""
     for step in trace.steps:
         parts = [f"{row.request}[{row.start}:{row.start + row.count}]{'*' if row.samples else ''}" for row in step.rows if not row.decode]
         decodes = [f"{row.request}{_guessed(row)}" for row in step.rows if row.decode]

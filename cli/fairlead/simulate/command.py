@@ -14,31 +14,37 @@ from fairlead.simulate.plot import svg
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.policies import OURS, POLICIES
 from fairlead.simulate.replay import Outcome, replay
-from fairlead.simulate.trace import read_trace, rotated
+from fairlead.simulate.trace import read_trace, rotate
 
 TARGET = 0.9
-"""Our mean TTFT over that of the best other policy."""
+"""Upper limit of Fairlead's mean TTFT divided by that of the best other policy."""
 Runs = dict[str, list[Outcome]]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    simulate = commands.add_parser("simulate", help="a recorded trace against modelled pods: what a routing policy is worth")
+    simulate = commands.add_parser("simulate", help="compare routing policies on a recorded trace with modelled pods")
     add = simulate.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="a Mooncake trace, JSON lines")
     add("--pods", type=int, default=16, metavar="N")
     add("--policy", action="append", choices=[*POLICIES, "all"], metavar="P", help=f"{', '.join(POLICIES)}; again for more (default all)")
-    add("--speed", type=float, default=1.0, metavar="X", help="play it X times as fast")
-    add("--routers", type=int, default=1, metavar="N", help="each sees only what it sent itself, and what is in Redis (default 1)")
-    add("--repeats", type=int, default=1, metavar="N", help="runs of each policy, with other seeds and from other moments (default 1)")
-    add("--redis-away", metavar="A:B", help="shares of the run between which fairlead has no Redis, as 0.25:0.75")
-    add("--num-prompts", type=int, metavar="N", help="the first N requests (default all)")
-    add("--prefill-rate", type=float, default=8000.0, metavar="R", help="prompt tokens a second of one pod (default 8000)")
-    add("--cache-blocks", type=int, default=1500, metavar="C", help="of 512 tokens, of one pod (default 1500)")
-    add("--token-seconds", type=float, default=0.02, metavar="S", help="of one output token (default 0.02)")
-    add("--report-seconds", type=float, default=0.5, metavar="S", help="between a worker's loads (default 0.5; 0: always fresh)")
+    add("--speed", type=float, default=1.0, metavar="X", help="replay X times as fast")
+    add("--routers", type=int, default=1, metavar="N", help="number of routers; each knows only its own requests and Redis (default 1)")
+    add("--repeats", type=int, default=1, metavar="N", help="runs of each policy, with other seeds and start times (default 1)")
+    add("--redis-away", metavar="A:B", help="Redis outage for the policy fairlead, as shares of the run, such as 0.25:0.75")
+    add("--num-prompts", type=int, metavar="N", help="replay the first N requests (default all)")
+    add("--prefill-rate", type=float, default=8000.0, metavar="R", help="prompt tokens per second of one pod (default 8000)")
+    add("--cache-blocks", type=int, default=1500, metavar="C", help="cache size of one pod in blocks of 512 tokens (default 1500)")
+    add("--token-seconds", type=float, default=0.02, metavar="S", help="seconds per output token (default 0.02)")
+    add(
+        "--report-seconds",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="seconds between two load reports of a worker (default 0.5; 0: always current)",
+    )
     add("--seed", type=int, default=0, metavar="N")
-    add("--plot", type=Path, metavar="FILE", help="draw it, SVG")
-    add("--json", type=Path, metavar="FILE", help="write all figures")
+    add("--plot", type=Path, metavar="FILE", help="write a chart as SVG")
+    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     simulate.set_defaults(run=run)
 
 
@@ -55,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs: Runs = {policy: [] for policy in chosen}
     plan = [(policy, repeat) for policy in chosen for repeat in range(arguments.repeats)]
     for policy, repeat in track(plan, "replaying", console=make_console(), transient=True):
-        played = rotated(requests, repeat / arguments.repeats)
+        played = rotate(requests, repeat / arguments.repeats)
         runs[policy].append(replay(policy, played, arguments.pods, model, arguments.seed + repeat, arguments.routers, window))
     title = ", ".join(
         [f"{len(requests)} requests, {arguments.pods} pods, {arguments.speed:g}x speed"]
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     for flag in ("pods", "speed", "prefill_rate", "cache_blocks", "routers", "repeats"):
-        if not getattr(arguments, flag) > 0:  # so that nan is refused, too
+        if not getattr(arguments, flag) > 0:  # written so that nan is refused too
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
     for flag in ("token_seconds", "report_seconds"):
         if not getattr(arguments, flag) >= 0:
@@ -82,7 +88,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
     _window(arguments.redis_away)
     for flag, path in (("json", arguments.json), ("plot", arguments.plot)):
-        try:  # before minutes of a replay are lost
+        try:  # before minutes of replay are lost
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.open("a").close()
@@ -109,7 +115,7 @@ def means(outcomes: list[Outcome]) -> dict[str, float]:
 
 
 def show(runs: Runs, title: str) -> None:
-    """A table for people; and one line `name measured target verdict` for each bar that these runs can tell."""
+    """Print a table, and one line `name measured target verdict` for each target that these runs can check."""
     console = make_console()
     table = Table(title=title)
     table.add_column("policy")
@@ -129,7 +135,7 @@ def show(runs: Runs, title: str) -> None:
 
 
 def _worst(runs: Runs, ours: str, other: str, figure: str) -> float:
-    """The highest ratio of any run: the same requests from the same moment on."""
+    """Return the highest ratio of any pair of runs with the same requests and start time."""
     pairs = zip(runs[ours], runs[other], strict=True)
     return max(one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs)
 

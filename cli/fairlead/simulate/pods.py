@@ -1,4 +1,4 @@
-"""A modelled worker: prompts are prefilled one after the other at a fixed rate, in front of a prefix-closed LRU cache."""
+"""A modelled worker: it prefills prompts one after the other at a fixed rate and has a prefix-closed LRU cache."""
 
 import bisect
 from collections import OrderedDict
@@ -30,14 +30,14 @@ class PrefixLRU:
         return len(self._blocks)
 
     def depth(self, blocks: Sequence[int]) -> int:
-        """Blocks of the prompt that are here."""
+        """Return how many of the prompt's first blocks are cached."""
         for at, block in enumerate(blocks):
             if block not in self._blocks:
                 return at
         return len(blocks)
 
     def use(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Keeps a prompt. Returns the blocks that came, parents first, and those that went, children first."""
+        """Cache a prompt. Return the added blocks, parents first, and the evicted ones, children first."""
         kept = blocks[: self._capacity]
         came = [block for block in kept if block not in self._blocks]
         for block in reversed(kept):
@@ -49,7 +49,7 @@ class PrefixLRU:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of a request: seconds to its first token, prompt tokens cached and computed, when prefill and output end."""
+    """The outcome of a request: TTFT in seconds, cached and computed prompt tokens, the times of first and last token."""
 
     ttft: float
     cached: int
@@ -61,7 +61,7 @@ class Served:
 
 
 class Pod:
-    """One worker. Requests are given in the order of their times, so each one's cache is known when it is given: there is one queue."""
+    """One worker with one queue. Requests arrive in order of time, so the cache is known when each arrives."""
 
     def __init__(self, model: PodModel, phase: float) -> None:
         self.model = model
@@ -73,7 +73,7 @@ class Pod:
         self._busy: list[float] = [0.0]
 
     def serve(self, request: Request) -> Served:
-        """Queues a request at its time."""
+        """Queue a request at its arrival time."""
         cached = min(self.cache.depth(request.blocks) * BLOCK_TOKENS, request.prompt_tokens - 1)
         computed = request.prompt_tokens - cached
         start = max(request.at, self.busy_until)
@@ -87,15 +87,15 @@ class Pod:
         return Served(first - request.at, cached, computed, first, done, came, went)
 
     def backlog(self, now: float) -> float:
-        """Prompt tokens still to be computed."""
+        """Return the prompt tokens still to be computed."""
         return max(0.0, self.busy_until - now) * self.model.rate
 
     def load(self, now: float) -> tuple[float, float]:
-        """The newest load that the worker has reported: when, and its backlog then."""
+        """Return the time and the backlog of the worker's newest load report."""
         every = self.model.report_seconds
         at = now if every <= 0 else max(0.0, (now - self._phase) // every * every + self._phase)
         return at, self.backlog_as_of(at)
 
     def backlog_as_of(self, at: float) -> float:
-        """Prompt tokens still to be computed at a moment that is over; requests of that very moment do not count."""
+        """Return the prompt tokens still to be computed at a past moment, without requests of that very moment."""
         return max(0.0, self._busy[bisect.bisect_left(self._times, at) - 1] - at) * self.model.rate

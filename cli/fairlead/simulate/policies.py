@@ -1,4 +1,4 @@
-"""Who gets a request: every policy by its name."""
+"""The routing policies by name."""
 
 import random
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from fairlead.simulate.trace import Request
 class Policy(Protocol):
     @property
     def reserves(self) -> bool:
-        """Whether its last choice was reserved where every router sees it."""
+        """Whether its last choice made a reservation that every router sees."""
 
     def choose(self, request: Request) -> tuple[int, int]:
-        """The pod, and the prompt tokens expected in its cache."""
+        """Return the pod and the prompt tokens expected in its cache."""
 
 
 Maker = Callable[[Fleet, Account, random.Random], Policy]
-"""Makes a policy for one router: with the fleet, that router's own account, and chance."""
+"""Creates a policy of one router from the fleet, that router's own account, and a random generator."""
 
 OURS: dict[str, Maker] = {"fairlead": Fairlead, "fairlead-no-redis": WithoutRedis}
 

@@ -1,4 +1,4 @@
-"""Plays a trace through one policy: who gets each request, and what the pods and the index know by then."""
+"""Replay of a trace with one policy: the pod of each request, and what pods and index know at that time."""
 
 import heapq
 import itertools
@@ -14,7 +14,7 @@ from fairlead.simulate.trace import BLOCK_TOKENS, Request
 
 @dataclass(slots=True)
 class Outcome:
-    """Per request: seconds to the first token. Per pod: prompt tokens computed. Over all: share of prompt tokens that were cached."""
+    """The result of one replay: TTFT per request in seconds, computed prompt tokens per pod, share of cached prompt tokens."""
 
     policy: str
     ttft: list[float] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Outcome:
 
     @property
     def imbalance(self) -> float:
-        """The busiest pod's prefill over the mean."""
+        """Prefill tokens of the busiest pod divided by the mean."""
         return max(self.computed) * len(self.computed) / max(1, sum(self.computed))
 
     def figures(self) -> dict[str, float]:
@@ -51,10 +51,10 @@ def replay(
     routers: int = 1,
     redis_away: tuple[float, float] | None = None,
 ) -> Outcome:
-    """Same arguments, same outcome. The index learns of a prompt's blocks when its prefill ends, as from a real worker.
+    """Replay the requests. The same arguments give the same outcome.
 
-    Each request comes to one of the `routers` by chance. `redis_away`: seconds of the run from which and until which Redis is lost to the
-    policy `fairlead`; others are not touched, for they have none.
+    The index learns a prompt's blocks when its prefill ends, as from a real worker. Each request goes to a random one of the `routers`.
+    `redis_away`: start and end, in seconds of the run, of an outage of Redis. It affects only the policy `fairlead`.
     """
     draw = random.Random(seed)
     fleet = Fleet([Pod(model, draw.random() * max(0.0, model.report_seconds)) for _ in range(pods)], BLOCK_TOKENS, routers)

@@ -1,4 +1,4 @@
-"""What is asked: one request a line, as Mooncake's traces have it."""
+"""Mooncake traces: one request per line."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from fairlead_index.hashing import extend
 
 BLOCK_TOKENS = TRACE_BLOCK
 MOST_TOKENS = 100_000_000
-"""Of a prompt or an answer: ten times the longest context that anybody serves. More is a mistake, and would take centuries to play."""
+"""Upper limit of a prompt or an answer: ten times the longest context in use. A larger value is a mistake in the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Request:
 
 
 def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
-    """The first `count` requests by time, `speed` times as fast. The trace's ids are chained already; hashing spreads them."""
+    """Return the first `count` requests by time, `speed` times as fast. The trace's ids are chained already; hashing spreads them."""
     requests = []
     hashed: dict[int, int] = {}
     try:
@@ -50,12 +50,12 @@ def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
     except UnicodeDecodeError as error:
         raise UserError(f"--trace {path}: not a text file ({error.reason})") from None
     if not requests:
-        raise UserError(f"--trace {path}: there is no request in it")
+        raise UserError(f"--trace {path}: it contains no request")
     return sorted(requests, key=lambda request: request.at)
 
 
-def rotated(requests: list[Request], share: float) -> list[Request]:
-    """The same requests from another moment on: those before it come at the end. A run of its own, for the caches begin cold there."""
+def rotate(requests: list[Request], share: float) -> list[Request]:
+    """Return the same requests from a later moment on; the earlier ones follow at the end. Caches begin cold."""
     start = int(share * len(requests))
     if not start:
         return requests

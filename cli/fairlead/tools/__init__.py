@@ -1,1 +1,1 @@
-"""Small commands that look and change nothing: `status`, `doctor`."""
+"""Small commands that change nothing: `status`, `doctor`, `verify`."""

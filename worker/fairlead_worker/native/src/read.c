@@ -1,4 +1,4 @@
-/* Memory read bandwidth of the machine: the limit of a decoding step. For bench/cpu_limit.py. */
+/* Memory read bandwidth of the machine: the limit of a decoding step. For bench/engine/weight_bandwidth.py. */
 #include "native.h"
 
 enum { PIECE = 1 << 18 };

@@ -1,0 +1,34 @@
+"""Run one benchmark, or list them all.
+
+python -m bench list
+python -m bench NAME [options]
+python -m bench NAME --help
+"""
+
+import importlib
+import sys
+
+from bench import catalog
+
+
+def main() -> int:
+    """Run the benchmark that the command line names. Return its exit status."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(__doc__.strip())
+        return 0 if arguments else 2
+    name, *options = arguments
+    if name == "list":
+        print(catalog.listing())
+        return 0
+    if name not in catalog.benchmarks():
+        near = catalog.similar(name)
+        hint = f" Did you mean {near}?" if near else ""
+        print(f"bench: no benchmark is called {name!r}.{hint} `python -m bench list` shows all names.", file=sys.stderr)
+        return 2
+    sys.argv = [name, *options]
+    return importlib.import_module(f"bench.{name.replace('/', '.')}").main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

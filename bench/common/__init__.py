@@ -1,0 +1,1 @@
+"""What several benchmarks use: the report, interleaved runs, engines in this process, models with random weights."""

@@ -1,0 +1,228 @@
+"""The GPU path on this machine: correctness against transformers and the reference backend, then speed.
+
+Stages run one after the other, each with a time limit. Every finding is written to the report when it is made. Without a GPU the check
+prints one line and exits with 0. It exits with 1 if a check fails. `--bundle` provides the packages that this machine lacks (see
+`make gpu-bundle`).
+"""
+
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.common.report import ROOT, make_parser
+
+if TYPE_CHECKING:
+    from bench.gpu.compile import Builds
+
+SECONDS = 460.0
+"""Time limit of all stages together. With the start this is under eight minutes."""
+ON_REQUEST = (
+    "kernel_busy_time",
+    "prompt_arrival",
+    "transformers_batching",
+    "worker_start",
+    "offline_batch",
+    "overlap",
+    "optimisation_gains",
+    "lora",
+    "quantized",
+    "fused",
+)
+"""Stages that run only if `--only` names them, because eight minutes have no room for them. Those with a target come first.
+
+`--only targets` runs all of them after the kernels are compiled.
+"""
+GROUPS = {"targets": ("compilers", "compiled", *ON_REQUEST)}
+Rows = Iterator[dict[str, Any]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser(__name__, __doc__)
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        choices=("cuda", "cpu"),
+        help="cpu runs the same stages with tiny models and FlashInfer interpreted in torch",
+    )
+    parser.add_argument(
+        "--bundle", type=Path, help="folder that `make gpu-bundle` made: packages that this machine lacks are taken from there"
+    )
+    parser.add_argument("--out", type=Path, help="folder for the report DATE-COMMIT.json (default on a GPU: bench/results/gpu)")
+    parser.add_argument(
+        "--only", default="", help=f"stages, comma-separated (default: all except {', '.join(ON_REQUEST)}; `targets`: those)"
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit of all stages together (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    if given.bundle is not None and "GPU_CHECK_UNPACKED" not in os.environ:
+        from bench.gpu.bundle import unpack
+
+        os.environ |= {"GPU_CHECK_UNPACKED": "1", "PYTHONPATH": unpack(given.bundle)}
+        os.execv(sys.executable, [sys.executable, "-m", "bench", "gpu/check", *(sys.argv[1:] if arguments is None else arguments)])
+    # FlashInfer calls ninja by its name, which may be installed beside the interpreter alone.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+    import torch
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("gpu-check: no GPU found on this machine (torch.cuda.is_available() is false); nothing was checked")
+        return 0
+    return run(given.device, given.out, given.only, given.seconds, given.json)
+
+
+def run(kind: str, out: Path | None, only: str, seconds: float, file: Path | None = None) -> int:
+    """Run the stages that `only` names (names of stages and of groups, comma-separated; empty: the usual ones).
+
+    The report goes to `file`, or into the folder `out`.
+    """
+    named = [name for name in only.split(",") if name]
+    with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as models:
+        return _run(kind, out, named, time.monotonic() + seconds, Path(models), file)
+
+
+def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Path, file: Path | None) -> int:
+    import torch
+
+    from bench.gpu.compile import Builds
+    from bench.gpu.device import Device
+    from bench.gpu.report import Report
+
+    device = Device(torch.device(kind), kind == "cpu", ends, models)
+    folder = out or (ROOT / "bench" / "results" / "gpu" if device.cuda else None)
+    report = Report(folder, device.facts(), named, file)
+    builds: list[Builds] = []
+    wanted = {stage for name in named for stage in GROUPS.get(name, (name,))}
+    known = stages(device, builds)
+    if unknown := wanted - {name for name, _, _ in known} - {"compilers", "compiled"}:
+        raise SystemExit(
+            f"gpu-check: no stage is called {', '.join(sorted(unknown))}: choose from {', '.join(name for name, _, _ in known)}"
+        )
+    try:
+        for name, bound, stage in known:
+            if name not in wanted if wanted else name in ON_REQUEST:
+                continue
+            if device.left() < 5:
+                report.end(name, "skipped: no time was left")
+                continue
+            if name in ON_REQUEST:  # they are measured without compilers beside them
+                for build in builds:
+                    build.kill()
+            carry_out(report, name, min(bound, device.left()), stage)
+    except KeyboardInterrupt:  # a time limit from outside: the findings so far are printed all the same
+        report.end(name, "failed: interrupted")
+    finally:
+        for build in builds:
+            build.kill()
+    print(report.summary(), flush=True)
+    if report.path is not None:
+        print(f"written: {report.path}", flush=True)
+    return 1 if report.failed else 0
+
+
+def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
+    """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
+    where the running compilers are kept, for whoever ends them."""
+    from bench.gpu import compile
+    from bench.gpu.shared_model import Kit
+    from bench.gpu.stages import (
+        attention,
+        fused,
+        kernel_busy_time,
+        lora,
+        memory,
+        offline_batch,
+        optimisation_gains,
+        overlap,
+        prompt_arrival,
+        quantized,
+        sampling,
+        serving,
+        step_time,
+        transformers_batching,
+        transformers_match,
+        worker_start,
+    )
+
+    kinds, kit = set(compile.KINDS), Kit(device)
+
+    def start_compilers() -> Rows:
+        yield compile.tools()
+        flashinfer = importlib.util.find_spec("flashinfer")
+        yield {"what": "FlashInfer is installed", "ok": flashinfer is not None}
+        if flashinfer is not None:
+            builds.append(compile.start([*compile.KINDS, *compile.LAYERS]))
+
+    def compiled() -> Rows:
+        kinds.clear()
+        for build in builds:
+            yield from build.wait(min(180.0, device.left() - 150))
+            kinds.update(build.built)
+
+    def attended() -> Rows:
+        try:
+            yield from attention.check(device, kinds)
+            for build in builds:
+                before = set(kinds)
+                yield from build.stop()
+                kinds.update(build.built)
+                if late := kinds - before:
+                    yield from attention.check(device, late)
+        finally:  # out of time, too: what is measured next should have the machine to itself
+            for build in builds:
+                build.kill()
+
+    first: list[tuple[str, float, Callable[[], Rows]]] = [("compilers", 10, start_compilers)] if device.cuda else []
+    then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 190, compiled)] if device.cuda else []
+    return [
+        *first,
+        ("sampling", 40, lambda: sampling.check(device)),
+        ("greedy", 90, lambda: transformers_match.greedy(device)),
+        *then,
+        ("attention", 70, attended),
+        ("logits", 30, lambda: transformers_match.logits(device)),
+        ("memory", 60, lambda: memory.check(device)),
+        ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),
+        ("serving", 150, lambda: serving.serve(device)),
+        ("kernel_busy_time", 80, lambda: kernel_busy_time.measure(device, kit)),
+        ("prompt_arrival", 60, lambda: prompt_arrival.measure(device, kit)),
+        ("transformers_batching", 90, lambda: transformers_batching.measure(device, kit)),
+        ("worker_start", 120, lambda: worker_start.measure(device, kit)),
+        ("offline_batch", 80, lambda: offline_batch.measure(device, kit)),
+        ("overlap", 150, lambda: overlap.measure(device, kit)),
+        ("optimisation_gains", 120, lambda: optimisation_gains.measure(device, kit)),
+        ("lora", 60, lambda: lora.measure(device, kit)),
+        ("quantized", 90, lambda: quantized.measure(device, kit)),
+        ("fused", 60, lambda: fused.measure(device)),
+    ]
+
+
+def carry_out(report: Any, name: str, seconds: float, stage: Callable[[], Rows]) -> None:
+    """The rows of one stage until it ends, fails, or its time is over: that is looked at between rows."""
+    from bench.gpu.shared_model import release
+
+    report.begin(name)
+    ends = time.monotonic() + seconds
+    rows = stage()
+    try:
+        for row in rows:
+            report.add(name, row)
+            if time.monotonic() > ends:
+                report.end(name, f"out of time after {seconds:.0f} s")
+                return
+        report.end(name, "done")
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        report.end(name, f"failed: {type(error).__name__}: {str(error)[-600:]}")
+    finally:
+        rows.close()  # type: ignore[attr-defined]  # a generator
+        release()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

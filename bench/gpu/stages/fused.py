@@ -1,0 +1,74 @@
+"""Stage: what each fusion is worth. Layers of an 8B-shaped model, decodes and a chunk, each kind off, then on, taking turns in one run."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from bench.gpu import interpreter
+from bench.gpu.device import Device, median
+from fairlead_worker.kernels.flashinfer_library import library
+from fairlead_worker.model.fuse import fuse_projections
+from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.fused.trial import TRIAL
+from fairlead_worker.model.loader import PROJECTIONS
+from fairlead_worker.model.probe import probe_layers
+
+LIMIT = 4096
+ROUNDS = 5
+
+
+def measure(device: Device) -> Iterator[dict[str, Any]]:
+    """For each number of tokens: milliseconds of the layers with nothing fused, with one kind more each time, and with all."""
+    kernels: Any = library() if device.cuda else interpreter
+    if kernels is None:
+        yield {"what": "FlashInfer is installed", "ok": False}
+        return
+    variants: dict[str, PreTrainedModel] = {}
+    for count in range(len(KINDS) + 2):
+        wanted = (PROJECTIONS, *KINDS)[:count]
+        model = build(device)
+        layers = probe_layers(model)
+        if PROJECTIONS in wanted:
+            fuse_projections(model)
+        made = fuse_layers(model, kernels, layers, LIMIT, wanted) if len(wanted) > 1 else ()
+        yield {"what": f"fused: {', '.join(wanted) or 'nothing'}", "ok": set(made) == set(wanted) - {PROJECTIONS}}
+        variants[wanted[-1] if wanted else "nothing"] = model
+    for tokens in (1, 16, 256, 2048) if not device.tiny else (1, 8):
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for _ in range(ROUNDS if not device.tiny else 1):
+            for name, model in variants.items():
+                times[name].append(device.seconds(run(model, tokens), 5))
+        before = median(times["nothing"])
+        for name, found in times.items():
+            now = median(found)
+            what = f"{tokens} tokens, {'nothing fused' if name == 'nothing' else 'and ' + name}"
+            yield {"what": what, "ms": now * 1e3, "of_nothing": now / median(times["nothing"]), "of_the_one_before": now / before}
+            before = now
+
+
+def build(device: Device) -> PreTrainedModel:
+    """Llama's layers of 8B's shape, four of them, random, in bfloat16; attention is left out (each token attends to itself)."""
+    shape = (4096, 14336, 32, 8, 4) if device.cuda else (128, 256, 4, 2, 2)
+    config = AutoConfig.for_model(
+        "llama", hidden_size=shape[0], intermediate_size=shape[1], num_attention_heads=shape[2], num_key_value_heads=shape[3],
+        num_hidden_layers=shape[4], head_dim=128, vocab_size=512, max_position_embeddings=LIMIT, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    with device.device:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.eval()
+
+
+def run(model: PreTrainedModel, tokens: int) -> Callable[[], Any]:
+    """A pass of so many tokens."""
+    model.set_attn_implementation(TRIAL)
+    places = torch.arange(tokens, device=model.device)[None]
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(input_ids=places % 512, position_ids=places, use_cache=False, step=[])
+
+    return step

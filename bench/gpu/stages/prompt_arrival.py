@@ -1,0 +1,63 @@
+"""Stage: a long prompt arrives while streams run: the longest wait for a token beside the usual one, by chunk size and by ITL target."""
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from bench.gpu.device import Device, median
+from bench.gpu.loop import Loop
+from bench.gpu.model import SHAPES
+from bench.gpu.report import beside
+from bench.gpu.shared_model import Kit
+from fairlead_worker.execution.runner import ModelRunner
+
+TARGET = 1.7
+"""Times the usual wait, as --itl-target-ms: the bar is 2."""
+
+
+def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
+    """A row for each way to cut the prompt. The bar is for the target's."""
+    streams, context, long, quiet = (32, 1024, 32_768, 100) if not device.tiny else (2, 20, 90, 6)
+    shape = "tiny" if device.tiny else "8b"
+    runner = kit.shared(streams * -(-(context + 2048) // 16) + 2 * -(-long // 16) + 64, streams)
+    usual = 0.0
+    for chunk in (2048, 1024, 512, 256) if not device.tiny else (32, 16):
+        row = arrive(runner, shape, streams, context, long, quiet, chunked_prefill_size=chunk)
+        usual = row["usual_ms"]
+        yield {"what": f"{long} tokens at {streams} streams, chunks of {chunk}", **row}
+    target = TARGET * usual
+    row = arrive(runner, shape, streams, context, long, quiet, chunked_prefill_size=512 if not device.tiny else 16, itl_target_ms=target)
+    yield beside({"what": f"{long} tokens at {streams} streams, --itl-target-ms {target:.1f}", **row}, "worst_of_usual", most=2.0)
+
+
+def arrive(runner: ModelRunner, shape: str, streams: int, context: int, long: int, quiet: int, **settings: Any) -> dict[str, Any]:
+    """Waits between a stream's tokens: before the prompt comes (the median is the usual one), and until its first token is there. A prompt
+    of an eighth goes before, from which step times are learnt."""
+    draw, vocabulary = random.Random(7), SHAPES[shape]["vocab_size"]
+
+    def prompt(tokens: int) -> list[int]:
+        return [draw.randrange(10, vocabulary) for _ in range(tokens)]
+
+    loop = Loop(runner, overlap=True, max_num_seqs=streams + 2, **settings)
+    for number in range(streams):
+        loop.submit(number, prompt(context), 2000)
+    loop.pretend()
+    first, second = streams, streams + 1
+    loop.submit(first, prompt(long // 8), 1)
+    loop.run(lambda: not loop.tokens[first])
+    before = len(loop.times[0])
+    loop.run(lambda: len(loop.times[0]) < before + quiet)
+    usual = median(gaps(loop, streams, before, before + quiet))
+    begin = len(loop.times[0])
+    loop.submit(second, prompt(long), 1)
+    loop.run(lambda: not loop.tokens[second])
+    during = gaps(loop, streams, begin - 1, len(loop.times[0]))
+    ttft = loop.times[second][0] - loop.times[0][begin - 1]
+    told = {"usual_ms": usual * 1e3, "median_ms": median(during) * 1e3, "worst_ms": max(during) * 1e3, "ttft_s": ttft}
+    return {**told, "worst_of_usual": max(during) / usual, "worst_of_median": max(during) / median(during)}
+
+
+def gaps(loop: Loop, streams: int, begin: int, end: int) -> list[float]:
+    """Seconds between the tokens of each stream, from its token `begin` to `end`."""
+    return [later - sooner for number in range(streams) for sooner, later in pairwise(loop.times[number][begin:end])]

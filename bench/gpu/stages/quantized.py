@@ -1,0 +1,334 @@
+"""Stage: weights of fewer bits, each kind beside the same model in bfloat16: what they compute, what they take, what they are worth."""
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from bench.gpu.batches import packed
+from bench.gpu.device import Device, median
+from bench.gpu.low_bit_weights import Explicit, by_token, held_bytes, narrow_layers, numbers, rounds, save_float8
+from bench.gpu.model import SHAPES, saved, scheduler_for, submit
+from bench.gpu.shared_model import Kit, recorded, release
+from bench.gpu.stages.overlap import decode
+from fairlead_worker.execution.graphs import GraphedDecodes
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.messages import Sampling
+from fairlead_worker.model.fp8_layers import ROWWISE_FP8
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.quantized import INT4_GROUP
+
+PACKAGES = ("torchao", "accelerate", "compressed_tensors")
+TURNS = 3
+PROMPT = 41
+"""Tokens whose logits are compared: all but the last in one step, then a decode."""
+SUMS = 0.05
+"""Of a row's length, after all layers: in bfloat16 other orders of summation add up to 0.03 (`fused.trial`)."""
+LINEAR = 7
+"""Linear layers of one of Llama's layers."""
+SIZES = {"fp8": 0.515, "kept": 0.515, "int4": 0.3}
+"""At most so much of bfloat16's bytes: a byte, and a float32 for each output; half a byte, and two of 16 bits for 128 weights (0.27)."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`stored`: of the float8 checkpoint; else made of bfloat16's at load."""
+
+    name: str
+    quantization: str
+    stored: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of what is timed."""
+
+    batches: tuple[int, ...]
+    context: int
+    new: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model in bfloat16, and what is known of it."""
+
+    device: Device
+    runner: ModelRunner
+    graphs: GraphedDecodes | None
+    explicit: Explicit
+    weights: Mapping[str, torch.Tensor]
+    """Its linear layers' own, in bfloat16: `explicit` gets each kind's."""
+    differs: float
+    """Its logits, from those in float32."""
+
+
+def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
+    """Each kind: its bytes and its numbers; a linear layer and the whole model beside an explicit computation; tokens of zeros; graphs
+    beside eager steps; then decodes at a context of 2k and a chunk of 8k, in turns with bfloat16. One that fails keeps none from its turn.
+    """
+    if missing := [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]:
+        yield {"what": "weights of fewer bits", "ok": True, "left_out": f"not installed: {', '.join(missing)}"}
+        return
+    sizes = Sizes((1, 16, 64), 2048, 32, 8192) if not device.tiny else Sizes((1, 4), 24, 4, 24)
+    shape = "tiny" if device.tiny else "8b-short"
+    yield {"what": "the shape of all rows", **{name: SHAPES[shape][name] for name in ("hidden_size", "num_hidden_layers")}}
+    multiplied = device.cuda and torch.cuda.get_device_capability(device.device) >= ROWWISE_FP8
+    if not multiplied:
+        yield {"what": "products of float8", "ok": True, "left_out": "no GPU from 8.9 on: weights are widened for each product"}
+    kinds = [Kind("fp8", "fp8"), Kind("kept", "none" if multiplied else "fp8", stored=True), Kind("int4", "int4")]
+    if not device.cuda:
+        yield {"what": "int4", "ok": True, "left_out": "no GPU, and its kernel is CUDA's"}
+        kinds.pop()
+    torch.backends.cuda.matmul.allow_tf32 = False  # what is explicit is in float32
+    pages = max(sizes.batches[-1] * -(-(sizes.context + sizes.new + 16) // 16), -(-sizes.chunk // 16)) + 64
+    runner = kit.runner(shape, pages, sizes.batches[-1])
+    graphs, runner.graphs = runner.graphs, None
+    base = None
+    try:
+        with saved(device, shape) as folder, TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as made:
+            explicit = Explicit(folder, device.device)
+            differs = apart(said(device, runner), explicit.logits(prompt(device)))
+            yield {"what": "bfloat16 beside float32, logits", "differs": differs}
+            weights = {path: explicit.weight(path).to(torch.bfloat16) for path in explicit.layers}
+            base = Base(device, runner, graphs, explicit, weights, differs)
+            float8 = save_float8(folder, Path(made) / "float8", device.device)
+            for kind in kinds:
+                try:
+                    yield from _kind(base, kind, float8 if kind.stored else folder, sizes)
+                except Exception as error:  # a library's own, say of a kernel that is not for this device
+                    traceback.print_exc()
+                    yield {"what": kind.name, "ok": False, "said": f"{type(error).__name__}: {str(error)[-600:]}"}
+                release()
+    finally:
+        del runner, graphs, base
+        kit.drop()
+
+
+def _kind(base: Base, kind: Kind, folder: Path, sizes: Sizes) -> Iterator[dict[str, Any]]:
+    device = base.device
+    release()
+    before = torch.cuda.memory_allocated(device.device) if device.cuda else 0
+    began = time.perf_counter()
+    loaded = load_model(str(folder), dtype="bfloat16", device=device.device, quantization=kind.quantization)
+    took: dict[str, Any] = {"load_seconds": time.perf_counter() - began}
+    release()
+    if device.cuda:
+        took["device_gib"] = (torch.cuda.memory_allocated(device.device) - before) / 2**30
+    runner = ModelRunner(loaded, base.runner.backend)
+    layers = narrow_layers(loaded.model)
+    yield _bytes(base, kind, layers) | took
+    yield _stored(kind, layers, folder) if kind.stored else _made(base, kind, layers)
+    yield _products(kind, layers)
+    rounding, row = _whole(base, kind, runner, layers)
+    yield row
+    graphs = recorded(device, runner, sizes.batches[-1])
+    yield from _replayed(base, kind, runner, graphs, sizes, rounding)
+    ways = {"bfloat16": (base.runner, base.graphs), kind.name: (runner, graphs)}
+    for batch in sizes.batches:
+        yield _decodes(device, ways, batch, sizes)
+    yield _chunk(device, ways, sizes.chunk)
+
+
+def _bytes(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+    """A row: the weights of linear layers over bfloat16's. Head and embeddings are as they were."""
+    held = sum(held_bytes(layer.weight) for layer in layers.values())
+    share = held / sum(weight.nbytes for weight in base.weights.values())
+    row = {"what": f"{kind.name}, bytes", "ok": set(layers) == set(base.weights) and share <= SIZES[kind.name], "of_bfloat16": share}
+    return row | {"gib": held / 2**30, "rounds_inputs": any(map(rounds, layers.values()))}
+
+
+def _stored(kind: Kind, layers: Mapping[str, nn.Linear], folder: Path) -> dict[str, Any]:
+    """A row: whether numbers and scales are the checkpoint's, bit for bit."""
+    equal = 0
+    with safe_open(folder / "model.safetensors", framework="pt") as stored:
+        for path, layer in layers.items():
+            held: Any = layer.weight
+            weight, scale = (stored.get_tensor(f"{path}.{name}").to(held.device) for name in ("weight", "weight_scale"))
+            equal += torch.equal(held.qdata.view(torch.uint8), weight.view(torch.uint8)) and torch.equal(held.scale, scale.float())
+    return {"what": f"{kind.name}, its numbers are the file's", "ok": equal == len(layers), "equal": equal, "layers": len(layers)}
+
+
+def _made(base: Base, kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+    """A row: how far a weight is from the one that it was made of, over the most that rounding it right can change it.
+
+    float8: half a unit of the three bits behind the leading one (2**-4 of the weight; 2**-10 of the scale where it is next to nothing), and
+    2**-8 as scales are rounded to bfloat16. int4: half a step of 15 between a group's least and largest; a fifth of a step more, as torchao
+    rounds numbers of up to 15 steps to bfloat16 (0.03 of a step) where it takes off the least, divides, multiplies and adds again.
+    """
+    worst = 0.0
+    for path, layer in layers.items():
+        weight = base.weights[path].float()
+        off = (numbers(layer) - weight).abs()
+        if kind.name == "int4":
+            least, most = weight.unflatten(1, (-1, INT4_GROUP)).aminmax(dim=2)  # type: ignore[no-untyped-call]
+            allowed = (0.7 * (most - least) / 15).repeat_interleave(INT4_GROUP, 1)
+        else:
+            allowed = (2**-4 + 2**-8) * weight.abs() + 2**-10 * weight.abs().amax(1, keepdim=True) / 440
+        worst = max(worst, _finite(off / allowed))
+    return {"what": f"{kind.name}, its numbers are bfloat16's, rounded", "ok": worst <= 1, "of_allowed": worst}
+
+
+@torch.inference_mode()
+def _products(kind: Kind, layers: Mapping[str, nn.Linear]) -> dict[str, Any]:
+    """A row: the linear layers of one layer beside float32 products of the same numbers, the inputs rounded as they are to be. The largest
+    difference of a token over its length, and over what is allowed; and how far off the product is with inputs as they came.
+
+    Allowed are 2**-7, as outputs and widened weights are rounded to bfloat16. Where float8 is multiplied: 2**-8, and 2**-14 for each 32
+    inputs, as GPUs of 9.0 add 32 products at a time to sums of 14 bits (DeepSeek-V3, arXiv 2412.19437, 3.3.2: up to 2 % at 4,096 inputs).
+    """
+    drawn = torch.Generator().manual_seed(4)
+    differs = of_allowed = unrounded = 0.0
+    zeros = True
+    for layer in list(layers.values())[:LINEAR]:
+        inputs = torch.randn(8, layer.in_features, generator=drawn).to(torch.bfloat16).to(layer.weight.device)
+        inputs[1] *= 100  # a token has a scale of its own
+        inputs[5] = 0
+        got, wide = layer(inputs).float(), numbers(layer)
+        allowed = 2**-8 + layer.in_features / 32 * 2**-14 if rounds(layer) else 2**-7
+        off = apart(got, (by_token(inputs) if rounds(layer) else inputs.float()) @ wide.T)
+        differs, of_allowed = max(differs, off), max(of_allowed, off / allowed)
+        unrounded = max(unrounded, apart(got, inputs.float() @ wide.T))
+        zeros = zeros and not got[5].any()  # neither numbers nor what is none
+    row = {"what": f"{kind.name}, linear layers", "ok": of_allowed <= 1 and zeros, "differs": differs, "of_allowed": of_allowed}
+    return row | {"differs_from_unrounded": unrounded, "zeros_stay_zeros": zeros}
+
+
+def _whole(base: Base, kind: Kind, runner: ModelRunner, layers: Mapping[str, nn.Linear]) -> tuple[float, dict[str, Any]]:
+    """How far rounding inputs moves the logits, and a row: those of a prompt and a decode beside a plain model with the same numbers, in
+    float32 and with transformers' attention; inputs rounded in both.
+
+    Allowed is what bfloat16 itself is off, a quarter more and 0.02 (as in stage `logits`), and twice of what rounding inputs does: inputs
+    that differ in the last bits are rounded to this neighbour or that one, so that two computations may be as far apart as two
+    independent roundings are, 2**0.5 of it (1.2 on a CPU, 8 layers of 512 inputs); the rest is for sums of 14 bits.
+    """
+    tokens = prompt(base.device)
+    base.explicit.take(layers)
+    wide = base.explicit.logits(tokens)
+    rounded = any(map(rounds, layers.values()))
+    want = base.explicit.logits(tokens, rounded=True) if rounded else wide
+    got, own = said(base.device, runner), said(base.device, base.runner)
+    rounding, differs = apart(want, wide), apart(got, want)
+    allowed = 1.25 * base.differs + 0.02 + 2 * rounding
+    row: dict[str, Any] = {"what": f"{kind.name}, logits", "ok": differs <= allowed, "differs": differs, "allowed": allowed}
+    return rounding, row | {"rounding_inputs": rounding, "differs_from_wide": apart(got, wide), "differs_from_bfloat16": apart(got, own)}
+
+
+@torch.inference_mode()
+def _replayed(
+    base: Base, kind: Kind, runner: ModelRunner, graphs: GraphedDecodes | None, sizes: Sizes, rounding: float
+) -> Iterator[dict[str, Any]]:
+    """Rows: decodes in graphs beside eager ones; then three of them, one being a token of zeros, as are those that fill up the graph.
+
+    Attention plans differ where a graph is filled up, so last bits may: allowed is what that makes in bfloat16, and by rounded inputs.
+    """
+    yield {"what": f"{kind.name}, capturing", "ok": graphs is not None}
+    if graphs is None:
+        return
+    allowed = SUMS + 2 * rounding
+    for batch in sizes.batches:
+        step = _step(base.device, batch, sizes.context)
+        eager, replayed = runner.run(step), graphs.run(step)
+        differs = apart(replayed, eager)
+        row = {"what": f"{kind.name}, graphs beside eager, batch {batch}", "ok": differs <= allowed, "differs": differs}
+        yield row | {"equal": replayed is not None and torch.equal(replayed, eager)}
+    step = replace(_step(base.device, 3, sizes.context), tokens=torch.tensor([11, 0, 12], device=base.device.device))
+    table = runner.loaded.model.get_input_embeddings().weight
+    before, others = table[0].clone(), runner.run(step).float()
+    try:
+        table[0] = 0
+        eager = runner.run(step).float()
+        filled = graphs.run(step)
+        differs = max(apart(eager[::2], others[::2]), apart(filled, eager))
+    finally:
+        table[0] = before
+    finite = bool(eager.isfinite().all()) and filled is not None and bool(filled.isfinite().all())
+    yield {"what": f"{kind.name}, a token of zeros", "ok": finite and differs <= allowed, "finite": finite, "differs": differs}
+
+
+def _decodes(device: Device, ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], batch: int, sizes: Sizes) -> dict[str, Any]:
+    """A row: tokens a second, in graphs and with steps launched ahead."""
+
+    def run(runner: ModelRunner, graphs: GraphedDecodes | None) -> float:
+        runner.graphs = graphs
+        try:
+            return decode(device, runner, batch, sizes.context, sizes.new, True)[0]
+        finally:
+            runner.graphs = None
+
+    return _in_turns(device, f"decode, batch {batch}", batch * (sizes.new - 1), ways, run)
+
+
+def _chunk(device: Device, ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]], tokens: int) -> dict[str, Any]:
+    """A row: one prompt in one step."""
+
+    def run(runner: ModelRunner, graphs: GraphedDecodes | None) -> float:
+        scheduler = scheduler_for(runner, chunked_prefill_size=0, max_prefill_tokens=tokens)
+        submit(scheduler, 0, range(10, 10 + tokens), Sampling(max_tokens=1, temperature=0, ignore_eos=True))
+        plan = scheduler.plan()
+        return device.seconds(lambda: runner.execute(plan), 2)
+
+    return _in_turns(device, f"a chunk of {tokens}", tokens, ways, run)
+
+
+def _in_turns(
+    device: Device,
+    what: str,
+    tokens: int,
+    ways: dict[str, tuple[ModelRunner, GraphedDecodes | None]],
+    run: Callable[[ModelRunner, GraphedDecodes | None], float],
+) -> dict[str, Any]:
+    """The median of turns that alternate, and the ratio; one turn of each where one takes long."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(1 if device.tiny else TURNS):
+        for name, (runner, graphs) in ways.items():
+            rates[name].append(tokens / run(runner, graphs))
+        if max(found[0] for found in rates.values()) > 8 * min(found[0] for found in rates.values()):
+            break
+    off, on = (median(found) for found in rates.values())
+    return {"what": f"{list(ways)[1]}, {what}", "bfloat16_tokens_per_s": off, "tokens_per_s": on, "worth": on / off}
+
+
+def prompt(device: Device) -> torch.Tensor:
+    return torch.randint(10, 900, (PROMPT,), generator=torch.Generator().manual_seed(6)).to(device.device)
+
+
+@torch.inference_mode()
+def said(device: Device, runner: ModelRunner) -> torch.Tensor:
+    """[PROMPT, vocabulary] float32, of `prompt`."""
+    tokens, pages = prompt(device), range(-(-PROMPT // 16))
+    logits = []
+    for start, count in ((0, PROMPT - 1), (PROMPT - 1, 1)):
+        step = packed([(start, count)], [pages], 16, device.device)
+        sampled = torch.arange(count, device=device.device)
+        logits.append(runner.run(replace(step, tokens=tokens[start : start + count], sampling=sampled)).float())
+    return torch.cat(logits)
+
+
+def _step(device: Device, batch: int, context: int) -> PackedStep:
+    """Decodes, each on pages of its own."""
+    each = -(-(context + 1) // 16)
+    step = packed([(context, 1)] * batch, [range(row * each, (row + 1) * each) for row in range(batch)], 16, device.device)
+    rows = torch.arange(batch, device=device.device)
+    return replace(step, tokens=10 + rows, sampling=rows)
+
+
+def apart(some: torch.Tensor | None, others: torch.Tensor) -> float:
+    """The largest difference of a row over the other row's length; infinity where one is no number, or nothing was said."""
+    if some is None:
+        return float("inf")
+    return _finite((some.float() - others.float()).norm(dim=1) / others.float().norm(dim=1).clamp(min=1e-30))
+
+
+def _finite(values: torch.Tensor) -> float:
+    return float(values.nan_to_num(float("inf")).max())

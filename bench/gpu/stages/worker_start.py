@@ -1,0 +1,34 @@
+"""Stage: a worker's start, with the weights in the page cache, to ready; with the flags as they come, and with graphs and steps ahead."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench.gpu.device import Device
+from bench.gpu.model import SHAPES, saved
+from bench.gpu.report import beside
+from bench.gpu.shared_model import Kit
+from bench.gpu.stages.serving import ask, worker
+
+WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("graphs, steps ahead", ("--overlap", "on", "--cuda-graph-max-batch", "256")),
+    ("flags as they come", ()),
+)
+
+
+def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
+    """For each set of flags: seconds from the process's start to ready, by phases, and 64 streams at once."""
+    kit.drop()  # a worker wants the whole device
+    shape = "tiny" if device.tiny else "8b"
+    streams, prompt, new = (64, 1024, 128) if not device.tiny else (2, 20, 4)
+    with saved(device, shape) as model:
+        for path in model.iterdir():  # into the page cache, where they are not
+            with path.open("rb") as file:
+                while file.read(1 << 26):
+                    pass
+        for what, flags in WAYS[:1] if device.tiny else WAYS:
+            try:
+                with worker(device, model, *flags) as served:
+                    yield beside({"what": f"start, {what}", "seconds": served.seconds, **served.row}, "seconds", most=30)
+                    yield ask(served.url, model.name, SHAPES[shape]["vocab_size"], streams, prompt, new) | {"with": what}
+            except Exception as error:  # whatever it dies of: the other flags may tell something yet
+                yield {"what": f"start, {what}", "ok": False, "said": str(error)[-600:]}

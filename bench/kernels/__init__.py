@@ -1,0 +1,1 @@
+"""CPU kernels, and the limits of the machine."""

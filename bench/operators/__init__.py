@@ -1,1 +1,0 @@
-"""The operator at scale: a thousand services and five thousand pods on a real API server, on one machine."""

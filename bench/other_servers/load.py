@@ -1,0 +1,95 @@
+"""The client, the same for every server: `vllm bench serve` from vLLM's environment."""
+
+import json
+import resource
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.other_servers.environments import Environment
+from bench.other_servers.process import Running, machine_cpu_seconds
+from bench.other_servers.servers import NAME
+
+REQUESTS, WARM_UPS, CONCURRENCY, OUTPUT = 32, 8, 8, 64
+CLIENT_SECONDS = 600
+DATA = {
+    "random": ["--dataset-name", "random", "--random-input-len", "256", "--random-output-len", str(OUTPUT)],
+    "prefix": [
+        *("--dataset-name", "prefix_repetition", "--prefix-repetition-num-prefixes", "4", "--prefix-repetition-prefix-len", "192"),
+        *("--prefix-repetition-suffix-len", "64", "--prefix-repetition-output-len", str(OUTPUT)),
+    ],
+}
+
+
+class LoadFailed(Exception):
+    """The client could not do its work; what it said last."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of the client. Milliseconds, tokens a second, seconds, bytes."""
+
+    ttft_p50: float
+    ttft_p99: float
+    itl_p50: float
+    itl_p99: float
+    tokens_per_second: float
+    output_tokens: int
+    failed: int
+    startup: float
+    pss: int
+    server_cpu: float
+    """CPU seconds of the server while the client lived."""
+    others: float
+    """Cores that neither the server nor the client used but somebody did, on average: how busy the machine was."""
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def measure(server: Running, client: Environment, model: Path, data: str, *, seed: int, startup: float, scratch: Path) -> Measured:
+    """Load the server once. Raises LoadFailed."""
+    result = scratch / "client.json"
+    result.unlink(missing_ok=True)
+    command = [
+        *(str(client.tool("vllm")), "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"),
+        *("--base-url", f"http://127.0.0.1:{server.port}", "--model", NAME, "--tokenizer", str(model), *DATA[data]),
+        *("--num-prompts", str(REQUESTS), "--num-warmups", str(WARM_UPS), "--max-concurrency", str(CONCURRENCY)),
+        *("--ignore-eos", "--temperature", "0", "--seed", str(seed), "--disable-tqdm"),
+        *("--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99", "--save-result", "--result-filename", str(result)),
+    ]
+    if server.headers:
+        command += ["--header", *server.headers]
+    before, began = (server.cpu_seconds(), _client_cpu(), machine_cpu_seconds()), time.monotonic()
+    log = scratch / "client.log"
+    with log.open("wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, cwd=scratch, timeout=CLIENT_SECONDS, check=False)
+    passed = time.monotonic() - began
+    own, clients, all_of_it = (
+        now - then for now, then in zip((server.cpu_seconds(), _client_cpu(), machine_cpu_seconds()), before, strict=True)
+    )
+    if ended.returncode or not result.exists():
+        raise LoadFailed(f"status {ended.returncode}: {' | '.join(log.read_text(errors='replace').splitlines()[-6:])}")
+    said = json.loads(result.read_text())
+    if not said["completed"]:
+        raise LoadFailed(f"all {REQUESTS} requests failed: {next((error for error in said.get('errors', []) if error), '')[-300:]}")
+    return Measured(
+        ttft_p50=said["p50_ttft_ms"],
+        ttft_p99=said["p99_ttft_ms"],
+        itl_p50=said["p50_itl_ms"],
+        itl_p99=said["p99_itl_ms"],
+        tokens_per_second=said["output_throughput"],
+        output_tokens=said["total_output_tokens"],
+        failed=said["failed"],
+        startup=startup,
+        pss=server.proportional_bytes(),
+        server_cpu=own,
+        others=max(0.0, all_of_it - own - clients) / passed,
+    )
+
+
+def _client_cpu() -> float:
+    """CPU seconds of children that have ended: the clients, since servers are waited for between measurements."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,68 @@
+"""What Fairlead is asked to be, beside each peer; medians over the repeats."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.other_servers.load import Measured
+
+OURS = "fairlead"
+Runs = Mapping[tuple[str, str], Sequence[Measured]]
+"""By (server, data)."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Fairlead's figure over the peer's: at least `bound` where more is better, at most `bound` else."""
+
+    peer: str
+    figure: str
+    bound: float
+    more_is_better: bool
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A promise beside what was measured."""
+
+    promise: Promise
+    data: str
+    ratio: float
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio >= self.promise.bound if self.promise.more_is_better else self.ratio <= self.promise.bound
+
+    def __str__(self) -> str:
+        promise = self.promise
+        sign = ">=" if promise.more_is_better else "<="
+        verdict = "pass" if self.ok else "short"
+        return f"{promise.figure:18} / {promise.peer:12} {self.data:7} {self.ratio:6.2f}  {sign} {promise.bound:<4} {verdict}"
+
+
+PROMISES = (
+    Promise("vllm-tuned", "tokens_per_second", 1.2, True),
+    Promise("vllm-tuned", "ttft_p99", 0.8, False),
+    Promise("vllm-tuned", "itl_p99", 0.8, False),
+    Promise("vllm-tuned", "startup", 0.2, False),
+    Promise("vllm", "tokens_per_second", 1.2, True),
+    Promise("vllm", "startup", 0.2, False),
+    Promise("transformers", "tokens_per_second", 3.0, True),
+    Promise("llama.cpp", "tokens_per_second", 4.0, True),
+)
+
+
+def figure(runs: Sequence[Measured], name: str) -> float:
+    """Median of one figure over the repeats."""
+    return float(median(getattr(run, name) for run in runs))
+
+
+def kept(runs: Runs) -> list[Kept]:
+    """Every promise for which both sides were measured."""
+    found = []
+    for promise in PROMISES:
+        for name, data in runs:
+            if name == promise.peer and (OURS, data) in runs:
+                ratio = figure(runs[OURS, data], promise.figure) / figure(runs[name, data], promise.figure)
+                found.append(Kept(promise, data, ratio))
+    return found

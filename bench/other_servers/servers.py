@@ -1,0 +1,129 @@
+"""The servers and how each is started: its best settings for this machine, two cores, the model's own bf16."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.other_servers.environments import Environment, Say
+
+NAME = "bench"
+"""What the model is called in requests."""
+KV_GIB = 2
+LAYERS, KV_WIDTH = 12, 4 * 64
+"""Of the model: what a token's KV takes follows from them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a server runs. `scratch` is the run's own folder."""
+
+    environment: Environment
+    model: Path
+    scratch: Path
+    port: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a server is started."""
+
+    arguments: list[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+    """KEY=VALUE, for the client."""
+
+
+class Server(ABC):
+    """One row of the table."""
+
+    name: str
+    environment: str | None = None
+    """The recipe it needs; None: this checkout's own."""
+
+    def prepare(self, setting: Setting) -> None:  # noqa: B027  # most have nothing to do
+        """What is done once, before any clock runs."""
+
+    @abstractmethod
+    def command(self, setting: Setting) -> Command:
+        """How it is started."""
+
+
+class Fairlead(Server):
+    """With its defaults."""
+
+    name = "fairlead"
+
+    def command(self, setting: Setting) -> Command:
+        worker = [str(setting.environment.tool("fairlead-worker")), "--model", setting.model.as_uri(), "--served-model-name", NAME]
+        listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--termination-log", ""]
+        return Command([*worker, *listen, "--dtype", "bfloat16", "--kv-cache-bytes", str(KV_GIB << 30)])
+
+
+class Vllm(Server):
+    """vLLM's CPU build with its defaults: one core computes, the other is left to the front end."""
+
+    name = "vllm"
+    environment = "vllm"
+
+    def command(self, setting: Setting) -> Command:
+        serve = [str(setting.environment.tool("vllm")), "serve", str(setting.model), "--served-model-name", NAME, "--dtype", "bfloat16"]
+        listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--max-model-len", "4096"]
+        return Command([*serve, *listen], {"VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"})
+
+
+class VllmTuned(Vllm):
+    """As its CPU documentation tunes it: every core computes, tcmalloc and Intel's OpenMP preloaded."""
+
+    name = "vllm-tuned"
+
+    def command(self, setting: Setting) -> Command:
+        plain = super().command(setting)
+        preload = (setting.environment.found("libtcmalloc_minimal.so.4"), setting.environment.found("libiomp5.so"))
+        bind = f"{setting.cores[0]}-{setting.cores[-1]}"
+        tuned = {"VLLM_CPU_OMP_THREADS_BIND": bind, "LD_PRELOAD": ":".join(map(str, preload))}
+        return Command(plain.arguments, {**plain.variables, **tuned})
+
+
+class Transformers(Server):
+    """transformers' own server, continuous batching on; pages of 32 reuse prefixes that its default of 256 does not. Left alone it takes
+    nearly all of the machine's memory for KV."""
+
+    name = "transformers"
+    environment = "transformers"
+
+    def command(self, setting: Setting) -> Command:
+        wrapper = str(Path(__file__).with_name("transformers_server.py"))
+        serve = [str(setting.environment.python), wrapper, "serve", str(setting.model), "--continuous-batching", "--cb-block-size", "32"]
+        listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--device", "cpu", "--dtype", "bfloat16"]
+        page_bytes = 32 * 2 * LAYERS * KV_WIDTH * 2  # tokens, keys and values, bf16
+        pages = ["--cb-num-blocks", str((KV_GIB << 30) // page_bytes)]
+        return Command([*serve, *pages, *listen], {"HF_HUB_OFFLINE": "1"})
+
+
+class Llama(Server):
+    """llama.cpp's server: eight slots, both cores. It closes connections that the client would keep."""
+
+    name = "llama.cpp"
+    environment = "llama"
+
+    def prepare(self, setting: Setting) -> None:
+        if not self._weights(setting).exists():
+            converter = str(Path(__file__).with_name("gguf_convert.py"))
+            sources = setting.environment.found("convert_hf_to_gguf.py").parent
+            command: list[str | Path] = [setting.environment.python, converter, sources, setting.model, "--outtype", "bf16"]
+            Say(setting.scratch / "gguf.log").run("gguf", *command, "--outfile", self._weights(setting))
+
+    def command(self, setting: Setting) -> Command:
+        threads = str(len(setting.cores))
+        serve = [str(setting.environment.tool("llama-server")), "-m", str(self._weights(setting)), "--alias", NAME, "--no-webui"]
+        work = ["-c", str(8 * 512), "--parallel", "8", "--threads", threads, "--threads-batch", threads]
+        return Command([*serve, *work, "--host", "127.0.0.1", "--port", str(setting.port)], headers=("Connection=close",))
+
+    @staticmethod
+    def _weights(setting: Setting) -> Path:
+        return setting.scratch / "model.gguf"
+
+
+SERVERS: dict[str, Server] = {server.name: server for server in (Fairlead(), Vllm(), VllmTuned(), Transformers(), Llama())}

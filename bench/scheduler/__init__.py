@@ -1,0 +1,1 @@
+"""The scheduler: its own cost, and what its policies do to latency and throughput."""

@@ -1,0 +1,92 @@
+"""The comparison with other servers: what it cannot measure it says, and its verdicts are the issue's."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bench.end_to_end.cpu_servers import prepare
+from bench.other_servers import environments
+from bench.other_servers.environments import Environment, NotMade, Recipe, Say, make
+from bench.other_servers.load import Measured
+from bench.other_servers.process import NotServing, Running, free_port
+from bench.other_servers.ratios import kept
+from bench.other_servers.servers import SERVERS, Command, Setting
+
+SLOW, FAST = 100.0, 120.0
+
+
+def measured(rate: float, milliseconds: float, startup: float) -> Measured:
+    return Measured(milliseconds, milliseconds, milliseconds, milliseconds, rate, 2048, 0, startup, 1 << 30, 1.0, 0.0)
+
+
+def test_a_recipe_that_fails_names_its_step_and_leaves_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(environment: Environment, say: Say) -> None:
+        say.run("the last step", sys.executable, "-c", "print('no such thing'); raise SystemExit(3)")
+
+    monkeypatch.setattr(environments, "PINS", tmp_path)
+    (tmp_path / "broken.txt").write_text("")
+    monkeypatch.setitem(environments.RECIPES, "broken", Recipe("broken", 1, (fails,)))
+    for _ in range(2):
+        with pytest.raises(NotMade, match=r"the last step: status 3: .*no such thing"):
+            make("broken", tmp_path / "cache")
+
+
+def test_a_peer_without_environment_is_reported_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_vllm(name: str, cache: Path) -> Environment:
+        if name != "vllm":
+            raise NotMade(f"no {name} here")
+        return Environment(tmp_path)
+
+    monkeypatch.setattr("bench.end_to_end.cpu_servers.make", only_vllm)
+    monkeypatch.setattr("bench.end_to_end.cpu_servers.bench_model.make", lambda folder: folder)
+    settings, client, missing = prepare(["fairlead", "vllm", "transformers"], tmp_path)
+    assert list(settings) == ["fairlead", "vllm"] and client == Environment(tmp_path)
+    assert missing["transformers"] == "no transformers here"
+
+
+def test_the_key_follows_the_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = environments.RECIPES["transformers"]
+    before = recipe.key
+    monkeypatch.setattr(environments, "PINS", tmp_path)
+    (tmp_path / "transformers.txt").write_text("torch==0\n")
+    assert recipe.key != before and recipe.key.startswith("transformers-")
+
+
+def test_verdicts_are_of_medians() -> None:
+    runs = {
+        ("fairlead", "random"): [measured(rate, 80.0, 10.0) for rate in (FAST, 1.0, 1000.0)],
+        ("vllm-tuned", "random"): [measured(SLOW, 100.0, 60.0)],
+        ("llama.cpp", "random"): [measured(SLOW, 100.0, 1.0)],
+    }
+    verdicts = {(k.promise.peer, k.promise.figure): (round(k.ratio, 3), k.ok) for k in kept(runs)}
+    assert verdicts == {
+        ("vllm-tuned", "tokens_per_second"): (1.2, True),
+        ("vllm-tuned", "ttft_p99"): (0.8, True),
+        ("vllm-tuned", "itl_p99"): (0.8, True),
+        ("vllm-tuned", "startup"): (0.167, True),
+        ("llama.cpp", "tokens_per_second"): (1.2, False),
+    }
+
+
+def test_a_server_that_ends_says_its_last_words_and_leaves_nothing(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('last words', flush=True)"
+    )
+    with (
+        Running(Command([sys.executable, "-c", program + "; sys.exit(4)"]), free_port(), tmp_path / "log") as server,
+        pytest.raises(NotServing, match="status 4: last words"),
+    ):
+        server.wait_ready()
+    deadline = time.monotonic() + 10
+    while len(server.processes()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(server.processes()) == 1  # its own entry, of a process that was waited for
+
+
+@pytest.mark.parametrize("name", [name for name, server in SERVERS.items() if not name.startswith("vllm-")])
+def test_every_server_listens_on_the_loopback_at_the_given_port(name: str, tmp_path: Path) -> None:
+    setting = Setting(Environment(tmp_path), tmp_path / "model", tmp_path, 4711, (0, 1))
+    arguments = SERVERS[name].command(setting).arguments
+    assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
+    assert arguments[arguments.index("--port") + 1] == "4711"
