@@ -28,7 +28,7 @@ def host_port(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def parts(component: str) -> tuple[str, ...]:
+def pod_components(component: str) -> tuple[str, ...]:
     """Labels of the pods that a component is made of."""
     return (WORKER, FOLLOWER) if component == WORKER else (component,)
 

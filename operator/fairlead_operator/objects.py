@@ -20,7 +20,7 @@ def component_of(body: Body) -> str:
     return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))
 
 
-def ended(pod: Body) -> bool:
+def has_ended(pod: Body) -> bool:
     """Evicted, say: it stays on the list for days, and another has taken its place."""
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
@@ -28,9 +28,11 @@ def ended(pod: Body) -> bool:
 def ready_at(pod: Body) -> float | None:
     """Since when it is ready, in seconds since the epoch; None: it is not."""
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return next((instant(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None)
+    return next(
+        (parse_time(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None
+    )
 
 
-def instant(text: Any) -> float:
+def parse_time(text: Any) -> float:
     """An RFC 3339 time in seconds since the epoch; 0.0 for none."""
     return datetime.fromisoformat(str(text)).timestamp() if text else 0.0

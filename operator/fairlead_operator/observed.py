@@ -25,7 +25,7 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class IndexSeen:
+class ObservedIndex:
     """The prefix index, as one router answered."""
 
     state: str  # Ok, Unavailable, Off, Unused, Unknown
@@ -35,7 +35,7 @@ class IndexSeen:
 
 
 @dataclass(frozen=True)
-class RedisSeen:
+class ObservedRedis:
     """With which credentials workers and routers reach the index's Redis."""
 
     state: Literal["", "PerService", "Shared", "None"]  # empty: not known yet, Redis has not answered
@@ -47,7 +47,7 @@ class RedisSeen:
 
 
 @dataclass(frozen=True)
-class TrafficSeen:
+class ObservedTraffic:
     """What went through all workers between two looks at a router."""
 
     tokens_per_second: int
@@ -56,7 +56,7 @@ class TrafficSeen:
 
 
 @dataclass(frozen=True)
-class CanarySeen:
+class ObservedCanary:
     """How both sides of a split fared, added up over the routers that answered."""
 
     report: SplitReport
@@ -64,7 +64,7 @@ class CanarySeen:
 
 
 @dataclass(frozen=True)
-class Contest:
+class FieldConflict:
     """Somebody sets the replicas of a child again and again."""
 
     kind: str
@@ -75,7 +75,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class LoadingSeen:
+class ObservedLoading:
     """What one worker answered while it was not ready."""
 
     phase: str = "Starting"
@@ -83,7 +83,7 @@ class LoadingSeen:
     total_bytes: int = 0
 
     @classmethod
-    def of(cls, page: Mapping[str, Any]) -> "LoadingSeen | None":
+    def of(cls, page: Mapping[str, Any]) -> "ObservedLoading | None":
         """From `GET /ready` (docs/contracts.md); None for a worker that does not load: it drains, has failed, or is of an older release."""
         if page.get("stage") not in PHASES:
             return None
@@ -92,7 +92,7 @@ class LoadingSeen:
 
 
 @dataclass(frozen=True)
-class Happened:
+class PodEvent:
     """The newest telling Event of one pod."""
 
     reason: str
@@ -100,20 +100,20 @@ class Happened:
 
 
 @dataclass(frozen=True)
-class Need:
+class Recommendation:
     """At one moment. `more`: workers that should be there, 0 while those that are there do; `fewest`: with so few it would still hold."""
 
     at: float  # seconds since the epoch
-    more: int
-    fewest: int
+    scale_up_to: int
+    scale_down_to: int
     idle_seconds: float  # since anybody asked anything of a worker that served, 0 while that is not known
-    asked: bool  # requests are there now
-    lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
+    has_requests: bool  # requests are there now
+    had_requests: bool = False  # or came in the last window, by ways that a router sees only for a moment
     why: str = ""  # of `more`
 
 
 @dataclass(frozen=True)
-class Decision:
+class SizeDecision:
     """`reason`: in words, empty while nothing changes."""
 
     wanted: int
@@ -129,19 +129,19 @@ class Observed:
     revisions: tuple[Body, ...] = ()  # ControllerRevisions: the pod templates of this service so far
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
-    index: IndexSeen | None = None  # None: nobody was asked yet
-    redis: RedisSeen | None = None  # None: the operator has not looked yet
+    index: ObservedIndex | None = None  # None: nobody was asked yet
+    redis: ObservedRedis | None = None  # None: the operator has not looked yet
     served: frozenset[str] = frozenset()  # those of the kinds that a cluster may lack which this one has
-    exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
-    traffic: TrafficSeen | None = None
-    pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
-    canary: CanarySeen | None = None  # None: nobody was asked yet
-    quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
-    loading: Mapping[str, LoadingSeen] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
-    needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
-    stalls_at: float | None = None  # seconds since the epoch at which workers of several pods have not got on for too long
-    contests: tuple[Contest, ...] = ()  # as far as this process has seen
-    decision: Decision | None = None  # the last change of the size that this process has decided
+    optional_objects: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
+    traffic: ObservedTraffic | None = None
+    pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
+    canary: ObservedCanary | None = None  # None: nobody was asked yet
+    last_departure_at: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
+    loading: Mapping[str, ObservedLoading] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
+    recommendations: tuple[Recommendation, ...] = ()  # of the last minutes, by what routers said; oldest first
+    progress_deadline_at: float | None = None  # seconds since the epoch at which workers of several pods have not got on for too long
+    field_conflicts: tuple[FieldConflict, ...] = ()  # as far as this process has seen
+    decision: SizeDecision | None = None  # the last change of the size that this process has decided
 
     @property
     def stable(self) -> "Observed":

@@ -7,6 +7,6 @@ keeps changing what is ours.
 
 from fairlead_operator.causes.cause import Cause
 from fairlead_operator.causes.pods import of_pod, of_pods
-from fairlead_operator.observed import Happened
+from fairlead_operator.observed import PodEvent
 
-__all__ = ["Cause", "Happened", "of_pod", "of_pods"]
+__all__ = ["Cause", "PodEvent", "of_pod", "of_pods"]

@@ -16,13 +16,13 @@ class Cause:
     template: bool = False  # pods of this template are refused: condition PodTemplateValid
 
 
-def told(reason: str, what: str, do: str, *, fault: bool = True, weights: bool = False, template: bool = False) -> Cause:
+def make_cause(reason: str, what: str, do: str, *, fault: bool = True, weights: bool = False, template: bool = False) -> Cause:
     """`what` is wrong, and what to `do`: a long story is cut, the advice stays whole."""
-    what = short(what.strip().rstrip("."), LONGEST - len(do) - 2)
+    what = truncate(what.strip().rstrip("."), LONGEST - len(do) - 2)
     return Cause(reason, f"{what}. {do}", fault, weights, template)
 
 
-def short(message: str, longest: int = LONGEST) -> str:
+def truncate(message: str, longest: int = LONGEST) -> str:
     return message if len(message) <= longest else message[: longest - 1] + "…"
 
 

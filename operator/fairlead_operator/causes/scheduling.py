@@ -2,7 +2,7 @@
 
 import re
 
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
 _LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
 _OF = re.compile(r"0/(\d+) nodes")
@@ -42,14 +42,14 @@ _ADVICE = (
 def of_condition(pod: str, reason: str, message: str) -> Cause:
     """From the pod's condition PodScheduled, which is False."""
     if reason == "SchedulingGated":
-        return told(
+        return make_cause(
             "SchedulingGated", f"pod {pod} waits for its scheduling gates: {message}", "A queue (such as Kueue) admits it.", fault=False
         )
     words = message or "no node takes it"
     nodes = _OF.search(words)
     lacks = ", ".join(f"{name} on {count} of {nodes[1] if nodes else '?'} nodes" for count, name in _LACKS.findall(words)[:3])
     what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {words.partition(' preemption:')[0]}"
-    return told("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
+    return make_cause("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
 
 
 def advice(message: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 import re
 
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
-_OURS = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
+_LOAD_FAILURE = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
 _TOKEN = "in the Secret of spec.model.secretRef (kubectl create secret generic hub --from-literal=token=…)"
 
 # Words → reason, and what to do. In this order: the hub answers 401 for a repository that is private or is not there.
@@ -77,11 +77,11 @@ _KINDS = (
 )
 
 
-def of_last_words(pod: str, said: str) -> Cause | None:
+def of_termination_message(pod: str, said: str) -> Cause | None:
     """None where the words are not of a model that could not be loaded."""
-    if not _OURS.search(said):
+    if not _LOAD_FAILURE.search(said):
         return None
     for pattern, reason, do in _KINDS:
         if re.search(pattern, said):
-            return told(reason, f"pod {pod}: {said}", do, weights=True)
-    return told("ModelLoadFailed", f"pod {pod}: {said}", f"See kubectl logs {pod} --previous.", weights=True)
+            return make_cause(reason, f"pod {pod}: {said}", do, weights=True)
+    return make_cause("ModelLoadFailed", f"pod {pod}: {said}", f"See kubectl logs {pod} --previous.", weights=True)

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
+from fairlead_operator.kube.compression import CompressedObject, Compressor
 from fairlead_operator.kube.difference import slim_managed_fields
 from fairlead_operator.kube.kinds import SERVICES, Kind, kind_of
-from fairlead_operator.kube.packing import Held, Packing
 from fairlead_operator.names import INSTANCE
 
 Body = Mapping[str, Any]
@@ -19,19 +19,19 @@ Owner = tuple[str, str]  # namespace, name of a service
 Key = tuple[str, str]  # kind, name of a child
 
 
-class Store:
+class Cache:
     """`woken(owner)` is called whenever something of a service has changed."""
 
-    def __init__(self, woken: Callable[[Owner], None]) -> None:
-        self._woken = woken
-        self._services: dict[Owner, Held] = {}
-        self._children: dict[Owner, dict[Key, Held]] = defaultdict(dict)
-        self._packing = Packing()
-        self._homes: dict[str, Owner] = {}  # uid of everything held → the service it is held for
+    def __init__(self, on_change: Callable[[Owner], None]) -> None:
+        self._on_change = on_change
+        self._services: dict[Owner, CompressedObject] = {}
+        self._children: dict[Owner, dict[Key, CompressedObject]] = defaultdict(dict)
+        self._compressor = Compressor()
+        self._owners: dict[str, Owner] = {}  # uid of everything held → the service it is held for
 
     def service(self, owner: Owner) -> Body | None:
         held = self._services.get(owner)
-        return None if held is None else held.read()
+        return None if held is None else held.decompress()
 
     def exists(self, owner: Owner) -> bool:
         """The service is there and not being deleted."""
@@ -44,7 +44,7 @@ class Store:
 
     def child(self, owner: Owner, key: Key) -> Body | None:
         held = self._children.get(owner, {}).get(key)
-        return None if held is None else held.read()
+        return None if held is None else held.decompress()
 
     def version(self, owner: Owner, key: Key) -> int:
         """resourceVersion of the child; 0: there is none."""
@@ -57,12 +57,12 @@ class Store:
 
     def children(self, owner: Owner, kinds: Container[str] | None = None) -> dict[Key, Body]:
         """All children, or those of some kinds; what is returned is the caller's own."""
-        shelf = self._children.get(owner, {})
-        return {key: held.read() for key, held in shelf.items() if kinds is None or key[0] in kinds}
+        objects = self._children.get(owner, {})
+        return {key: held.decompress() for key, held in objects.items() if kinds is None or key[0] in kinds}
 
-    def holds(self, kind: Kind) -> bool:
+    def has_children_of_kind(self, kind: Kind) -> bool:
         """Whether any service has a child of this kind."""
-        return any(key[0] == kind.kind for shelf in self._children.values() for key in shelf)
+        return any(key[0] == kind.kind for objects in self._children.values() for key in objects)
 
     def owners(self) -> list[Owner]:
         """Of all services."""
@@ -75,58 +75,58 @@ class Store:
 
     def services(self) -> Iterator[Body]:
         for held in list(self._services.values()):
-            yield held.read()
+            yield held.decompress()
 
     def put(self, body: Body) -> None:
         """Take an object in; an older version than the one held is ignored (a watch may lag behind our own writes)."""
         uid, owner = body["metadata"]["uid"], _owner(body)
-        home = self._homes.get(uid)
-        if home is not None and home != owner:
+        previous_owner = self._owners.get(uid)
+        if previous_owner is not None and previous_owner != owner:
             # Somebody has edited the label by which a child is found: the service that loses it must see that, and put it back.
-            shelf, key = self._place(home, body)
-            if _version(body) <= shelf[key].version:
+            objects, key = self._locate(previous_owner, body)
+            if _version(body) <= objects[key].version:
                 return
             self.remove(body)
         if owner is None:
             return
-        shelf, key = self._place(owner, body)
-        held = shelf.get(key)
+        objects, key = self._locate(owner, body)
+        held = objects.get(key)
         if held is not None and _version(body) <= held.version:
             return
         if held is not None:
-            self._homes.pop(held.uid, None)
-        shelf[key] = held = self._packing.pack(_slim(body), _version(body))
-        self._homes[held.uid] = owner
-        self._woken(owner)
+            self._owners.pop(held.uid, None)
+        objects[key] = held = self._compressor.compress(_strip_unused(body), _version(body))
+        self._owners[held.uid] = owner
+        self._on_change(owner)
 
     def remove(self, body: Body) -> None:
         """An object is gone. A successor of the same name, already held, stays."""
-        home = self._homes.get(body["metadata"]["uid"])
-        if home is not None:
-            shelf, key = self._place(home, body)
-            self._drop(home, shelf, key)
+        previous_owner = self._owners.get(body["metadata"]["uid"])
+        if previous_owner is not None:
+            objects, key = self._locate(previous_owner, body)
+            self._drop(previous_owner, objects, key)
 
     def retain(self, kind: Kind, present: Container[str], version: int) -> int:
         """Drop what a full list as of resourceVersion `version`, of the uids `present`, does not have. Returns how many that were."""
-        places: list[tuple[Owner, dict[Any, Held], Any]] = [(owner, self._services, owner) for owner in self._services]
+        entries: list[tuple[Owner, dict[Any, CompressedObject], Any]] = [(owner, self._services, owner) for owner in self._services]
         if kind is not SERVICES:
-            places = [(owner, shelf, key) for owner, shelf in self._children.items() for key in shelf if key[0] == kind.kind]
-        gone = [place for place in places if (held := place[1][place[2]]).uid not in present and held.version <= version]
-        for owner, shelf, key in gone:
-            self._drop(owner, shelf, key)
+            entries = [(owner, objects, key) for owner, objects in self._children.items() for key in objects if key[0] == kind.kind]
+        gone = [entry for entry in entries if (held := entry[1][entry[2]]).uid not in present and held.version <= version]
+        for owner, objects, key in gone:
+            self._drop(owner, objects, key)
         return len(gone)
 
     def forget(self, kind: Kind) -> None:
         """The cluster no longer serves this kind."""
         self.retain(kind, (), sys.maxsize)
 
-    def _drop(self, owner: Owner, shelf: dict[Any, Held], key: Any) -> None:
-        self._homes.pop(shelf.pop(key).uid, None)
+    def _drop(self, owner: Owner, objects: dict[Any, CompressedObject], key: Any) -> None:
+        self._owners.pop(objects.pop(key).uid, None)
         if not self._children.get(owner):
             self._children.pop(owner, None)
-        self._woken(owner)
+        self._on_change(owner)
 
-    def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Held], Any]:
+    def _locate(self, owner: Owner, body: Body) -> tuple[dict[Any, CompressedObject], Any]:
         kind = kind_of(body)
         if kind is SERVICES:
             return self._services, owner
@@ -145,7 +145,7 @@ def _version(body: Body) -> int:
     return int(body["metadata"]["resourceVersion"])
 
 
-def _slim(body: Body) -> Body:
+def _strip_unused(body: Body) -> Body:
     """Without what nobody reads: others' managedFields are a third of every object, and of a pod only metadata and status matter."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     slim: dict[str, Any] = {**body, "metadata": metadata}

@@ -16,11 +16,11 @@ from fairlead_operator.kube.kinds import Kind, kind_of
 from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
 
 Body = dict[str, Any]
-Answered = Callable[[str, int], None]  # method, HTTP status
+OnResponse = Callable[[str, int], None]  # method, HTTP status
 PAGE = 100  # objects of one list request: what a page takes while it is read is not given back to the system
 TIMEOUT = 30.0  # seconds for one request
-WATCH = 300  # seconds of one watch request
-SILENCE = 150.0  # seconds without a byte on a watch: it is dead
+WATCH_SECONDS = 300  # seconds of one watch request
+WATCH_IDLE_TIMEOUT = 150.0  # seconds without a byte on a watch: it is dead
 BUFFER = 1 << 16  # bytes: twice as many of an answer are taken before they are read: by the client's own 2 MiB, 32 MiB over eight watches
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -33,7 +33,7 @@ def own_namespace(otherwise: str) -> str:
         return otherwise or "default"
 
 
-class ApiRefused(Exception):
+class ApiError(Exception):
     """The API server said no. `code` is the HTTP status, the text its message."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -50,34 +50,42 @@ class Cluster:
     """Reads and writes of the operator. Raises ApiRefused for an answer that is not 2xx; what the transport raises passes through."""
 
     def __init__(
-        self, api: aio.ApiClient, may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
+        self,
+        api: aio.ApiClient,
+        authorize_write: Callable[[], float] = lambda: TIMEOUT,
+        on_response: OnResponse = lambda method, code: None,
     ) -> None:
         """`may_write` is asked before each write, and returns the seconds that it may take; `answered` is told of each answer."""
         self._api = api
-        self._may_write = may_write
-        self._answered = answered
+        self._authorize_write = authorize_write
+        self._on_response = on_response
 
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, kubeconfig: str = "", may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
+        cls,
+        kubeconfig: str = "",
+        authorize_write: Callable[[], float] = lambda: TIMEOUT,
+        on_response: OnResponse = lambda method, code: None,
     ) -> "AsyncIterator[Cluster]":
         """The pod's service account, or a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config).
 
         `may_write` is asked when a write is made, and once more when its connection is there and its first byte is about to be sent.
         """
-        configuration = aio.Configuration(trace_configs=[_asked_again(may_write)], client_session_kwargs={"read_bufsize": BUFFER})
+        configuration = aio.Configuration(
+            trace_configs=[_check_before_send(authorize_write)], client_session_kwargs={"read_bufsize": BUFFER}
+        )
         if not kubeconfig and (_ACCOUNT / "token").exists():
             aio_config.load_incluster_config(client_configuration=configuration)
         else:
             await aio_config.load_kube_config(config_file=kubeconfig or None, client_configuration=configuration)
         async with aio.ApiClient(configuration) as api:
-            yield cls(api, may_write, answered)
+            yield cls(api, authorize_write, on_response)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
         try:
             return await self._request("GET", kind.path(namespace, name))
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code == 404:
                 return None
             raise
@@ -88,7 +96,7 @@ class Cluster:
         while True:
             query = [("limit", str(PAGE)), *_selector(labelled), *([("continue", more)] if more else [])]
             page = await self._request("GET", kind.path(namespace), query)
-            yield [_whole(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
+            yield [_with_type(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
             more = page["metadata"].get("continue") or ""
             if not more:
                 return
@@ -99,14 +107,21 @@ class Cluster:
         Ends when the API server ends it, after WATCH seconds. Raises ApiRefused(410) when `version` is too old, TimeoutError when not even
         a bookmark (one a minute) has come for SILENCE seconds.
         """
-        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", str(version)), ("timeoutSeconds", str(WATCH))]
-        response = await self._send("GET", kind.path(namespace), [*query, *_selector(labelled=True)], timeout=WATCH + SILENCE)
+        query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", str(version)),
+            ("timeoutSeconds", str(WATCH_SECONDS)),
+        ]
+        response = await self._send(
+            "GET", kind.path(namespace), [*query, *_selector(labelled=True)], timeout=WATCH_SECONDS + WATCH_IDLE_TIMEOUT
+        )
         try:
             if response.status > 299:
-                raise ApiRefused(response.status, _message(await response.read()))
+                raise ApiError(response.status, _message(await response.read()))
             rest = b""
             while True:
-                async with asyncio.timeout(SILENCE):
+                async with asyncio.timeout(WATCH_IDLE_TIMEOUT):
                     chunk = await response.content.readany()
                 if not chunk:
                     return
@@ -114,8 +129,8 @@ class Cluster:
                 for line in lines:
                     event = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
-                        raise ApiRefused(int(event["object"].get("code") or 500), str(event["object"].get("message")))
-                    yield event["type"], _whole(kind, event["object"])
+                        raise ApiError(int(event["object"].get("code") or 500), str(event["object"].get("message")))
+                    yield event["type"], _with_type(kind, event["object"])
         finally:
             response.close()
 
@@ -179,14 +194,14 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Body:
-        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._may_write())
+        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._authorize_write())
         response = await self._send(method, path, query, body, content_type, timeout)
         text = await response.read()
-        self._answered(method, response.status)
+        self._on_response(method, response.status)
         if 200 <= response.status <= 299:
             answer: Body = msgspec.json.decode(text)
             return answer
-        raise ApiRefused(response.status, _message(text))
+        raise ApiError(response.status, _message(text))
 
     async def _send(
         self,
@@ -205,7 +220,7 @@ class Cluster:
         return (await self._api.call_api(*request, _request_timeout=timeout)).response
 
 
-def _asked_again(may_write: Callable[[], float]) -> aiohttp.TraceConfig:
+def _check_before_send(authorize_write: Callable[[], float]) -> aiohttp.TraceConfig:
     """A write may have waited for its connection (one that is free, a name, TCP, TLS), or be made a second time on another one after the
     first was closed; meanwhile the process may have slept.
 
@@ -214,7 +229,7 @@ def _asked_again(may_write: Callable[[], float]) -> aiohttp.TraceConfig:
     """
 
     async def sending(*_: object) -> None:
-        may_write()
+        authorize_write()
 
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(sending)
@@ -225,7 +240,7 @@ def _selector(labelled: bool) -> list[tuple[str, str]]:
     return [("labelSelector", f"{MANAGED_BY}=fairlead")] if labelled else []
 
 
-def _whole(kind: Kind, item: Mapping[str, Any]) -> Body:
+def _with_type(kind: Kind, item: Mapping[str, Any]) -> Body:
     """Items of a list come without apiVersion and kind."""
     return {**item, "apiVersion": kind.api_version, "kind": kind.kind}
 

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, Kind
 from fairlead_operator.kube.reflector import NotServed, relist
 
@@ -20,80 +20,80 @@ TIMEOUT = 5.0  # seconds for one kind
 FIRST, RETRY = 3, 1.0  # looks before loops start without knowing of every kind, seconds between them
 
 
-class OptionalKinds:
+class KindDiscovery:
     """`served` holds the names of kinds, once `looked` is set; `unsure` those of which no answer has come. `changed()` is called when
     either has become another."""
 
-    def __init__(self, cluster: Cluster, store: Store, namespace: str, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str, on_change: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
-        self._store = store
+        self._cache = cache
         self._namespace = namespace
-        self._changed = changed
+        self._on_change = on_change
         self.served: frozenset[str] = frozenset()
-        self.unsure = frozenset(kind.kind for kind in OPTIONAL)
-        self.looked = asyncio.Event()
+        self.unknown = frozenset(kind.kind for kind in OPTIONAL)
+        self.discovered = asyncio.Event()
 
     async def run(self) -> None:
         for _ in range(FIRST):
-            await self.look()
-            if not self.unsure:
+            await self.discover()
+            if not self.unknown:
                 break
             await asyncio.sleep(RETRY)
-        self.looked.set()
+        self.discovered.set()
         while True:
             await asyncio.sleep(PERIOD)
-            if self._wanted():
-                await self.look()
+            if self._is_wanted():
+                await self.discover()
 
-    async def look(self) -> None:
+    async def discover(self) -> None:
         """In bounded time. Of a kind whose look fails (an older chart's rules, an API server that is busy) what was known stays."""
-        served, unsure = set(self.served), set(self.unsure)
+        served, unknown = set(self.served), set(self.unknown)
         for kind in OPTIONAL:
             try:
                 async with asyncio.timeout(TIMEOUT):
-                    there = await self._is_served(kind) and await self._listed(kind)
+                    is_served = await self._is_served(kind) and await self._list_objects(kind)
             except Exception as error:
                 log.warning("cannot tell whether the cluster serves %s: %s: %s", kind.kind, type(error).__name__, error)
                 continue
-            unsure.discard(kind.kind)
-            if there:
+            unknown.discard(kind.kind)
+            if is_served:
                 served.add(kind.kind)
             elif kind.kind in served:
                 served.discard(kind.kind)
-                self._store.forget(kind)
-        if served != self.served or unsure != self.unsure:
+                self._cache.forget(kind)
+        if served != self.served or unknown != self.unknown:
             log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(served)) or "none")
-            self.served, self.unsure = frozenset(served), frozenset(unsure)
-            self._changed()
+            self.served, self.unknown = frozenset(served), frozenset(unknown)
+            self._on_change()
 
     async def _is_served(self, kind: Kind) -> bool:
         try:
             page = await self._cluster.resources(kind.api_version)
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code == 404:
                 return False
             raise
         return any(resource["name"] == kind.plural for resource in page)
 
-    async def _listed(self, kind: Kind) -> bool:
+    async def _list_objects(self, kind: Kind) -> bool:
         """Takes in what there is of it."""
         try:
-            await relist(self._cluster, self._store, kind, self._namespace)
+            await relist(self._cluster, self._cache, kind, self._namespace)
         except NotServed:
             return False
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code != 403:
                 raise
             raise PermissionError(f"{refusal}. The chart's roles are those of its version (helm upgrade)") from None
         return True
 
-    def _wanted(self) -> bool:
+    def _is_wanted(self) -> bool:
         """By a service, or held for one that was deleted or has given its gateway up: only a list tells that those are gone."""
-        if any(self._store.holds(kind) for kind in OPTIONAL):
+        if any(self._cache.has_children_of_kind(kind) for kind in OPTIONAL):
             return True
-        return any(_wants(body["spec"]) for body in self._store.services())
+        return any(needs_optional_kind(body["spec"]) for body in self._cache.services())
 
 
-def _wants(spec: Mapping[str, Any]) -> bool:
+def needs_optional_kind(spec: Mapping[str, Any]) -> bool:
     """A gateway, or workers over several nodes."""
     return bool((spec.get("exposure") or {}).get("gateway")) or int((spec.get("engine") or {}).get("nodes") or 1) > 1

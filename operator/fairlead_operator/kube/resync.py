@@ -9,7 +9,7 @@ import random
 import time
 from contextlib import suppress
 
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import CHILDREN, SERVICES
 from fairlead_operator.kube.reflector import NotServed, relist
@@ -23,18 +23,18 @@ STALE = 3 * PERIOD  # seconds without a round: the process is of no use, and say
 class Resync:
     """Rounds of listing. `stale` is what liveness asks."""
 
-    def __init__(self, cluster: Cluster, store: Store, namespace: str = "") -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
         self._cluster = cluster
-        self._store = store
+        self._cache = cache
         self._namespace = namespace
         self._last = time.monotonic()
 
     @property
-    def stale(self) -> bool:
-        return self.age > STALE
+    def is_stale(self) -> bool:
+        return self.seconds_since_resync > STALE
 
     @property
-    def age(self) -> float:
+    def seconds_since_resync(self) -> float:
         """Seconds since the last round."""
         return time.monotonic() - self._last
 
@@ -46,18 +46,18 @@ class Resync:
 
     async def _try(self) -> bool:
         try:
-            missed = await self.once()
+            missed_deletions = await self.resync()
         except Exception as error:
             log.warning("resync failed, again in %.0f s: %s: %s", RETRY, type(error).__name__, error)
             return False
-        if missed:
-            log.warning("the watches had missed %d removals", missed)
+        if missed_deletions:
+            log.warning("the watches had missed %d removals", missed_deletions)
         self._last = time.monotonic()
         return True
 
-    async def once(self) -> int:
-        missed = 0
+    async def resync(self) -> int:
+        missed_deletions = 0
         for kind in (SERVICES, *CHILDREN):
             with suppress(NotServed):
-                missed += (await relist(self._cluster, self._store, kind, self._namespace)).missed
-        return missed
+                missed_deletions += (await relist(self._cluster, self._cache, kind, self._namespace)).missed_deletions
+        return missed_deletions

@@ -5,22 +5,22 @@ import random
 from collections.abc import Callable
 
 from fairlead_common.canary_split import Split, SplitReport
-from fairlead_operator.observed import CanarySeen
-from fairlead_operator.polling.periodic import Repeated
-from fairlead_operator.polling.prober import Prober, RouterSilent
+from fairlead_operator.observed import ObservedCanary
+from fairlead_operator.polling.periodic import PeriodicTask
+from fairlead_operator.polling.prober import Prober, RouterUnavailable
 
 PERIOD = 5.0  # seconds
 
 
-class CanaryWatch:
+class CanaryPoller:
     """`seen` is the last sum; `changed()` is called when another one came."""
 
-    def __init__(self, prober: Prober, changed: Callable[[], None]) -> None:
-        self._prober, self._changed = prober, changed
-        self.seen: CanarySeen | None = None
+    def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
+        self._prober, self._on_change = prober, on_change
+        self.seen: ObservedCanary | None = None
         self._addresses: tuple[str, ...] = ()
         self._split = Split()
-        self._asking = Repeated(self._ask)
+        self._task = PeriodicTask(self._ask)
 
     def follow(self, addresses: tuple[str, ...], split: Split) -> None:
         """Ask the routers at `addresses` how this canary fares; none: stop."""
@@ -28,10 +28,10 @@ class CanaryWatch:
             self.stop()
         self._addresses, self._split = addresses, split
         if addresses and split.revision:
-            self._asking.start(f"canary {split.revision}")
+            self._task.start(f"canary {split.revision}")
 
     def stop(self) -> None:
-        self._asking.stop()
+        self._task.stop()
         self.seen = None
 
     async def _ask(self) -> float:
@@ -41,10 +41,10 @@ class CanaryWatch:
             if isinstance(answer, SplitReport) and answer.speaks_of(self._split):
                 total.include(answer)
                 routers += 1
-            elif isinstance(answer, BaseException) and not isinstance(answer, RouterSilent):
+            elif isinstance(answer, BaseException) and not isinstance(answer, RouterUnavailable):
                 raise answer
-        seen = CanarySeen(total, routers)
+        seen = ObservedCanary(total, routers)
         if routers and seen != self.seen:  # of those that are silent nothing new is known
             self.seen = seen
-            self._changed()
+            self._on_change()
         return PERIOD * random.uniform(0.8, 1.2)

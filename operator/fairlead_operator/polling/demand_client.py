@@ -5,13 +5,13 @@ from typing import Any
 
 import aiohttp
 
-from fairlead_operator.scaling.demand import Report
+from fairlead_operator.scaling.demand import RouterReport
 
-LATE = 10.0  # seconds beyond the wait that was asked for
-LARGEST = 4 << 20  # bytes of an answer: 1,000 workers are 0.4 MB
+MARGIN = 10.0  # seconds beyond the wait that was asked for
+MAX_BYTES = 4 << 20  # bytes of an answer: 1,000 workers are 0.4 MB
 
 
-class RouterDeaf(Exception):
+class DemandUnavailable(Exception):
     """A router has not said what is asked of it; the message says what came instead."""
 
 
@@ -22,7 +22,7 @@ class DemandClient:
         self._base_url = base_url
         self._http: aiohttp.ClientSession | None = None
 
-    async def ask(self, address: str, wait: float, hint: Mapping[str, Any], *, worth: bool = False) -> Report:
+    async def ask(self, address: str, wait: float, hint: Mapping[str, Any], *, worth: bool = False) -> RouterReport:
         """The router at `address` (host:port), which answers when somebody asks something of it, at the latest after `wait` seconds.
 
         `hint`: what it may tell those that wait for a worker; `worth`: with what caches are worth. Raises RouterDeaf.
@@ -32,16 +32,16 @@ class DemandClient:
             self._http = aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=4096)
         url = f"{self._base_url or f'http://{address}'}/fairlead/demand"
         query = {**{name: str(value) for name, value in hint.items()}, "wait": f"{wait:.1f}", **({"worth": "1"} if worth else {})}
-        timeout = aiohttp.ClientTimeout(total=wait + LATE, sock_connect=5.0)
+        timeout = aiohttp.ClientTimeout(total=wait + MARGIN, sock_connect=5.0)
         try:
             async with self._http.get(url, params=query, timeout=timeout) as answer:
                 if answer.status != 200:
-                    raise RouterDeaf(f"{url} answered {answer.status}")
-                if (answer.content_length or 0) > LARGEST:
-                    raise RouterDeaf(f"{url} answered {answer.content_length} bytes")
-                return Report.of(await answer.json(content_type=None))
+                    raise DemandUnavailable(f"{url} answered {answer.status}")
+                if (answer.content_length or 0) > MAX_BYTES:
+                    raise DemandUnavailable(f"{url} answered {answer.content_length} bytes")
+                return RouterReport.of(await answer.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RouterDeaf(f"{url}: {type(error).__name__}: {error}") from None
+            raise DemandUnavailable(f"{url}: {type(error).__name__}: {error}") from None
 
     async def close(self) -> None:
         if self._http is not None:

@@ -4,32 +4,32 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
-from fairlead_operator.observed import LoadingSeen
-from fairlead_operator.polling.periodic import Repeated
+from fairlead_operator.observed import ObservedLoading
+from fairlead_operator.polling.periodic import PeriodicTask
 from fairlead_operator.polling.prober import Prober
 
 PERIOD = 5.0  # seconds
 
 
-class LoadingWatch:
+class LoadingPoller:
     """`seen` are the last answers, by pod; `changed()` is called when one is another (their figures are coarse: that is not often)."""
 
-    def __init__(self, prober: Prober, changed: Callable[[], None]) -> None:
-        self._prober, self._changed = prober, changed
-        self.seen: dict[str, LoadingSeen] = {}
+    def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
+        self._prober, self._on_change = prober, on_change
+        self.seen: dict[str, ObservedLoading] = {}
         self._addresses: Mapping[str, str] = {}
-        self._asking = Repeated(self._ask)
+        self._task = PeriodicTask(self._ask)
 
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Ask these pods (name → host:port) from now on; none: stop."""
         self._addresses = addresses
         if addresses:
-            self._asking.start("loading")
+            self._task.start("loading")
         else:
             self.stop()
 
     def stop(self) -> None:
-        self._asking.stop()
+        self._task.stop()
         self.seen = {}
 
     async def _ask(self) -> float:
@@ -40,5 +40,5 @@ class LoadingWatch:
         known = {pod: load for pod, load in seen.items() if load is not None}
         if known != self.seen:
             self.seen = known
-            self._changed()
+            self._on_change()
         return PERIOD * random.uniform(0.8, 1.2)

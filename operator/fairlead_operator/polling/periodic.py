@@ -8,20 +8,20 @@ log = logging.getLogger(__name__)
 RETRY = 10.0  # seconds after a turn that has failed
 
 
-class Repeated:
+class PeriodicTask:
     """One task that awaits `turn` and then pauses for the seconds that it returns.
 
     Whatever a turn raises is logged, and the next one comes after RETRY: a task that had ended would look like one that still asks.
     """
 
-    def __init__(self, turn: Callable[[], Awaitable[float]]) -> None:
-        self._turn = turn
+    def __init__(self, action: Callable[[], Awaitable[float]]) -> None:
+        self._action = action
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, name: str, after: float = 0.0) -> None:
+    def start(self, name: str, delay: float = 0.0) -> None:
         """The first turn comes `after` seconds. Nothing happens where it goes on already."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(after), name=name)
+            self._task = asyncio.create_task(self._run(delay), name=name)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -32,7 +32,7 @@ class Repeated:
         while True:
             await asyncio.sleep(pause)
             try:
-                pause = await self._turn()
+                pause = await self._action()
             except Exception as error:
                 pause = RETRY
                 task = asyncio.current_task()

@@ -16,34 +16,34 @@ import msgspec
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_operator.api import InferenceService
-from fairlead_operator.observed import LoadingSeen
+from fairlead_operator.observed import ObservedLoading
 from fairlead_operator.polling.demand_client import DemandClient
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
 CONNECT = 5.0  # seconds
 PROMPT = "Ready?"
 LOOK_TIMEOUT = 5.0  # seconds; nothing waits for it
-COMPLETIONS, LOOKS = 256, 32  # requests that are open at the same time
+MAX_COMPLETIONS, MAX_LOOKS = 256, 32  # requests that are open at the same time
 Answer = TypeVar("Answer")
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
-class RouterSilent(Exception):
+class RouterUnavailable(Exception):
     """A router did not say what it sees; the message says what came instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProbeTarget:
     """The service that is to prove itself, in as little memory as a thousand of them may take that wait for routers which do not answer."""
 
     namespace: str
     name: str
     model: str  # as clients call it
-    keyed: bool  # its routers ask for a key
+    requires_key: bool  # its routers ask for a key
     router: str = ""  # the admin address (host:port) of a ready one; empty: none is ready
 
     @classmethod
-    def of(cls, service: InferenceService, router: str = "") -> "Asked":
+    def of(cls, service: InferenceService, router: str = "") -> "ProbeTarget":
         return cls(service.namespace, service.name, service.served_model_name, service.spec.access is not None, router)
 
 
@@ -55,20 +55,20 @@ class Prober:
         self._base_url = base_url
         self.demand = DemandClient(base_url)
         self._session: aiohttp.ClientSession | None = None
-        self._completions, self._looks = asyncio.Semaphore(COMPLETIONS), asyncio.Semaphore(LOOKS)
+        self._completions, self._looks = asyncio.Semaphore(MAX_COMPLETIONS), asyncio.Semaphore(MAX_LOOKS)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
         await self.demand.close()
 
-    async def complete(self, asked: Asked) -> str:
+    async def complete(self, asked: ProbeTarget) -> str:
         """Empty when a completion came back, otherwise what went wrong."""
         base = self._base_url or f"http://{asked.name}.{asked.namespace}.svc.{self._domain}"
         url = f"{base}/v1/completions"
         try:
             async with self._completions:
-                if asked.keyed:
+                if asked.requires_key:
                     # The operator has no key: a router makes the completion itself, and the Service is asked whether it leads to one.
                     url = f"{base}/health"
                     status, text = await self._ask("GET", url, None, LOOK_TIMEOUT)
@@ -100,11 +100,11 @@ class Prober:
         except (*_FAILURES, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
 
-    async def loading(self, address: str) -> LoadingSeen | None:
+    async def loading(self, address: str) -> ObservedLoading | None:
         """How far the worker at `address` (host:port) is; None when it does not say."""
         try:
             _, text = await self._look(address, "/ready")
-            return LoadingSeen.of(json.loads(text))
+            return ObservedLoading.of(json.loads(text))
         except (*_FAILURES, ValueError, TypeError, AttributeError):
             return None
 
@@ -112,7 +112,7 @@ class Prober:
         """What the router at `address` (host:port) says of itself and of all workers. Raises RouterSilent."""
         page = await self._said(address, "/fairlead/workers", dict[str, Any])
         if not isinstance(page.get("workers"), list):
-            raise RouterSilent(f"{address}/fairlead/workers: not a router's answer")
+            raise RouterUnavailable(f"{address}/fairlead/workers: not a router's answer")
         return page
 
     async def split(self, address: str) -> SplitReport:
@@ -126,7 +126,7 @@ class Prober:
                 raise ValueError(f"answered {status}: {text[:300]}")
             return msgspec.json.decode(text, type=kind)
         except (*_FAILURES, ValueError) as error:
-            raise RouterSilent(f"{address}{path}: {type(error).__name__}: {error}") from None
+            raise RouterUnavailable(f"{address}{path}: {type(error).__name__}: {error}") from None
 
     async def _look(self, address: str, path: str) -> tuple[int, str]:
         async with self._looks:

@@ -19,7 +19,7 @@ class Readiness:
     holder: str  # of the lease
 
 
-def _listening(port: int) -> socket.socket:
+def _open_socket(port: int) -> socket.socket:
     """One socket for both families: the kubelet comes by whichever the pod has."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -27,7 +27,7 @@ def _listening(port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def served(
+async def serve(
     port: int, problem: Callable[[], str], readiness: Callable[[], Readiness], metrics: Callable[[], bytes]
 ) -> AsyncIterator[int]:
     """Serve while the context lasts; yields the port. `problem()` is empty while the process is of use."""
@@ -48,7 +48,7 @@ async def served(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        listening = _listening(port)
+        listening = _open_socket(port)
         await web.SockSite(runner, listening).start()
         yield int(listening.getsockname()[1])
     finally:

@@ -10,7 +10,7 @@ Answer = TypeVar("Answer")
 _JOIN = 5.0  # seconds; the thread has nothing left to do when it is joined
 
 
-class Aside:
+class LoopThread:
     """`await aside.do(work)` runs a coroutine there and gives its answer here, or raises what it raised; cancelling cancels it there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -18,7 +18,7 @@ class Aside:
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, name: str) -> AsyncIterator[Self]:
+    async def start(cls, name: str) -> AsyncIterator[Self]:
         """The thread runs while the context lasts. Whatever was begun there has to be over by then."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
@@ -31,14 +31,14 @@ class Aside:
             if not thread.is_alive():
                 loop.close()
 
-    async def do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    async def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     @asynccontextmanager
-    async def entered(self, context: AbstractAsyncContextManager[Answer]) -> AsyncIterator[Answer]:
+    async def enter(self, context: AbstractAsyncContextManager[Answer]) -> AsyncIterator[Answer]:
         """Enter and leave a context there; what it gives is to be used there only."""
         stack = AsyncExitStack()
         try:
-            yield await self.do(stack.enter_async_context(context))
+            yield await self.run(stack.enter_async_context(context))
         finally:
-            await self.do(stack.aclose())
+            await self.run(stack.aclose())

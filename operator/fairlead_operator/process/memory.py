@@ -15,14 +15,16 @@ import gc
 from fairlead_common import memory
 
 PERIOD = 60.0  # seconds
-YOUNG = 20_000  # objects made until the youngest are looked through: the passes under way have fewer, so that few of theirs grow old
+YOUNG_OBJECTS = (
+    20_000  # objects made until the youngest are looked through: the passes under way have fewer, so that few of theirs grow old
+)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
 LARGE = 512 << 10  # bytes: such blocks are kept out of the heap. More than asyncio's 256 KiB for each read: a map for each took 50 us
 SPARE = 1 << 20  # bytes that may stay free at the heap's end
 ARENAS = 2  # heaps: the event loop's, and one for the lease and what resolves names
 
 
-def steady() -> None:
+def limit_heap() -> None:
     """Bounds that stay: by itself glibc raises the first two with each large block that is freed, and after one page of a list all others
     come from the heap. A C library without mallopt (musl) is left as it is."""
     bound = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -31,13 +33,13 @@ def steady() -> None:
             bound(what, value)
 
 
-async def give_back(period: float = PERIOD) -> None:
+async def trim_forever(period: float = PERIOD) -> None:
     """At once, and then for ever: look through all objects, freeze them, trim the heap. Stops the process for a full collection.
 
     Cancelled, it leaves the collector as it found it.
     """
     before = gc.get_threshold()
-    gc.set_threshold(YOUNG, *before[1:])
+    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
     try:
         while True:
             gc.unfreeze()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.kube.workqueue import WorkQueue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -37,17 +37,17 @@ class Metrics:
         )
         self._probes = Counter("fairlead_operator_probes", "Completions asked of services, by outcome", ["outcome"], registry=registry)
         self._leading = Gauge("fairlead_operator_leading", "1 for the operator that holds the lease", registry=registry)
-        self._unheard = Gauge(
+        self._seconds_since_resync = Gauge(
             "fairlead_operator_seconds_since_resync", "Since everything was listed last; of the leader", registry=registry
         )
         self._services = Gauge("fairlead_operator_services", "Services with a loop", registry=registry)
 
     @asynccontextmanager
-    async def one_pass(self, lanes: Lanes, *, urgent: bool) -> AsyncIterator[None]:
+    async def measure_reconcile(self, work_queue: WorkQueue, *, urgent: bool) -> AsyncIterator[None]:
         """Take a lane for one pass, and measure it. What the pass raises passes through."""
         self._waiting.inc()
         try:
-            await lanes.acquire(urgent=urgent)
+            await work_queue.acquire(urgent=urgent)
         finally:
             self._waiting.dec()
         began = time.perf_counter()
@@ -55,29 +55,29 @@ class Metrics:
             yield
         finally:
             self._seconds.observe(time.perf_counter() - began)
-            lanes.release()
+            work_queue.release()
 
-    def failed(self, error: Exception) -> None:
+    def count_error(self, error: Exception) -> None:
         """A pass has ended with this, and is tried again."""
         self._errors.labels(type(error).__name__).inc()
 
-    def answered(self, method: str, code: int) -> None:
+    def count_response(self, method: str, code: int) -> None:
         self._requests.labels(method, str(code)).inc()
 
-    def probed(self, problem: str) -> None:
+    def count_probe(self, problem: str) -> None:
         self._probes.labels("failed" if problem else "succeeded").inc()
 
-    def watch(
+    def register_sources(
         self,
         leading: Callable[[], bool],
-        unheard: Callable[[], float],
-        loops: Callable[[], int],
+        seconds_since_resync: Callable[[], float],
+        reconcilers: Callable[[], int],
         services: Callable[[], Iterable[Mapping[str, Any]]],
     ) -> None:
         """Where to read the rest: whether this process leads, seconds since the last listing, loops, and the services' objects."""
         self._leading.set_function(leading)
-        self._unheard.set_function(lambda: unheard() if leading() else 0.0)
-        self._services.set_function(loops)
+        self._seconds_since_resync.set_function(lambda: seconds_since_resync() if leading() else 0.0)
+        self._services.set_function(reconcilers)
         self.registry.register(_Services(services))
 
     def text(self) -> bytes:
@@ -98,13 +98,13 @@ class _Services(Collector):
         workers = GaugeMetricFamily("fairlead_service_workers", "Workers that are wanted, exist, are ready", labels=[*labels, "state"])
         for body in self._services():
             metadata, status = body["metadata"], body.get("status") or {}
-            who = [metadata["namespace"], metadata["name"]]
+            service_labels = [metadata["namespace"], metadata["name"]]
             for condition in status.get("conditions") or []:
                 if condition["status"] in _TRUTH:
-                    conditions.add_metric([*who, condition["type"]], _TRUTH[condition["status"]])
-            workers.add_metric([*who, "wanted"], _wanted(body))
-            workers.add_metric([*who, "existing"], float(status.get("replicas") or 0))
-            workers.add_metric([*who, "ready"], float(status.get("readyReplicas") or 0))
+                    conditions.add_metric([*service_labels, condition["type"]], _TRUTH[condition["status"]])
+            workers.add_metric([*service_labels, "wanted"], _wanted(body))
+            workers.add_metric([*service_labels, "existing"], float(status.get("replicas") or 0))
+            workers.add_metric([*service_labels, "ready"], float(status.get("readyReplicas") or 0))
         return [conditions, workers]
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from fairlead_operator.kube.cache import Key
 from fairlead_operator.kube.difference import replicas_set_by
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import Contest
+from fairlead_operator.observed import FieldConflict
 
-TIMES = 3
-WITHIN = 600.0
+MIN_OVERWRITES = 3
+WINDOW = 600.0
 """Seconds: so often in such a time is no one person's single edit. It is over when nobody has done it for as long."""
 
 
-class Contests:
+class FieldConflictTracker:
     """Of one service's children."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -27,20 +27,20 @@ class Contests:
         self._times: dict[tuple[Key, str], deque[float]] = {}
         self._components: dict[Key, str] = {}
 
-    def note(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    def record(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any]) -> None:
         """`live` is not as we left it, and about to be `desired` again, as it was before."""
         wanted = (desired.get("spec") or {}).get("replicas")
         if wanted is None or live["spec"].get("replicas") == wanted or not (manager := replicas_set_by(live["metadata"])):
             return
         self._components[key] = component_of(desired)
-        self._times.setdefault((key, manager), deque(maxlen=TIMES)).append(self._clock())
+        self._times.setdefault((key, manager), deque(maxlen=MIN_OVERWRITES)).append(self._clock())
 
-    def standing(self) -> tuple[Contest, ...]:
+    def current(self) -> tuple[FieldConflict, ...]:
         """Those that go on."""
         now = self._clock()
-        self._times = {who: times for who, times in self._times.items() if now - times[-1] < WITHIN}
+        self._times = {who: times for who, times in self._times.items() if now - times[-1] < WINDOW}
         return tuple(
-            Contest(key[0], key[1], self._components[key], manager, times[-1] + WITHIN)
+            FieldConflict(key[0], key[1], self._components[key], manager, times[-1] + WINDOW)
             for (key, manager), times in self._times.items()
-            if len(times) == TIMES and times[-1] - times[0] < WITHIN
+            if len(times) == MIN_OVERWRITES and times[-1] - times[0] < WINDOW
         )

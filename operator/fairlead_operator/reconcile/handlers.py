@@ -10,7 +10,7 @@ from typing import Any
 
 import kopf
 
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.kinds import SERVICES, Kind
 from fairlead_operator.names import FIELD_MANAGER
 
@@ -57,11 +57,11 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-def registry(store: Store) -> kopf.OperatorRegistry:
+def registry(cache: Cache) -> kopf.OperatorRegistry:
     """All watches of the operator."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(_login)
-    _watch_services(made, store)
+    _watch_services(made, cache)
     return made
 
 
@@ -70,13 +70,13 @@ def _login(**kwargs: Any) -> Any:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-def _watch_services(made: kopf.OperatorRegistry, store: Store) -> None:
+def _watch_services(made: kopf.OperatorRegistry, cache: Cache) -> None:
     async def changed(event: kopf.RawEvent, **_: Any) -> None:
         body = _whole(SERVICES, event["object"])
         if event["type"] == "DELETED":
-            store.remove(body)
+            cache.remove(body)
         else:
-            store.put(body)
+            cache.put(body)
 
     kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=made)(changed)
 

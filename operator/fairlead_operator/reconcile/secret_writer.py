@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairlead_operator.children.secrets import GENERATED, encoded
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import SECRETS
 from fairlead_operator.names import digest
 
 log = logging.getLogger(__name__)
-REPEAT = 300.0  # seconds: a pass after this time writes again, since no watch shows that a Secret was deleted
+REWRITE_PERIOD = 300.0  # seconds: a pass after this time writes again, since no watch shows that a Secret was deleted
 RANDOM_BYTES = 32
 
 
@@ -28,7 +28,7 @@ class SecretWriter:
         """Create an immutable Secret if there is none of its name; apply any other. Raises ApiRefused."""
         name, now, wanted = desired["metadata"]["name"], self._clock(), digest(desired)
         before, at = self._written.get(name, ("", 0.0))
-        if before == wanted and now - at < REPEAT:
+        if before == wanted and now - at < REWRITE_PERIOD:
             return
         if desired.get("immutable"):
             await self._create(desired)
@@ -42,7 +42,7 @@ class SecretWriter:
         random = {key: encoded(secrets.token_urlsafe(RANDOM_BYTES)) for key, value in desired["data"].items() if value == GENERATED}
         try:
             await self._cluster.create(SECRETS, {**desired, "data": {**desired["data"], **random}})
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code != 409:
                 raise
             return

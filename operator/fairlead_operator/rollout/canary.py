@@ -13,16 +13,16 @@ from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.objects import Body, component_of, instant, is_canary, ready_at
+from fairlead_operator.objects import Body, component_of, is_canary, parse_time, ready_at
 from fairlead_operator.observed import Observed, Replicas
-from fairlead_operator.revisions import Failure, failure_of, find, is_of, router_revision, worker_revision
-from fairlead_operator.rollout.judgement import error_problem, figures, ttft_problem
+from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, find, router_revision, worker_revision
+from fairlead_operator.rollout.canary_analysis import error_problem, figures, ttft_problem
 from fairlead_operator.rollout.sides import ONE_SIDE, Sides
 from fairlead_operator.rollout.strategy import revision_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class CanaryPlan:
     """What a pass makes of the canary."""
 
     sides: Sides = ONE_SIDE
@@ -31,10 +31,10 @@ class Plan:
     wake_at: float | None = None  # seconds since the epoch
 
 
-NO_TRIAL = Plan()
+NO_TRIAL = CanaryPlan()
 
 
-def plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
+def plan_canary(service: InferenceService, observed: Observed, now: datetime) -> CanaryPlan:
     """A canary begins when the main Deployment runs another revision than the wanted one, and ends by what is seen of it."""
     asked, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
     trial = _Trial.of(service, observed)
@@ -42,72 +42,76 @@ def plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
         return NO_TRIAL
     if trial.running == trial.wanted:
         complete = Replicas.of(main, _size(main)).complete
-        return NO_TRIAL if complete or not trial.present else trial.promoted()
+        return NO_TRIAL if complete or not trial.present else trial.promote()
     if asked.promote == trial.wanted:
-        return trial.promoted()
+        return trial.promote()
     failure = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
     if failure and failure.retry == (asked.retry or ""):
-        return trial.failed(failure.why)
+        return trial.fail(failure.reason)
     if main is None:
         return NO_TRIAL
     if service.spec.rollout.paused:
-        return trial.held("Waiting", "spec.rollout.paused holds it back", keep=trial.present)
+        return trial.hold("Waiting", "spec.rollout.paused holds it back", keep=trial.present)
     if _serves_already(observed, trial.wanted) or not (trial.started or _established(main)):
         return NO_TRIAL
     if not trial.started and not _routers_know(service, observed):
-        return trial.held("Waiting", "the routers are being replaced, so that they can split requests", keep=False)
+        return trial.hold("Waiting", "the routers are being replaced, so that they can split requests", keep=False)
     return _under_way(service, observed, trial, now.timestamp())
 
 
-def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> Plan:
+def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
     asked = service.spec.rollout.canary
     assert asked is not None
     since = _ready_since(observed, trial.wanted, trial.size)
     if not trial.size:
-        return trial.held("Waiting", "the service is scaled to zero")
+        return trial.hold("Waiting", "the service is scaled to zero")
     if since is None:
         return _not_ready(service, observed, trial, now)
     seen = observed.canary
     report = seen.report if seen is not None and seen.report.speaks_of(trial.split) else None
     enough = report is not None and report.canary.requests >= asked.min_requests
     if report is not None and enough and (problem := error_problem(report, asked)):
-        return trial.failed(problem)  # whoever fails requests is not given the rest of its time
+        return trial.fail(problem)  # whoever fails requests is not given the rest of its time
     if asked.manual:
-        return trial.held("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
+        return trial.hold("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
     due = since + asked.pause_seconds
     if now < due:
-        words = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
-        return trial.held("Judging", words, wake_at=due)
+        text = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
+        return trial.hold("Judging", text, wake_at=due)
     if report is None or not enough:
-        words = (
+        text = (
             f"{asked.pause} are over; it has not had {asked.min_requests} requests yet (spec.rollout.canary.minRequests){figures(report)}"
         )
-        return trial.held("Judging", words)
+        return trial.hold("Judging", text)
     problem = ttft_problem(report, asked)
-    return trial.failed(problem) if problem else trial.promoted()
+    return trial.fail(problem) if problem else trial.promote()
 
 
-def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> Plan:
+def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
     """Its pods have as long as any rollout: spec.rollout.progressDeadline."""
     pods = [pod for pod in observed.pods if is_canary(pod) and revision_of(pod) == trial.wanted]
     cause = causes.of_pods(pods, names.WORKER, trial.wanted)
-    words = f": {cause.message}" if cause is not None else ""
+    text = f": {cause.message}" if cause is not None else ""
     deployment = observed.deployments.get(names.CANARY)
     if deployment is None or not trial.present:
-        return trial.held("Starting", f"its pods are being made{words}")
+        return trial.hold("Starting", f"its pods are being made{text}")
     conditions = {one["type"]: one for one in (deployment.get("status") or {}).get("conditions") or []}
     available = conditions.get("Available", {})
     made = min(
-        (instant(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
+        (parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
     )  # the condition may be of a canary before it
-    late = max(instant(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
+    late = max(parse_time(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
     unavailable = available.get("status") == "False"
     replicas = Replicas.of(deployment, trial.size)
     if (replicas.current and replicas.stalled) or (unavailable and now >= late):
-        return trial.failed(f"its pods were not ready within {service.spec.rollout.progress_deadline}{words}")
+        return trial.fail(f"its pods were not ready within {service.spec.rollout.progress_deadline}{text}")
     fault = cause is not None and cause.fault
-    held = trial.held("Starting", f"its pods are being started{words}", wake_at=late if unavailable else None)
-    return Plan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at) if cause and fault else held
+    held = trial.hold("Starting", f"its pods are being started{text}", wake_at=late if unavailable else None)
+    return (
+        CanaryPlan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at)
+        if cause and fault
+        else held
+    )
 
 
 @dataclass(frozen=True)
@@ -137,15 +141,15 @@ class _Trial:
         asked = self.service.spec.rollout.canary
         return Split(self.wanted, asked.weight, self.uid) if asked is not None else Split()
 
-    def held(self, phase: str, words: str, *, keep: bool = True, wake_at: float | None = None) -> Plan:
+    def hold(self, phase: str, text: str, *, keep: bool = True, wake_at: float | None = None) -> CanaryPlan:
         """The main Deployment stays; the canary is there, unless `keep` says no."""
         split = self.split if keep else Split()
         sides = Sides(self.running, self.live, self.size if keep else None, split)
         name = self.service.name
-        message = f"canary {name}-{self.wanted} ({split.weight} % of the requests) beside {name}-{self.running}: {words}"
-        return Plan(sides, Cause("Canary", message, fault=False), self._status(phase, split.weight), wake_at)
+        message = f"canary {name}-{self.wanted} ({split.weight} % of the requests) beside {name}-{self.running}: {text}"
+        return CanaryPlan(sides, Cause("Canary", message, fault=False), self._status(phase, split.weight), wake_at)
 
-    def failed(self, why: str) -> Plan:
+    def fail(self, why: str) -> CanaryPlan:
         """Rolled back: the main Deployment stays as it is until the spec changes."""
         name = self.service.name
         message = (
@@ -153,14 +157,14 @@ class _Trial:
             "give spec.rollout.canary.retry another value"
         )
         asked = self.service.spec.rollout.canary
-        sides = Sides(self.running, self.live, failure=Failure(why, (asked.retry if asked is not None else None) or ""))
-        return Plan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
+        sides = Sides(self.running, self.live, failure=CanaryFailure(why, (asked.retry if asked is not None else None) or ""))
+        return CanaryPlan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
-    def promoted(self) -> Plan:
+    def promote(self) -> CanaryPlan:
         """The main Deployment gets the wanted revision; the canary serves on until that is complete."""
         if not self.present:
             return NO_TRIAL
-        return Plan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
+        return CanaryPlan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
 
     def _status(self, phase: str, weight: int) -> CanaryStatus:
         return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "weight": weight})
@@ -168,7 +172,7 @@ class _Trial:
 
 def _last_good(service: InferenceService, observed: Observed, wanted: str) -> str:
     """Somebody has deleted the main Deployment: it must not come back as what was just rolled back. The revision used last beside that."""
-    others = [one for one in observed.revisions if is_of(one, service, names.WORKER) and not failure_of(one)]
+    others = [one for one in observed.revisions if belongs_to(one, service, names.WORKER) and not failure_of(one)]
     newest = max(others, key=lambda one: int(one.get("revision") or 0), default=None)
     if newest is None or not failure_of(find(service, names.WORKER, wanted, observed.revisions)):
         return ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead_common.canary_split import Split
-from fairlead_operator.revisions import NO_FAILURE, Failure
+from fairlead_operator.revisions import NO_FAILURE, CanaryFailure
 
 NO_SPLIT = Split()
 
@@ -18,7 +18,7 @@ class Sides:
     live: Mapping[str, Any] | None = None  # what it runs now: its template, should its ControllerRevision be gone
     replicas: int | None = None  # of the canary; None: there is none
     split: Split = NO_SPLIT  # what the routers are told
-    failure: Failure = NO_FAILURE  # how the wanted revision was rolled back: remembered on its ControllerRevision
+    failure: CanaryFailure = NO_FAILURE  # how the wanted revision was rolled back: remembered on its ControllerRevision
 
 
 ONE_SIDE = Sides()

@@ -16,9 +16,9 @@ class Step:
     revision: str  # of the workers' template
     surge: bool = True  # a new worker before an old one goes
     paused: bool = False  # the workers' Deployment exists and replaces no pod
-    doing: str = ""  # in words, for the Progressing condition
+    activity: str = ""  # in words, for the Progressing condition
     problem: Cause | None = None  # the revision that is asked for is not there
-    room_comes: bool = False  # a worker without a node is no fault yet: room is being made
+    capacity_expected: bool = False  # a worker without a node is no fault yet: room is being made
     wake_at: float | None = None  # seconds since the epoch at which a wait for room ends
     in_use: frozenset[str] = frozenset()  # revisions that pods run: their templates are kept
 

@@ -14,42 +14,42 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.objects import Body, component_of, ended, instant, is_canary
+from fairlead_operator.objects import Body, component_of, has_ended, is_canary, parse_time
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import is_of
-from fairlead_operator.rollout import node_room as room
+from fairlead_operator.revisions import belongs_to
+from fairlead_operator.rollout import node_capacity as node_capacity
 from fairlead_operator.rollout.step import Step
 
-TAKEN_UP = "deployment.kubernetes.io/revision"  # set by the Deployment controller with a Deployment's first ReplicaSet
+DEPLOYMENT_REVISION = "deployment.kubernetes.io/revision"  # set by the Deployment controller with a Deployment's first ReplicaSet
 
 
 def next_step(service: InferenceService, observed: Observed, own: str, now: datetime) -> Step:
     """`own`: the revision that the spec itself describes."""
     live = observed.deployments.get(names.WORKER)
-    revision, problem = _wanted(service, observed, own, live)
+    revision, problem = _choose_revision(service, observed, own, live)
     workers = _Workers.of(observed, revision)
-    paused = pausing(service, live)
+    paused = is_pausing(service, live)
     if live is None:
         return Step(revision, service.spec.rollout.strategy != "DrainFirst", problem=problem, in_use=workers.revisions)
-    wait = _Wait.of(service, observed, live, workers, now.timestamp())
-    surge, doing = _choice(service, live, revision, workers, wait, paused)
+    wait = _CapacityWait.of(service, observed, live, workers, now.timestamp())
+    surge, activity = _choose_bounds(service, live, revision, workers, wait, paused)
     # A controller that may still take a worker away will: the bounds have just become those of draining.
     about_to_drain = not surge and not paused and wait.open and _available(live) >= _size(live)
     return Step(
         revision,
         surge,
         paused,
-        doing,
+        activity,
         problem,
-        room_comes=(wait.open and not wait.over and wait.helps) or (about_to_drain and bool(workers.old)),
+        capacity_expected=(wait.open and not wait.over and wait.helps) or (about_to_drain and bool(workers.old)),
         wake_at=wait.ends if wait.open and not wait.over else None,
         in_use=workers.revisions,
     )
 
 
-def pausing(service: InferenceService, live: Body | None) -> bool:
+def is_pausing(service: InferenceService, live: Body | None) -> bool:
     """A paused Deployment without a ReplicaSet would never make its first pods: one is paused when it has been taken up."""
-    return service.spec.rollout.paused and live is not None and TAKEN_UP in (live["metadata"].get("annotations") or {})
+    return service.spec.rollout.paused and live is not None and DEPLOYMENT_REVISION in (live["metadata"].get("annotations") or {})
 
 
 def revision_of(body: Body) -> str:
@@ -57,13 +57,13 @@ def revision_of(body: Body) -> str:
     return str(((body.get("metadata") or {}).get("labels") or {}).get(names.REVISION, ""))
 
 
-def _wanted(service: InferenceService, observed: Observed, own: str, live: Body | None) -> tuple[str, Cause | None]:
+def _choose_revision(service: InferenceService, observed: Observed, own: str, live: Body | None) -> tuple[str, Cause | None]:
     """The spec's own revision, or the kept one that it names. Of one that is not kept, nothing is known: what runs stays."""
     asked = service.spec.rollout.revision
     if asked is None:
         return own, None
     prefix = f"{names.deployment(service, names.WORKER)}-"
-    kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if is_of(body, service, names.WORKER)}
+    kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if belongs_to(body, service, names.WORKER)}
     digest = asked.removeprefix(prefix)
     if digest in kept | {own}:
         return digest, None
@@ -86,7 +86,7 @@ class _Workers:
 
     @classmethod
     def of(cls, observed: Observed, revision: str) -> "_Workers":
-        present = [pod for pod in observed.pods if component_of(pod) in names.parts(names.WORKER) and not ended(pod)]
+        present = [pod for pod in observed.pods if component_of(pod) in names.pod_components(names.WORKER) and not has_ended(pod)]
         leaving = tuple(pod for pod in present if pod["metadata"].get("deletionTimestamp"))
         every = [pod for pod in present if not (pod["metadata"].get("deletionTimestamp") or is_canary(pod))]
         staying = [pod for pod in every if component_of(pod) == names.WORKER]
@@ -100,7 +100,7 @@ class _Workers:
 
 
 @dataclass(frozen=True)
-class _Wait:
+class _CapacityWait:
     """A new worker's wait for room."""
 
     open: bool = False
@@ -110,17 +110,19 @@ class _Wait:
     words: str = ""
 
     @classmethod
-    def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_Wait":
+    def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_CapacityWait":
         """A worker that leaves holds its room until it is gone, at `deletionTimestamp` at the latest; then the scheduler needs a moment."""
-        found = room.waiting(workers.placing, live, _size(live))
+        found = node_capacity.find_pending(workers.placing, live, _size(live))
         if found is None:
             return cls()
-        gone = [instant(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
-        ends = max([found.since, observed.quiet_since, *gone]) + service.spec.rollout.surge_seconds
+        gone = [parse_time(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
+        ends = max([found.since, observed.last_departure_at, *gone]) + service.spec.rollout.surge_seconds
         return cls(True, found.drain_helps, now >= ends, ends, found.words)
 
 
-def _choice(service: InferenceService, live: Body, revision: str, workers: _Workers, wait: _Wait, paused: bool) -> tuple[bool, str]:
+def _choose_bounds(
+    service: InferenceService, live: Body, revision: str, workers: _Workers, wait: _CapacityWait, paused: bool
+) -> tuple[bool, str]:
     """Whether to surge, and what to say."""
     rollout = service.spec.rollout
     draining = _drains(live)
@@ -130,7 +132,7 @@ def _choice(service: InferenceService, live: Body, revision: str, workers: _Work
         return True, "surging; no room for a surge worker: set spec.rollout.strategy to Auto, or make room" if wait.over else "surging"
     if paused:
         return not draining, ""
-    if draining and _still(live, revision, workers):
+    if draining and _keeps_draining(live, revision, workers):
         return False, _waiting_for_workers(live, workers) or _no_room(rollout.surge_timeout)
     if not wait.open or not workers.old:
         return True, "surging"
@@ -157,7 +159,7 @@ def _drains(live: Body) -> bool:
     return update.get("maxSurge") == 0
 
 
-def _still(live: Body, revision: str, workers: _Workers) -> bool:
+def _keeps_draining(live: Body, revision: str, workers: _Workers) -> bool:
     """Draining was chosen for this revision, or for a rollout that is not finished: where there was no room for it, there is none now."""
     running = revision_of(live["spec"].get("template") or {})
     return running == revision or any(revision_of(pod) != running for pod in (*workers.new, *workers.old))

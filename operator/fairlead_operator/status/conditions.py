@@ -18,13 +18,13 @@ class Conditions:
         self._before = before
         self._generation = generation
         self._now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.made: list[Condition] = []
+        self.items: list[Condition] = []
 
-    def say(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
+    def set(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
         status: Literal["True", "False"] = "True" if truth else "False"
         old = find(self._before, type_)
         since = old.last_transition_time if old is not None and old.status == status and old.last_transition_time else self._now
-        self.made.append(
+        self.items.append(
             Condition(
                 type=type_,
                 status=status,
@@ -39,4 +39,4 @@ class Conditions:
         """As it was, with the generation that it was said of."""
         old = find(self._before, type_)
         if old is not None:
-            self.made.append(old)
+            self.items.append(old)

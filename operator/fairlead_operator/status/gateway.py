@@ -17,10 +17,10 @@ _MISSING = {
 }
 
 
-def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
+def build_condition(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
     """(truth, reason, message) of GatewayReady; None for a service without a gateway."""
-    wanted = service.spec.exposure.gateway
-    if wanted is None:
+    gateway_ref = service.spec.exposure.gateway
+    if gateway_ref is None:
         return None
     missing = next((kind for kind in gateway.kinds(service) if kind not in observed.served), None)
     if missing is not None:
@@ -30,31 +30,31 @@ def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str]
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
-    return _answered(observed, wanted.name, wanted.namespace or service.namespace)
+    return _condition_from_parents(observed, gateway_ref.name, gateway_ref.namespace or service.namespace)
 
 
-def standing(observed: Observed) -> tuple[bool, str, str] | None:
+def condition_of_live_route(observed: Observed) -> tuple[bool, str, str] | None:
     """The same of the route that is there, where the spec cannot be followed; None where there is no route."""
-    route = observed.exposed.get(gateway.HTTP_ROUTE)
+    route = observed.optional_objects.get(gateway.HTTP_ROUTE)
     parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)
     if route is None or parent is None:
         return None
-    return _answered(observed, parent.get("name", ""), parent.get("namespace") or route["metadata"].get("namespace", ""))
+    return _condition_from_parents(observed, parent.get("name", ""), parent.get("namespace") or route["metadata"].get("namespace", ""))
 
 
-def _answered(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
+def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
     """What the gateway of that name says."""
     parents = _parents(observed, gateway.HTTP_ROUTE)
     for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
-        for refused in _refused(parent):
+        for refused in _refused_conditions(parent):
             return False, refused["reason"], f"Gateway {name}: {refused['type']}: {refused.get('message', '')}"
     if not parents:
-        words = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
-        return False, "Waiting", words
+        message = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
+        return False, "Waiting", message
     return True, "Accepted", f"Gateway {name} has taken the route"
 
 
-def fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
+def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
     """What is no work under way: something is missing, or was refused."""
     if verdict is None or verdict[0] or verdict[1] == "Waiting":
         return None
@@ -63,11 +63,11 @@ def fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
 
 def _parents(observed: Observed, kind: str) -> list[Mapping[str, Any]]:
     """What each gateway has said of the object of this kind."""
-    status = (observed.exposed.get(kind) or {}).get("status") or {}
+    status = (observed.optional_objects.get(kind) or {}).get("status") or {}
     return list(status.get("parents") or [])
 
 
-def _refused(parent: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _refused_conditions(parent: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for condition in parent.get("conditions") or []:
         if condition.get("type") in ("Accepted", "ResolvedRefs") and condition.get("status") == "False":
             yield condition

@@ -11,18 +11,18 @@ from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, ready_at
-from fairlead_operator.observed import IndexSeen, RedisSeen
+from fairlead_operator.observed import ObservedIndex, ObservedRedis
 
-LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
+UNAVAILABLE_GRACE = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent
-ANSWERS = 16  # of one worker, by which the router itself judges the index
+MIN_ANSWERS = 16  # of one worker, by which the router itself judges the index
 _STATES = {"ok": "Ok", "unavailable": "Unavailable", "off": "Off", "unused": "Unused"}
 
 
-def seen_by(page: Mapping[str, Any]) -> IndexSeen:
+def parse_router_page(page: Mapping[str, Any]) -> ObservedIndex:
     """The index as a router shows it in `/fairlead/workers`. KeyError, TypeError, AttributeError: no router of ours."""
-    wrong = [one["prediction"] for one in page["workers"] if (one.get("prediction") or {}).get("answers", 0) >= ANSWERS]
-    return IndexSeen(
+    wrong = [one["prediction"] for one in page["workers"] if (one.get("prediction") or {}).get("answers", 0) >= MIN_ANSWERS]
+    return ObservedIndex(
         state=_STATES.get(page["index"], "Unknown"),
         reason=str(page.get("index_reason") or ""),
         read={"mirror": "Mirror", "remote": "Remote"}.get(page.get("index_read") or "", ""),
@@ -30,8 +30,8 @@ def seen_by(page: Mapping[str, Any]) -> IndexSeen:
     )
 
 
-def said(
-    before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int, now: datetime, redis: RedisSeen | None = None
+def build_status(
+    before: IndexStatus | None, seen: ObservedIndex | None, routers_ready: int, now: datetime, redis: ObservedRedis | None = None
 ) -> IndexStatus | None:
     """What to write. Before the first answer (a restarted operator) what was written stays."""
     if routers_ready == 0:
@@ -50,23 +50,23 @@ def said(
             "reason": seen.reason[:512],
             "credentials": credentials,
             "credentials_reason": why,
-            "prediction_error_percent": _coarse(before.prediction_error_percent if before is not None else None, seen.error_percent),
+            "prediction_error_percent": _round_percent(before.prediction_error_percent if before is not None else None, seen.error_percent),
         }
     )
 
 
-def _coarse(before: int | None, percent: int | None) -> int | None:
+def _round_percent(before: int | None, percent: int | None) -> int | None:
     """In tens, and as before until it is off by a whole ten: a figure on the edge of two would be written again and again."""
     if percent is None or (before is not None and abs(percent - before) < STEP):
         return None if percent is None else before
     return STEP * round(percent / STEP)
 
 
-def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float | None]:
+def find_fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float | None]:
     """What is wrong with it, if anything, and otherwise when that may be so (seconds since the epoch)."""
     if index is None or index.state != "Unavailable":
         return None, None
-    long_at = datetime.fromisoformat(index.since).timestamp() + LONG
+    long_at = datetime.fromisoformat(index.since).timestamp() + UNAVAILABLE_GRACE
     if now.timestamp() < long_at:
         return None, long_at
     return Cause(
@@ -76,7 +76,7 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
     ), None
 
 
-def router_to_ask(pods: Iterable[Body]) -> str:
+def choose_router(pods: Iterable[Body]) -> str:
     """The address of one ready router, always the same one: two that differ a little would be written in turn. Empty: there is none."""
     return next(iter(ready_routers(pods)), "")
 

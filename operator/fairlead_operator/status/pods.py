@@ -10,7 +10,7 @@ from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.status.conditions import Conditions
 
 
-def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
+def set_weights_ready(conditions: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
     """True while every wanted worker has its model in memory; otherwise what keeps one from it."""
     pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not (pod.get("metadata") or {}).get("deletionTimestamp")]
     failed = next(
@@ -19,21 +19,21 @@ def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revisi
     )
     loaded = max(workers.ready, sum(map(_has_loaded, pods)))
     if failed is not None:
-        say.say("WeightsReady", False, failed.reason, failed.message)
+        conditions.set("WeightsReady", False, failed.reason, failed.message)
     elif workers.wanted == 0:
-        say.say("WeightsReady", False, "ScaledToZero", "No worker is wanted")
+        conditions.set("WeightsReady", False, "ScaledToZero", "No worker is wanted")
     elif loaded >= workers.wanted:
-        say.say("WeightsReady", True, "Loaded", "Every worker has its model")
+        conditions.set("WeightsReady", True, "Loaded", "Every worker has its model")
     else:
         begun = any(_runs(pod) for pod in pods)
         words = f"{loaded} of {workers.wanted} workers have their model" if begun else "No worker has begun to load: see Ready"
-        say.say("WeightsReady", False, "Loading" if begun else "NotStarted", words)
+        conditions.set("WeightsReady", False, "Loading" if begun else "NotStarted", words)
 
 
-def template_valid(say: Conditions, obstacle: Cause | None) -> None:
+def set_template_valid(conditions: Conditions, obstacle: Cause | None) -> None:
     """`obstacle`: what Ready says. A template that is refused is the first thing that stands in the way, so nothing hides it."""
     refused = obstacle is not None and obstacle.template
-    say.say(
+    conditions.set(
         "PodTemplateValid",
         not refused,
         obstacle.reason if refused and obstacle else "Accepted",

@@ -3,7 +3,7 @@
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause, creation
-from fairlead_operator.causes.cause import told
+from fairlead_operator.causes.cause import make_cause
 from fairlead_operator.children import groups
 
 
@@ -12,7 +12,7 @@ def cause(service: InferenceService, child: str, words: str) -> Cause:
     workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in ("Deployment", groups.KIND))
     # Without the feature the server drops the volume's source, and then misses one; older servers know no such field.
     if workers and service.spec.model.uri.startswith("oci://") and "volumes" in words:
-        return told(
+        return make_cause(
             "PodTemplateInvalid",
             f"spec.model.uri is oci://, an image volume, and this cluster has none ({child}: {words})",
             "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35 on); or use hf://, s3:// or pvc://.",

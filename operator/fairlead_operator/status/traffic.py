@@ -6,24 +6,24 @@ from datetime import datetime
 from typing import Any
 
 from fairlead_operator.api.traffic import TrafficStatus
-from fairlead_operator.observed import TrafficSeen
+from fairlead_operator.observed import ObservedTraffic
 
-APART = 60.0  # seconds between two writes
-CHANGE = 0.1  # of what was written: less is not written
-SHORTEST = 10.0  # seconds: over less than that a rate says nothing
+MIN_INTERVAL = 60.0  # seconds between two writes
+MIN_CHANGE = 0.1  # of what was written: less is not written
+MIN_SECONDS = 10.0  # seconds: over less than that a rate says nothing
 
 _Counts = tuple[int, int, int]  # prompt tokens, cached of these, tokens generated
 
 
 @dataclass(frozen=True)
-class Look:
+class CounterSnapshot:
     """The workers' counters at one moment of a steady clock (seconds)."""
 
     at: float
     workers: Mapping[str, _Counts]
 
     @classmethod
-    def of(cls, page: Mapping[str, Any], at: float) -> "Look | None":
+    def of(cls, page: Mapping[str, Any], at: float) -> "CounterSnapshot | None":
         """From a router's `/fairlead/workers`; None where a ready worker has no counters (of an older release): a part is no measure."""
         found = {}
         for worker in page["workers"]:
@@ -35,27 +35,27 @@ class Look:
         return cls(at, found)
 
 
-def between(first: Look, last: Look) -> TrafficSeen | None:
+def measure_traffic(first: CounterSnapshot, last: CounterSnapshot) -> ObservedTraffic | None:
     """What went through from one look to the other; None where they are too near. A worker that has begun anew counts from 0; one that the
     first look did not show counts from the next one on, since the router may only now have met it."""
     seconds = last.at - first.at
-    if seconds < SHORTEST:
+    if seconds < MIN_SECONDS:
         return None
     prompt = cached = output = 0
     for name, now in last.workers.items():
         before = first.workers.get(name, now)
         since = (0, 0, 0) if any(old > new for old, new in zip(before, now, strict=True)) else before
         prompt, cached, output = prompt + now[0] - since[0], cached + now[1] - since[1], output + now[2] - since[2]
-    return TrafficSeen(_two_digits(output / seconds), _two_digits(prompt / seconds), round(100 * cached / prompt) if prompt else None)
+    return ObservedTraffic(_two_digits(output / seconds), _two_digits(prompt / seconds), round(100 * cached / prompt) if prompt else None)
 
 
-def said(
-    before: TrafficStatus | None, seen: TrafficSeen | None, now: datetime, *, serving: bool = True
+def build_status(
+    before: TrafficStatus | None, seen: ObservedTraffic | None, now: datetime, *, serving: bool = True
 ) -> tuple[TrafficStatus | None, float | None]:
     """What to write, and when that may be another (seconds since the epoch; None: only when something else is seen). Not `serving`: no
     worker is ready, so nothing goes through, whoever can be asked."""
     if not serving and before is not None:
-        seen = TrafficSeen(0, 0, None)
+        seen = ObservedTraffic(0, 0, None)
     if seen is None:
         return before, None
     old = before or TrafficStatus()
@@ -67,7 +67,7 @@ def said(
     ):
         return before, None
     if before is not None and before.at:
-        next_at = datetime.fromisoformat(before.at).timestamp() + APART
+        next_at = datetime.fromisoformat(before.at).timestamp() + MIN_INTERVAL
         if now.timestamp() < next_at:
             return before, next_at
     return (
@@ -82,11 +82,11 @@ def said(
 
 
 def _differs(old: int, new: int) -> bool:
-    return abs(new - old) > CHANGE * max(old, new)
+    return abs(new - old) > MIN_CHANGE * max(old, new)
 
 
 def _percent_differs(old: int | None, new: int | None) -> bool:
-    return new is not None and (old is None or abs(new - old) > 100 * CHANGE)
+    return new is not None and (old is None or abs(new - old) > 100 * MIN_CHANGE)
 
 
 def _two_digits(rate: float) -> int:

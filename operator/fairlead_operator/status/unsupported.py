@@ -7,23 +7,23 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import groups
 
 REASON, MISSING = "TensorParallelUnsupported", "LeaderWorkerSetMissing"
-MOST_GPUS = 8
+MAX_GPUS_PER_NODE = 8
 """Of one machine, as clouds and makers sell them nearly all: a pod that asks for more would wait for ever."""
 
 
-def unsupported(service: InferenceService, served: Collection[str], unsure: Collection[str] = ()) -> tuple[str, str] | None:
+def find_unsupported(service: InferenceService, served: Collection[str], unknown: Collection[str] = ()) -> tuple[str, str] | None:
     """Reason and message: why nothing is made of this spec; None for one that can be served. `served`: optional kinds that there are,
     `unsure`: those of which nobody has said."""
     engine = service.spec.engine
     ranks, nodes = engine.tensor_parallel, engine.nodes
     stays = "What runs stays as it is."
-    if ranks > MOST_GPUS * nodes:
+    if ranks > MAX_GPUS_PER_NODE * nodes:
         over = f" over {nodes} nodes" if nodes > 1 else ""
         return REASON, (
-            f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MOST_GPUS * nodes} or less, or "
-            f"divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MOST_GPUS)}). {stays}"
+            f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MAX_GPUS_PER_NODE * nodes} or less, "
+            f"or divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MAX_GPUS_PER_NODE)}). {stays}"
         )
-    if nodes > 1 and groups.KIND in unsure:
+    if nodes > 1 and groups.KIND in unknown:
         return MISSING, (
             f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}), and the API server has not said yet whether "
             f"it serves it: the operator's log says what it answers. It is asked again within 30 s. {stays}"

@@ -16,117 +16,117 @@ from fairlead_index.redis.scripts import REDIS_ERRORS
 from fairlead_operator.children.redis_users import prefix_of
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
-from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.credentials.users import Identity, Users, wanted_users
-from fairlead_operator.observed import RedisSeen
+from fairlead_operator.credentials.secret_data import SecretData
+from fairlead_operator.credentials.users import Identity, RedisUsers, wanted_users
+from fairlead_operator.observed import ObservedRedis
 
 log = logging.getLogger(__name__)
 PERIOD = 3.0  # seconds between two looks: a restarted Redis has its users again after this
-REFUSED = 60.0  # seconds until a Redis that let no users be created is tried again
-RELOAD = 60.0  # seconds between two reloads of the server's certificate: nothing tells when the kubelet has renewed the file
+REFUSED_RETRY = 60.0  # seconds until a Redis that let no users be created is tried again
+RELOAD_PERIOD = 60.0  # seconds between two reloads of the server's certificate: nothing tells when the kubelet has renewed the file
 NO_PASSWORD = "The operator has no password of Redis (chart value redis.existingSecret)"
 
 
-class Keeper:
+class CredentialsManager:
     """`seen` is what services are given, `looked` is set after the first look. `changed()` is called when `seen` is another."""
 
     def __init__(
-        self, config: OperatorConfig, secret: OwnSecret, services: Callable[[], Iterable[Identity]], changed: Callable[[], None]
+        self, config: OperatorConfig, secret: OwnSecret, services: Callable[[], Iterable[Identity]], on_change: Callable[[], None]
     ) -> None:
         """`services`: namespace, name and uid of the InferenceServices that exist."""
-        self._config, self._secret, self._services, self._changed = config, secret, services, changed
-        self.seen: RedisSeen | None = None
-        self.looked = asyncio.Event()
+        self._config, self._secret, self._services, self._on_change = config, secret, services, on_change
+        self.seen: ObservedRedis | None = None
+        self.reconciled = asyncio.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="fairlead-redis-")
         self._administrator: tuple[Login, RedisClient] | None = None
-        self._users = Users()
+        self._users = RedisUsers()
         self._accepted: frozenset[str] = frozenset()  # credentials that all nodes accept
         self._accepted_at = 0.0  # since when, as far as this process has seen
-        self._mounted: dict[str, float] = {}  # passwords that the mounted file has held lately → until when Redis accepts them
+        self._mounted_passwords: dict[str, float] = {}  # passwords that the mounted file has held lately → until when Redis accepts them
         self._shared, self._shared_until = "", 0.0  # why no users can be created, and when that is tried again
         self._reload_at = 0.0
-        self._trouble = ""
+        self._problem = ""
 
     async def run(self) -> None:
         """Look for ever. A problem is logged when it is new, and tried again."""
         try:
             while True:
                 try:
-                    await self.look()
+                    await self.reconcile()
                     self._log("")
                 except Exception as error:  # whatever it is: services must not lose their operator for it
                     self._log(f"{type(error).__name__}: {error}")
-                self.looked.set()
+                self.reconciled.set()
                 await asyncio.sleep(PERIOD)
         finally:
             await self._disconnect()
             self._folder.cleanup()
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """Bring the Secret and the users one step nearer to what is wanted. Raises what Redis or the API server raises."""
         config = self._config
         if not config.redis_files:
-            self._publish(RedisSeen("None", NO_PASSWORD) if config.redis_url else RedisSeen(""))
+            self._publish(ObservedRedis("None", NO_PASSWORD) if config.redis_url else ObservedRedis(""))
             return
         host = RedisAccess(config.redis_url).place.nodes[0][0]
         certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
         # From acceptance and not from the request to rotate: only then are the new passwords given to pods, and Redis may have been away.
         settled = self._accepted if time.monotonic() - self._accepted_at >= config.rotation_grace else frozenset[str]()
-        contents = await self._secret.hold(settled=settled, host=certified, now=datetime.now(UTC))
-        seen = self._given(contents)
+        secret = await self._secret.ensure(settled=settled, host=certified, now=datetime.now(UTC))
+        seen = self._credentials_for_services(secret)
         if "password" not in config.redis_files:
-            self._accept(contents)  # no server has to
+            self._accept(secret)  # no server has to
             self._publish(replace(seen, state="None", reason=NO_PASSWORD))
             return
         if time.monotonic() < self._shared_until:
-            self._publish(self._sharing(seen, contents))
+            self._publish(self._shared_credentials(seen, secret))
             return
         try:
-            await self._reconcile(contents)
+            await self._sync_users(secret)
         except CannotManageUsers as refusal:
             if config.redis_bundled:  # whose only login is the administrator's
                 raise
-            self._shared, self._shared_until = f"The operator cannot create users: {refusal}", time.monotonic() + REFUSED
-            self._publish(self._sharing(seen, contents))
+            self._shared, self._shared_until = f"The operator cannot create users: {refusal}", time.monotonic() + REFUSED_RETRY
+            self._publish(self._shared_credentials(seen, secret))
         except (LoginRefused, *REDIS_ERRORS):
             if self.seen is None:  # what was published before stays
                 self._publish(seen)
             raise
         else:
-            self._accept(contents)
-            self._publish(replace(self._given(contents), state="PerService"))
+            self._accept(secret)
+            self._publish(replace(self._credentials_for_services(secret), state="PerService"))
 
-    def _accept(self, contents: Contents) -> None:
-        if contents.credentials != self._accepted:
-            self._accepted, self._accepted_at = contents.credentials, time.monotonic()
+    def _accept(self, secret: SecretData) -> None:
+        if secret.credentials != self._accepted:
+            self._accepted, self._accepted_at = secret.credentials, time.monotonic()
 
-    async def _reconcile(self, contents: Contents) -> None:
+    async def _sync_users(self, secret: SecretData) -> None:
         """Make every node accept the passwords of `contents`, and no others of ours."""
-        passwords = self._passwords(contents)
+        passwords = self._passwords(secret)
         client = await self._connected(passwords)
         try:
             if self._config.redis_bundled:
                 await set_own_passwords(client, self._config.redis_username, passwords)
-            wanted = wanted_users(contents, self._services())
-            written = await self._users.reconcile(client, wanted, prefix_of(contents.installation))
+            wanted = wanted_users(secret, self._services())
+            written = await self._users.reconcile(client, wanted, prefix_of(secret.installation))
             if written:
                 log.info("wrote %d redis users", written)
             if self._config.redis_bundled and self._config.redis_url.startswith("rediss") and time.monotonic() >= self._reload_at:
                 await reload_certificate(client)
-                self._reload_at = time.monotonic() + RELOAD
+                self._reload_at = time.monotonic() + RELOAD_PERIOD
         except REDIS_ERRORS:
             await self._disconnect()
             raise
 
-    def _passwords(self, contents: Contents) -> tuple[str, ...]:
+    def _passwords(self, secret: SecretData) -> tuple[str, ...]:
         """Return the administrator's passwords, the present one first."""
         if not self._config.redis_password_file:
-            return tuple(password for password in (contents.password, contents.previous_password) if password)
+            return tuple(password for password in (secret.password, secret.previous_password) if password)
         now, present = time.monotonic(), _read(self._config.redis_password_file).strip("\r\n")
-        self._mounted = {password: until for password, until in self._mounted.items() if until > now}
-        self._mounted[present] = now + self._config.rotation_grace
-        return present, *(password for password in self._mounted if password != present)
+        self._mounted_passwords = {password: until for password, until in self._mounted_passwords.items() if until > now}
+        self._mounted_passwords[present] = now + self._config.rotation_grace
+        return present, *(password for password in self._mounted_passwords if password != present)
 
     async def _connected(self, passwords: tuple[str, ...]) -> RedisClient:
         config = self._config
@@ -143,34 +143,34 @@ class Keeper:
             await self._administrator[1].close()
             self._administrator = None
 
-    def _given(self, contents: Contents) -> RedisSeen:
+    def _credentials_for_services(self, secret: SecretData) -> ObservedRedis:
         """Return what services get, while it is not known how they log in."""
         config = self._config
-        if "ca.crt" in config.redis_files and not config.redis_ca_file and contents.certificates is not None:
-            Path(self._folder.name, "ca.crt").write_text(contents.certificates.authority, encoding="utf-8")
+        if "ca.crt" in config.redis_files and not config.redis_ca_file and secret.certificates is not None:
+            Path(self._folder.name, "ca.crt").write_text(secret.certificates.authority, encoding="utf-8")
         paths = {"ca.crt": config.redis_ca_file or f"{self._folder.name}/ca.crt"}
         paths |= {"tls.crt": config.redis_cert_file, "tls.key": config.redis_key_file}
         files = {file: _read(path) for file, path in paths.items() if file in config.redis_files}
         # A password that some node does not accept yet is given to no pod.
-        key = contents.previous_key if contents.rotating and contents.key not in self._accepted else contents.key
+        key = secret.previous_key if secret.rotating and secret.key not in self._accepted else secret.key
         login = {}
         if config.redis_password_file and not config.redis_bundled:  # whose administrator no service may be
             login = {"username": config.redis_username, "password": _read(config.redis_password_file).strip("\r\n")}
-        return RedisSeen("", "", contents.installation, key, files, login)
+        return ObservedRedis("", "", secret.installation, key, files, login)
 
-    def _sharing(self, seen: RedisSeen, contents: Contents) -> RedisSeen:
-        self._accept(contents)  # they have no users
+    def _shared_credentials(self, seen: ObservedRedis, secret: SecretData) -> ObservedRedis:
+        self._accept(secret)  # they have no users
         return replace(seen, state="Shared", reason=self._shared)
 
-    def _publish(self, seen: RedisSeen) -> None:
+    def _publish(self, seen: ObservedRedis) -> None:
         if seen != self.seen:
             self.seen = seen
-            self._changed()
+            self._on_change()
 
-    def _log(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            log.log(logging.WARNING if trouble else logging.INFO, "redis credentials: %s", trouble or "as wanted")
-        self._trouble = trouble
+    def _log(self, problem: str) -> None:
+        if problem != self._problem:
+            log.log(logging.WARNING if problem else logging.INFO, "redis credentials: %s", problem or "as wanted")
+        self._problem = problem
 
 
 def _read(path: str) -> str:

@@ -5,16 +5,16 @@ from datetime import datetime
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
 Body = Mapping[str, Any]
-LONG = 60.0  # seconds; controllers and schedulers look within one, also in clusters with thousands of pods
-NODE_LONG = 120.0  # seconds from a pod's binding to its kubelet's first word
+GRACE = 60.0  # seconds; controllers and schedulers look within one, also in clusters with thousands of pods
+NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first word
 
 _Late = tuple[float, Cause]  # when it counts as silence (seconds since the epoch), and what it is then
 
 
-def of(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
+def find(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
     """What is silent, if anything, and otherwise when something may be (seconds since the epoch)."""
     pods = list(pods)
     late = [one for deployment in deployments for one in _of_deployment(deployment, pods)]
@@ -25,7 +25,7 @@ def of(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tupl
 
 def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
     metadata, status = deployment.get("metadata") or {}, deployment.get("status") or {}
-    since = written(metadata)
+    since = last_written_at(metadata)
     if since is None or deployment["spec"].get("paused") or not deployment["spec"].get("replicas"):
         return []
     name = metadata["name"]
@@ -34,12 +34,12 @@ def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
     who = who if kind == "Deployment" else f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
     do = f"See whether {who}, and kubectl describe {kind.lower()} {name}."
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
-        what = f"{kind} {name}: its controller has not looked at it for {LONG:.0f} s"
+        what = f"{kind} {name}: its controller has not looked at it for {GRACE:.0f} s"
     elif not status.get("replicas") and not _failed(status) and not _has_pods(deployment, pods):
-        what = f"{kind} {name}: no pod was made for {LONG:.0f} s, and nobody says why"
+        what = f"{kind} {name}: no pod was made for {GRACE:.0f} s, and nobody says why"
     else:
         return []
-    return [(since + LONG, told("ControllerSilent", what, do))]
+    return [(since + GRACE, make_cause("ControllerSilent", what, do))]
 
 
 def _failed(status: Body) -> bool:
@@ -64,7 +64,7 @@ def _of_pod(pod: Body) -> list[_Late]:
             if held
             else f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
         )
-        return [(gone + LONG, told("StuckTerminating", f"pod {name} should have ended at {metadata['deletionTimestamp']}", do))]
+        return [(gone + GRACE, make_cause("StuckTerminating", f"pod {name} should have ended at {metadata['deletionTimestamp']}", do))]
     if status.get("phase", "Pending") != "Pending" or status.get("containerStatuses") or status.get("initContainerStatuses"):
         return []
     scheduled = next((one for one in status.get("conditions") or [] if one["type"] == "PodScheduled"), None)
@@ -74,18 +74,18 @@ def _of_pod(pod: Body) -> list[_Late]:
         return (
             []
             if made is None
-            else [(made + LONG, told("SchedulerSilent", f"pod {name}: no scheduler has looked at it for {LONG:.0f} s", do))]
+            else [(made + GRACE, make_cause("SchedulerSilent", f"pod {name}: no scheduler has looked at it for {GRACE:.0f} s", do))]
         )
     bound = _seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
     do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
     return (
         []
         if bound is None
-        else [(bound + NODE_LONG, told("NodeSilent", f"pod {name}: its node has not begun with it for {NODE_LONG:.0f} s", do))]
+        else [(bound + NODE_GRACE, make_cause("NodeSilent", f"pod {name}: its node has not begun with it for {NODE_GRACE:.0f} s", do))]
     )
 
 
-def written(metadata: Body) -> float | None:
+def last_written_at(metadata: Body) -> float | None:
     """When it was last written, by us or by anybody else: an annotation, too, makes a new generation that the controller has to see."""
     times = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or [])]
     return max((at for at in map(_seconds, times) if at is not None), default=None)

@@ -7,30 +7,30 @@ from typing import Any
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.scaling import Scaling
-from fairlead_operator.objects import Body, component_of, ended, instant, ready_at
+from fairlead_operator.objects import Body, component_of, has_ended, parse_time, ready_at
 from fairlead_operator.observed import Observed
-from fairlead_operator.scaling.needs import Fleet
+from fairlead_operator.scaling.recommendation import WorkerPool
 
-START_SECONDS, SHORTEST, LONGEST = 60.0, 5.0, 900.0
+START_SECONDS, MIN_START_SECONDS, MAX_START_SECONDS = 60.0, 5.0, 900.0
 """Of a worker, where none has shown it yet; and what is believed of what they show."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class ScalingState:
     """Of a service with `spec.scaling.target`."""
 
     scaling: Scaling
-    fleet: Fleet
+    pool: WorkerPool
     began: float  # seconds since the epoch: when the oldest worker that is not ready was made; 0: there is none
     reason: str  # why it is not ready, in one word
-    held_up: bool = False  # by a fault: waiting alone will not make it ready
+    has_fault: bool = False  # by a fault: waiting alone will not make it ready
 
     def hint(self, now: float) -> dict[str, Any]:
         """For a router's query: how far the workers are that are being started."""
-        starting = max(0, self.fleet.wanted - self.fleet.ready)
+        starting = max(0, self.pool.wanted - self.pool.ready)
         seconds = round(now - self.began) if self.began and starting else 0
-        reason, advancing = (self.reason, int(not self.held_up)) if starting else ("", 0)
-        return {"wanted": self.fleet.wanted, "starting": starting, "seconds": max(0, seconds), "reason": reason, "advancing": advancing}
+        reason, advancing = (self.reason, int(not self.has_fault)) if starting else ("", 0)
+        return {"wanted": self.pool.wanted, "starting": starting, "seconds": max(0, seconds), "reason": reason, "advancing": advancing}
 
 
 def current_size(observed: Observed) -> int | None:
@@ -41,7 +41,7 @@ def current_size(observed: Observed) -> int | None:
     return int(deployment["spec"].get("replicas", 1))
 
 
-def standing(service: InferenceService, observed: Observed, revision: str = "") -> Standing | None:
+def scaling_state(service: InferenceService, observed: Observed, revision: str = "") -> ScalingState | None:
     """None for a service whose size others decide, or that has no Deployment yet. A canary's pods come and go by themselves."""
     size = current_size(observed)
     if service.spec.scaling is None or service.spec.scaling.target is None or size is None:
@@ -49,16 +49,16 @@ def standing(service: InferenceService, observed: Observed, revision: str = "") 
     deployment = observed.deployments[names.WORKER]
     ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
     workers = [pod for pod in observed.stable.pods if component_of(pod) == names.WORKER]
-    pods = [pod for pod in workers if not (pod["metadata"].get("deletionTimestamp") or ended(pod))]
+    pods = [pod for pod in workers if not (pod["metadata"].get("deletionTimestamp") or has_ended(pod))]
     started = [taken for pod in pods if (taken := _start_seconds(pod)) is not None]
-    took = max(SHORTEST, min(LONGEST, min(started))) if started else START_SECONDS
-    began = min((instant(pod["metadata"].get("creationTimestamp")) for pod in pods if ready_at(pod) is None), default=0.0)
+    took = max(MIN_START_SECONDS, min(MAX_START_SECONDS, min(started))) if started else START_SECONDS
+    began = min((parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods if ready_at(pod) is None), default=0.0)
     since = min((at for pod in pods if (at := ready_at(pod)) is not None), default=math.inf)
     cause = causes.of_pods(workers, names.WORKER, revision)
-    reason, held_up = (cause.reason, cause.fault) if cause is not None else ("", False)
-    return Standing(service.spec.scaling, Fleet(size, ready, took, since), began, reason, held_up)
+    reason, has_fault = (cause.reason, cause.fault) if cause is not None else ("", False)
+    return ScalingState(service.spec.scaling, WorkerPool(size, ready, took, since), began, reason, has_fault)
 
 
 def _start_seconds(pod: Body) -> float | None:
-    ready, made = ready_at(pod), instant(pod["metadata"].get("creationTimestamp"))
+    ready, made = ready_at(pod), parse_time(pod["metadata"].get("creationTimestamp"))
     return ready - made if ready and made else None

@@ -17,7 +17,7 @@ _FILES = {"authority": "ca.crt", "authority_key": "ca.key", "server": "tls.crt",
 
 
 @dataclass(frozen=True)
-class Contents:
+class SecretData:
     """The keys of the Secret. Empty `previous…`: no rotation is under way."""
 
     installation: str  # tells this installation's users from those of others on a shared Redis
@@ -29,7 +29,7 @@ class Contents:
     certificates: Certificates | None = field(default=None, repr=False)
 
     @classmethod
-    def read(cls, data: Mapping[str, str]) -> "Contents | None":
+    def parse(cls, data: Mapping[str, str]) -> "SecretData | None":
         """Return what decoded `data` says; None where a required key is missing."""
         plain = {each.name: data.get(_key(each.name), "") for each in fields(cls) if each.name != "certificates"}
         if not (plain["installation"] and plain["key"] and plain["password"]):
@@ -37,7 +37,7 @@ class Contents:
         files = {name: data.get(file, "") for name, file in _FILES.items()}
         return cls(**plain, certificates=Certificates(**files) if all(files.values()) else None)
 
-    def written(self) -> dict[str, str]:
+    def to_data(self) -> dict[str, str]:
         """Return the Secret's data, before base64. An empty value removes nothing from a Secret, so all keys are always there."""
         plain = {_key(name): value for name, value in asdict(self).items() if name != "certificates"}
         return plain | ({_FILES[name]: value for name, value in asdict(self.certificates).items()} if self.certificates else {})
@@ -56,26 +56,26 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def following(held: Contents | None, *, rotate: bool, settled: Set[str], host: str, now: datetime) -> Contents:
+def next_secret_data(current: SecretData | None, *, rotate: bool, settled: Set[str], host: str, now: datetime) -> SecretData:
     """Return what the Secret should hold next; `held` itself where nothing is due.
 
     `rotate`: a person asks for it. `settled`: credentials that Redis has accepted for so long that every mounted file holds the current
     ones. `host`: for which a certificate is wanted; empty: none is.
     """
-    if held is None:
-        held = Contents(secrets.token_hex(4), secrets.token_hex(32), secrets.token_hex(32))
-    elif held.rotating and held.credentials <= settled:
-        held = replace(held, previous_key="", previous_password="")
-    elif rotate and not held.rotating:
-        held = replace(
-            held,
+    if current is None:
+        current = SecretData(secrets.token_hex(4), secrets.token_hex(32), secrets.token_hex(32))
+    elif current.rotating and current.credentials <= settled:
+        current = replace(current, previous_key="", previous_password="")
+    elif rotate and not current.rotating:
+        current = replace(
+            current,
             key=secrets.token_hex(32),
             password=secrets.token_hex(32),
-            previous_key=held.key,
-            previous_password=held.password,
+            previous_key=current.key,
+            previous_password=current.password,
             rotated_at=now.isoformat(timespec="seconds"),
-            certificates=certificates.issue(host, now, held.certificates) if host else None,
+            certificates=certificates.issue(host, now, current.certificates) if host else None,
         )
-    if host and (held.certificates is None or certificates.is_due(held.certificates, host, now)):
-        held = replace(held, certificates=certificates.issue(host, now, held.certificates))
-    return held
+    if host and (current.certificates is None or certificates.is_due(current.certificates, host, now)):
+        current = replace(current, certificates=certificates.issue(host, now, current.certificates))
+    return current
