@@ -13,17 +13,17 @@ FILE = "fairlead.dev_inferenceservices.yaml"
 
 
 class _NoAliasDumper(yaml.SafeDumper):
-    """No anchors: two rules that are the same object in Python are still written out twice."""
+    """Writes no anchors: two rules that are one object in Python are written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def render_files() -> dict[Path, str]:
-    """File (relative to the repository) → text."""
+    """Return the files to write: path relative to the repository → text."""
     crd = custom_resource_definition()
     text = HEADER + yaml.dump(crd, Dumper=_NoAliasDumper, sort_keys=False, width=140)
-    # The chart reads the bare file and adds its own metadata: YAML that Helm would have to parse as a template is not in it.
+    # The chart reads this bare file and adds its own metadata, so that Helm need not parse the YAML as a template.
     return {Path("crds") / FILE: text, Path("charts/fairlead/files") / FILE: text}
 
 

@@ -1,4 +1,4 @@
-"""Everything that should exist for one service, and what should be said about it: a pure function of what is wanted and what is seen."""
+"""All objects that should exist for one service, and its status: a pure function of the spec and the observed cluster."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,22 +21,22 @@ class Desired:
     objects: list[Object]  # for server-side apply, in this order
     status: ServiceStatus
     servable: bool  # every pod is as wanted
-    probe_due: bool  # ask for a completion through the router, and come back with the result
-    split: Split  # what the routers are told of a canary
-    decision: SizeDecision | None  # of our own autoscaler, where it changes the size
-    wake_at: float | None  # seconds since the epoch at which to look again, even if nothing has changed
+    probe_due: bool  # send a probe through the router, and reconcile again with its result
+    split: Split  # the canary split for the routers
+    decision: SizeDecision | None  # of the operator's autoscaler, where it changes the size
+    wake_at: float | None  # seconds since the epoch of the next reconcile, even without a change
 
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
-    """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
+    """Return the same objects for the same inputs: no I/O, no clock, no randomness, and no state beside what the cluster shows."""
     service, decision = apply_size(service, observed)
     trial = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, trial.sides.stable or worker_revision(service), now)
     said = build_service_status(service, observed, step, now, trial)
     return Desired(
         objects=[
-            *network_policy.objects(service, settings),  # before the pods that they guard
-            *redis.objects(service, settings, observed.redis),  # or the kubelet would mount them a minute later
+            *network_policy.objects(service, settings),  # before the pods that they protect
+            *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, trial.sides),
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),

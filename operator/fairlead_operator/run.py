@@ -1,5 +1,6 @@
-"""The operator as one coroutine: watches and resync from the first moment, loops once the lease is ours, until a stop or the end of
-something essential. Health is served throughout.
+"""The operator as one coroutine: it watches and resyncs from the start, and reconciles once it holds the lease.
+
+It runs until a stop, or until an essential task ends. Health is served throughout.
 """
 
 import asyncio
@@ -32,15 +33,15 @@ from fairlead_operator.reconcile.controller import Controller
 from fairlead_operator.reconcile.reconciler import Dependencies
 
 log = logging.getLogger(__name__)
-MAX_CONCURRENT_RECONCILES = 16  # services that are written at the same time: the API server's own fairness does the rest
+MAX_CONCURRENT_RECONCILES = 16  # services that are written at the same time; the API server's priority and fairness bounds the rest
 
 
 async def operate(
     config: OperatorConfig, stop: asyncio.Event, prober: Prober | None = None, started: Callable[[], None] = lambda: None
 ) -> None:
-    """Run until `stop` is set. Raises what ended it when that was not a stop: the process then exits and is started anew.
+    """Run until `stop` is set. Otherwise raises the error of the task that ended: the process then exits and is restarted.
 
-    `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
+    `started` is called after kopf has installed its signal handlers, so that the caller can install its own again.
     """
     limit_heap()
     async with AsyncExitStack() as stack:
@@ -58,14 +59,18 @@ async def operate(
 
 
 class _Operator:
-    """A standby runs all of this but the loops: it follows services and children, so that on the day that the lease is its own it has
-    only to start a loop for each service. Whatever is written is written by a loop."""
+    """A standby runs everything but the reconcilers. It follows services and children, so that taking over means only starting them.
+
+    Only reconcilers write.
+    """
 
     def __init__(
         self, config: OperatorConfig, cluster: Cluster, elector: LeaderElector, loop_thread: LoopThread, prober: Prober, metrics: Metrics
     ) -> None:
-        """`aside`: where the elector and its connection live. It renews there, whatever the passes here take: an operator that is busy with
-        a thousand services must not lose its lease for it. One that hangs answers /healthz no more, and is ended by the kubelet."""
+        """`loop_thread` runs the elector and its connection, so that it renews the lease however busy the reconcilers are.
+
+        An operator with a thousand services must not lose its lease. One that hangs no longer answers /healthz: the kubelet restarts it.
+        """
         self._config = config
         self._elector = elector
         self._loop_thread = loop_thread
@@ -75,7 +80,7 @@ class _Operator:
         self._resync = Resync(cluster, self._cache, config.namespace)
         self._optional = KindDiscovery(cluster, self._cache, config.namespace, self._controller.wake_all)
         self._event_recorder = EventRecorder(cluster)
-        self._watching = asyncio.Event()  # services
+        self._watching = asyncio.Event()  # set once services are watched
         home = config.lease_namespace or own_namespace(config.namespace)
         secret = OwnSecret(cluster, home, config.credentials_secret, config.deployment)
         self._credentials = CredentialsManager(config, secret, self._cache.identities, self._controller.wake_all)
@@ -98,7 +103,7 @@ class _Operator:
         )
 
     def _acted_for(self) -> Iterable[Mapping[str, Any]]:
-        """The services of which this process speaks: each is told of once, by the leader."""
+        """Return the services that this process reports in metrics: only the leader reports them."""
         return self._cache.services() if self._elector.leading else ()
 
     def problem(self) -> str:
@@ -108,7 +113,7 @@ class _Operator:
         return "no answer for too long: the API server cannot be reached" if unresponsive else ""
 
     def readiness(self) -> health.Readiness:
-        """Of a standby: that it knows everything it needs to take over."""
+        """Return whether the process is ready. A standby is ready when it knows everything that it needs to take over."""
         leading, holder = self._elector.leading, self._elector.holder
         informed = self._watching.is_set() and self._reflectors.has_synced
         return health.Readiness(informed and (self._controller.is_started if leading else bool(holder)), leading, holder)
@@ -140,7 +145,7 @@ class _Operator:
             raise RuntimeError("the watches have ended without a stop")
 
     async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
-        """First whatever writes, then the lease: its next holder need not wait for the rest (kopf takes seconds)."""
+        """Stop the writers first, then release the lease: its next holder need not wait for kopf, which takes seconds."""
         await self._controller.close()
         await self._event_recorder.close()
         for task in tasks:
@@ -154,25 +159,27 @@ class _Operator:
         await asyncio.gather(electing, self._act(leads))
 
     async def _act(self, leads: asyncio.Event) -> None:
-        """Only when all children are known: a loop that had not yet seen the pods of a running service would call it not ready. And the
-        optional kinds: it would take a gateway for missing."""
+        """Reconcile once all children and the optional kinds are known and the lease is held.
+
+        A reconciler that had not seen the pods of a running service would report it as not ready, and an unlisted gateway as missing.
+        """
         await self._reflectors.wait_synced()
         await self._optional.discovered.wait()
         await leads.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._credentials.run(), name="redis credentials")
-            await self._credentials.reconciled.wait()  # or a new pod would be started before its Secret is there
+            await self._credentials.reconciled.wait()  # otherwise a new pod would start before its Secret exists
             self._controller.start(self._dependencies)
 
 
 async def _watch(config: OperatorConfig, cache: Cache, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:
-    """`kopf.operator`, in its two halves: between them kopf has taken the signals, and `started` may take them back."""
+    """Run both halves of `kopf.operator`. Between them kopf has installed its signal handlers, and `started` may replace them."""
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=handlers.registry(cache),
         settings=handlers.settings(),
         standalone=True,
-        identity=cast(Any, socket.gethostname()),  # else kopf asks for the user's name, which a container's bare user id has not
+        identity=cast(Any, socket.gethostname()),  # otherwise kopf looks up the user's name, which a container's bare user id does not have
         clusterwide=not config.namespace,
         namespaces=[config.namespace] if config.namespace else [],
         stop_flag=stop,

@@ -1,4 +1,4 @@
-"""Why a container does not run, from its waiting, running and terminated states."""
+"""Finds why a container does not run, from its waiting, running and terminated states."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from fairlead_operator.observed import PodEvent
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 _CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}
-_KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM: what a kubelet sends after a probe has failed
+_KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends after a failed probe
 
 _IMAGE_ADVICE = (
     (
@@ -41,8 +41,10 @@ _CONFIG_ADVICE = (
 
 
 def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bool:
-    """It was ready since its present start: only then did its pod's readiness (condition Ready) change after that. That it has passed a
-    startup probe says less, for one that follows a load's progress passes before the load has ended."""
+    """Return whether the container was ready since its present start: only then did its pod's condition Ready change after the start.
+
+    A passed startup probe means less: one that follows the loading progress passes before the load has ended.
+    """
     since, changed = ((container.get("state") or {}).get("running") or {}).get("startedAt"), readiness.get("lastTransitionTime")
     return str(changed) > str(since) if since and changed else bool(container.get("started"))
 
@@ -50,7 +52,7 @@ def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bo
 def of_container(
     pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: PodEvent | None = None
 ) -> Cause | None:
-    """None for a container that is well, or has done its work. `readiness`: the pod's condition Ready; `event`: its newest telling one."""
+    """Return None for a healthy or completed container. `readiness`: the pod's condition Ready; `event`: its newest relevant Event."""
     if container.get("ready"):
         return None
     state, last = container.get("state") or {}, container.get("lastState") or {}
@@ -62,7 +64,7 @@ def of_container(
         words = str(waiting.get("message") or reason)
         return make_cause(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
     if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):
-        return None  # an init container that is done
+        return None  # a completed init container
     served = has_served(container, readiness or {})
     ended = terminated or (None if served else last.get("terminated"))
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
@@ -77,7 +79,7 @@ def of_container(
 
 
 def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> Cause:
-    # ErrImagePull and ImagePullBackOff alternate; the detail of the first stands behind the prefix of the second.
+    # ErrImagePull and ImagePullBackOff alternate. The second contains the first one's detail after a prefix.
     detail = words.rsplit("ErrImagePull: ", 1)[-1]
     what = f"pod {pod}: image {container.get('image', '?')}: {detail}"
     if reason == "InvalidImageName":
@@ -90,8 +92,10 @@ def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> C
 
 
 def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], waiting: str, event: PodEvent | None) -> Cause:
-    """An OutOfMemory kill and a model that cannot be loaded are named; otherwise the second end, or a back-off, makes a crash loop
-    (restartCount never goes back)."""
+    """Return a specific cause for an OutOfMemory kill and for a model that cannot be loaded.
+
+    Otherwise the second exit, or a back-off, counts as a crash loop (restartCount never decreases).
+    """
     said = last_line(str(ended.get("message") or ""))
     if ended.get("reason") == "OOMKilled":
         what = f"pod {pod}: {container.get('name')} was killed: {said or 'it used more memory than spec.resources.memory allows'}"

@@ -1,4 +1,4 @@
-"""Pods that may not be made: what a Deployment's condition ReplicaFailure says, and a template that the API server refuses."""
+"""Refused creations: a Deployment's condition ReplicaFailure, and a template that the API server refuses."""
 
 import re
 
@@ -6,7 +6,7 @@ from fairlead_operator.causes.cause import Cause, make_cause
 
 
 def of_failure(reason: str, message: str) -> Cause:
-    """From ReplicaFailure: the ReplicaSet controller's words, which are those of the admission that said no."""
+    """Return the cause of a ReplicaFailure. Its message is that of the admission that refused the pod."""
     if "exceeded quota" in message or "failed quota" in message:
         quota = re.search(r"(?:exceeded|failed) quota: ([\w.-]+)", message)
         which = quota[1] if quota else "of the namespace"
@@ -42,7 +42,10 @@ def of_failure(reason: str, message: str) -> Cause:
 
 
 def of_refusal(child: str, words: str, *, template: bool) -> Cause:
-    """`child` ("Deployment/qwen-worker") was refused by the API server. `template`: it is the workers', and the user has a podTemplate."""
+    """Return the cause of a `child` ("Deployment/qwen-worker") that the API server refuses.
+
+    `template`: the child is the workers', and the user's spec has a podTemplate.
+    """
     if template:
         return make_cause(
             "PodTemplateInvalid",
@@ -58,7 +61,7 @@ def of_refusal(child: str, words: str, *, template: bool) -> Cause:
 
 
 def paused(deployment: str) -> Cause:
-    """Somebody has paused the Deployment by hand: nothing goes on, and nothing would say so."""
+    """Return the cause of a Deployment that a user paused: it makes no progress, and nothing else reports that."""
     return make_cause(
         "RolloutPaused", f"Deployment {deployment} is paused", f"Go on with kubectl rollout resume deployment/{deployment}.", fault=False
     )

@@ -1,4 +1,4 @@
-"""What Events tell of a pod that its status does not: volumes that cannot be mounted, sandboxes, probes, a node that went."""
+"""Causes that only Events report: volumes that cannot be mounted, pod sandboxes, probes, and lost nodes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _MOUNT_ADVICE = (
 
 
 def newest_relevant(events: Sequence[Mapping[str, Any]]) -> PodEvent | None:
-    """The newest that tells something; a readiness probe's word comes after any other, for it ends nothing."""
+    """Return the newest relevant Event. A readiness probe's Event comes after any other, because it ends no container."""
     telling = [event for event in events if event.get("reason") in RELEVANT_REASONS]
     found = max(telling, key=lambda event: (not _of_readiness(event), _time(event)), default=None)
     return PodEvent(found["reason"], str(found.get("message") or "")) if found is not None else None
@@ -40,7 +40,7 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def of_event(pod: str, event: PodEvent) -> Cause | None:
-    """What it means for a pod whose containers do not run yet; None where it does not say why."""
+    """Return the cause for a pod whose containers do not run yet; None where the Event gives no reason."""
     if event.reason in MOUNT:
         found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
         do = next((text.format(*match.groups()) for match, text in found if match), f"See kubectl describe pod {pod}.")
@@ -60,11 +60,11 @@ def node_gone(pod: str, node: str = "") -> Cause:
 
 
 def probe_failed(pod: str, event: PodEvent | None) -> str:
-    """What the probe saw, as a clause; empty: no probe was heard of."""
+    """Return the probe's message as a clause; empty: there is no Event of a probe."""
     return _without_ids(event.message) if event is not None and event.reason in PROBE else ""
 
 
 def _without_ids(message: str) -> str:
-    """Without what differs each time that the same thing happens: ids and times would make the same message another one."""
+    """Remove ids and times, which would make each repetition a different message."""
     message = re.sub(r"\b[0-9a-f]{64}\b|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", "…", message)
     return " ".join(message.split())

@@ -1,4 +1,4 @@
-"""An autoscaler that was pointed at a Deployment of ours: who it is, and what it should be pointed at. Pure."""
+"""Names an autoscaler that targets one of our Deployments, and what it should target instead. Pure."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ _KNOWN = {"kube-controller-manager": "a HorizontalPodAutoscaler (field manager k
 
 
 def of(service: "InferenceService", field_conflicts: Iterable["FieldConflict"]) -> tuple[Cause | None, float | None]:
-    """The fault, if there is one, and until when it stands (seconds since the epoch). Its words are the same while it lasts."""
+    """Return the fault, if there is one, and until when it lasts (seconds since the epoch). Its message does not change meanwhile."""
     found = sorted(field_conflicts, key=lambda one: (one.component != names.WORKER, one.name, one.manager))
     if not found:
         return None, None

@@ -1,7 +1,7 @@
-"""Why a pod does not serve, in a form that does not flap.
+"""Finds why a pod does not serve, in a form that does not flap.
 
-A crashing container alternates between waiting, running and terminated every few seconds. A pod's last failure stays its cause
-until the pod has been ready again, so that what people see is the failure and not the moment at which they looked.
+A crashing container alternates between waiting, running and terminated every few seconds. A pod's last failure stays its cause until the
+pod has been ready again, so that people see the failure and not the state of one moment.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,8 +22,10 @@ _EVICTED = "Kubernetes makes another one. Give the node what it lacks, or ask fo
 
 
 def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
-    """The worst cause among the pods of one component; those of the wanted revision first, for it is their spec that people edit.
-    `events`: name of a pod → its newest telling Event."""
+    """Return the worst cause among the pods of one component. Pods of the wanted revision come first, because users edit their spec.
+
+    `events`: pod name → its newest relevant Event.
+    """
     found = []
     for pod in pods:
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
@@ -33,13 +35,13 @@ def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping
             continue
         cause = of_pod(pod, (events or {}).get(name))
         if cause is not None:
-            ended = status.get("phase") in ("Failed", "Succeeded")  # it is being replaced: what lives comes first
+            ended = status.get("phase") in ("Failed", "Succeeded")  # it is being replaced: running pods come first
             found.append((not cause.fault, ended, labels.get(names.REVISION) != revision, name, cause))
     return min(found, key=lambda item: item[:4])[4] if found else None
 
 
 def of_pod(pod: Body, event: PodEvent | None = None) -> Cause | None:
-    """What keeps this pod from being ready; None for a ready one."""
+    """Return what keeps this pod from being ready; None for a ready one."""
     status = pod.get("status") or {}
     name = (pod.get("metadata") or {}).get("name", "?")
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
@@ -68,14 +70,16 @@ def of_pod(pod: Body, event: PodEvent | None = None) -> Cause | None:
 
 
 def _node_stopped_reporting(status: Body, ready: Mapping[str, Any] | None) -> bool:
-    """All its containers were ready when the kubelet last spoke, and the node controller has since said that the pod is not: it gives
-    no reason, where a kubelet always does."""
+    """Return whether the node controller, and not the kubelet, set the pod to not ready.
+
+    All containers were ready in the kubelet's last report. The node controller gives no reason, and a kubelet always does.
+    """
     containers = status.get("containerStatuses") or []
     return bool(containers) and all(one.get("ready") for one in containers) and ready is not None and not ready.get("reason")
 
 
 def _has_run(container: Mapping[str, Any]) -> bool:
-    """It has run: what was to be mounted is mounted."""
+    """Return whether the container has run: then its volumes are mounted."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     return "running" in state or "terminated" in state or bool(last)
 

@@ -1,4 +1,4 @@
-"""A pod without a node: which resource lacks, in the scheduler's words, and what to do about each of them."""
+"""A pod without a node: which resource is insufficient, as the scheduler reports it, and what to do about it."""
 
 import re
 
@@ -7,7 +7,7 @@ from fairlead_operator.causes.cause import Cause, make_cause
 _LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
 _OF = re.compile(r"0/(\d+) nodes")
 
-# What the scheduler says → what to do. The first two that fit are said: a message of ten reasons is read by nobody.
+# The scheduler's message → advice. Only the first two matches are given: ten reasons at once are too many to read.
 _ADVICE = (
     (
         r"Insufficient nvidia\.com/gpu",
@@ -40,7 +40,7 @@ _ADVICE = (
 
 
 def of_condition(pod: str, reason: str, message: str) -> Cause:
-    """From the pod's condition PodScheduled, which is False."""
+    """Return the cause of a pod whose condition PodScheduled is False."""
     if reason == "SchedulingGated":
         return make_cause(
             "SchedulingGated", f"pod {pod} waits for its scheduling gates: {message}", "A queue (such as Kueue) admits it.", fault=False
@@ -53,6 +53,6 @@ def of_condition(pod: str, reason: str, message: str) -> Cause:
 
 
 def advice(message: str) -> list[str]:
-    """What to do about each thing that the scheduler names."""
+    """Return the advice for each reason that the scheduler names."""
     found = ((re.search(pattern, message), text) for pattern, text in _ADVICE)
     return [text.format(*match.groups()) for match, text in found if match]

@@ -1,4 +1,4 @@
-"""Nobody has said anything for a while: a controller, the scheduler or a kubelet that is not running leaves no word anywhere. Pure."""
+"""Detects a controller, scheduler or kubelet that does not act. A stopped one reports nothing, so only time shows it. Pure."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -8,14 +8,14 @@ from fairlead_operator import names
 from fairlead_operator.causes.cause import Cause, make_cause
 
 Body = Mapping[str, Any]
-GRACE = 60.0  # seconds; controllers and schedulers look within one, also in clusters with thousands of pods
-NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first word
+GRACE = 60.0  # seconds; controllers and schedulers act within one second, also in clusters with thousands of pods
+NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first status
 
-_Late = tuple[float, Cause]  # when it counts as silence (seconds since the epoch), and what it is then
+_Late = tuple[float, Cause]  # when the component counts as unresponsive (seconds since the epoch), and the cause from then on
 
 
 def find(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
-    """What is silent, if anything, and otherwise when something may be (seconds since the epoch)."""
+    """Return the cause, if there is one, and otherwise when there may be one (seconds since the epoch)."""
     pods = list(pods)
     late = [one for deployment in deployments for one in _of_deployment(deployment, pods)]
     late += [one for pod in pods for one in _of_pod(pod)]
@@ -47,7 +47,7 @@ def _failed(status: Body) -> bool:
 
 
 def _has_pods(deployment: Body, pods: list[Body]) -> bool:
-    """Those that end count too: a canary's Deployment, which recreates its pods, waits for them, however long they drain."""
+    """Return whether any pod exists. Terminating ones count: a canary's Deployment recreates its pods, and waits for their end."""
     wanted = deployment["spec"]["selector"]["matchLabels"]
     every = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
     return any(wanted.items() <= labels.items() and wanted.get(names.TRACK) == labels.get(names.TRACK) for labels in every)
@@ -56,7 +56,7 @@ def _has_pods(deployment: Body, pods: list[Body]) -> bool:
 def _of_pod(pod: Body) -> list[_Late]:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     name = metadata.get("name", "?")
-    gone = _seconds(metadata.get("deletionTimestamp"))  # its grace is counted in already
+    gone = _seconds(metadata.get("deletionTimestamp"))  # includes the grace period
     if gone is not None:
         held = ", ".join(metadata.get("finalizers") or [])
         do = (
@@ -86,7 +86,7 @@ def _of_pod(pod: Body) -> list[_Late]:
 
 
 def last_written_at(metadata: Body) -> float | None:
-    """When it was last written, by us or by anybody else: an annotation, too, makes a new generation that the controller has to see."""
+    """Return when any writer last wrote the object: even an annotation makes a new generation that the controller must observe."""
     times = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or [])]
     return max((at for at in map(_seconds, times) if at is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""Keeps the operator's own Secret and, on every Redis node, a user for each service and role. Runs while this process leads."""
+"""Maintains the operator's own Secret and, on every Redis node, one user per service and role. Runs while this process leads."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ from fairlead_operator.credentials.users import Identity, RedisUsers, wanted_use
 from fairlead_operator.observed import ObservedRedis
 
 log = logging.getLogger(__name__)
-PERIOD = 3.0  # seconds between two looks: a restarted Redis has its users again after this
-REFUSED_RETRY = 60.0  # seconds until a Redis that let no users be created is tried again
-RELOAD_PERIOD = 60.0  # seconds between two reloads of the server's certificate: nothing tells when the kubelet has renewed the file
+PERIOD = 3.0  # seconds between two reconciles: a restarted Redis has its users again after this
+REFUSED_RETRY = 60.0  # seconds until a Redis that refused to create users is tried again
+RELOAD_PERIOD = 60.0  # seconds between two reloads of the server's certificate: no event shows when the kubelet has renewed the file
 NO_PASSWORD = "The operator has no password of Redis (chart value redis.existingSecret)"
 
 
 class CredentialsManager:
-    """`seen` is what services are given, `looked` is set after the first look. `changed()` is called when `seen` is another."""
+    """`seen`: the credentials for services. `reconciled` is set after the first attempt. Calls `on_change()` when `seen` changes."""
 
     def __init__(
         self, config: OperatorConfig, secret: OwnSecret, services: Callable[[], Iterable[Identity]], on_change: Callable[[], None]
@@ -42,20 +42,20 @@ class CredentialsManager:
         self._administrator: tuple[Login, RedisClient] | None = None
         self._users = RedisUsers()
         self._accepted: frozenset[str] = frozenset()  # credentials that all nodes accept
-        self._accepted_at = 0.0  # since when, as far as this process has seen
-        self._mounted_passwords: dict[str, float] = {}  # passwords that the mounted file has held lately → until when Redis accepts them
-        self._shared, self._shared_until = "", 0.0  # why no users can be created, and when that is tried again
+        self._accepted_at = 0.0  # since when, as far as this process knows
+        self._mounted_passwords: dict[str, float] = {}  # recent passwords of the mounted file → until when Redis accepts them
+        self._shared, self._shared_until = "", 0.0  # why no users can be created, and when to try again
         self._reload_at = 0.0
         self._problem = ""
 
     async def run(self) -> None:
-        """Look for ever. A problem is logged when it is new, and tried again."""
+        """Reconcile for ever. A new problem is logged, and every one is retried."""
         try:
             while True:
                 try:
                     await self.reconcile()
                     self._log("")
-                except Exception as error:  # whatever it is: services must not lose their operator for it
+                except Exception as error:  # any error: services must not lose their operator because of it
                     self._log(f"{type(error).__name__}: {error}")
                 self.reconciled.set()
                 await asyncio.sleep(PERIOD)
@@ -64,19 +64,19 @@ class CredentialsManager:
             self._folder.cleanup()
 
     async def reconcile(self) -> None:
-        """Bring the Secret and the users one step nearer to what is wanted. Raises what Redis or the API server raises."""
+        """Bring the Secret and the users one step nearer to the wanted state. Raises errors of Redis and of the API server."""
         config = self._config
         if not config.redis_files:
             self._publish(ObservedRedis("None", NO_PASSWORD) if config.redis_url else ObservedRedis(""))
             return
         host = RedisAccess(config.redis_url).place.nodes[0][0]
         certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
-        # From acceptance and not from the request to rotate: only then are the new passwords given to pods, and Redis may have been away.
+        # The grace starts when Redis accepts the new passwords: only then pods get them, and Redis may have been down since the request.
         settled = self._accepted if time.monotonic() - self._accepted_at >= config.rotation_grace else frozenset[str]()
         secret = await self._secret.ensure(settled=settled, host=certified, now=datetime.now(UTC))
         seen = self._credentials_for_services(secret)
         if "password" not in config.redis_files:
-            self._accept(secret)  # no server has to
+            self._accept(secret)  # there is no server that must accept them
             self._publish(replace(seen, state="None", reason=NO_PASSWORD))
             return
         if time.monotonic() < self._shared_until:
@@ -85,7 +85,7 @@ class CredentialsManager:
         try:
             await self._sync_users(secret)
         except CannotManageUsers as refusal:
-            if config.redis_bundled:  # whose only login is the administrator's
+            if config.redis_bundled:  # here the only login is the administrator's, so sharing is impossible
                 raise
             self._shared, self._shared_until = f"The operator cannot create users: {refusal}", time.monotonic() + REFUSED_RETRY
             self._publish(self._shared_credentials(seen, secret))
@@ -102,7 +102,7 @@ class CredentialsManager:
             self._accepted, self._accepted_at = secret.credentials, time.monotonic()
 
     async def _sync_users(self, secret: SecretData) -> None:
-        """Make every node accept the passwords of `contents`, and no others of ours."""
+        """Make every node accept the passwords of `secret`, and no other passwords of ours."""
         passwords = self._passwords(secret)
         client = await self._connected(passwords)
         try:
@@ -120,7 +120,7 @@ class CredentialsManager:
             raise
 
     def _passwords(self, secret: SecretData) -> tuple[str, ...]:
-        """Return the administrator's passwords, the present one first."""
+        """Return the administrator's passwords, the current one first."""
         if not self._config.redis_password_file:
             return tuple(password for password in (secret.password, secret.previous_password) if password)
         now, present = time.monotonic(), _read(self._config.redis_password_file).strip("\r\n")
@@ -144,22 +144,22 @@ class CredentialsManager:
             self._administrator = None
 
     def _credentials_for_services(self, secret: SecretData) -> ObservedRedis:
-        """Return what services get, while it is not known how they log in."""
+        """Return the credentials for services, while the kind of login is unknown."""
         config = self._config
         if "ca.crt" in config.redis_files and not config.redis_ca_file and secret.certificates is not None:
             Path(self._folder.name, "ca.crt").write_text(secret.certificates.authority, encoding="utf-8")
         paths = {"ca.crt": config.redis_ca_file or f"{self._folder.name}/ca.crt"}
         paths |= {"tls.crt": config.redis_cert_file, "tls.key": config.redis_key_file}
         files = {file: _read(path) for file, path in paths.items() if file in config.redis_files}
-        # A password that some node does not accept yet is given to no pod.
+        # Pods get no password that some node does not accept yet.
         key = secret.previous_key if secret.rotating and secret.key not in self._accepted else secret.key
         login = {}
-        if config.redis_password_file and not config.redis_bundled:  # whose administrator no service may be
+        if config.redis_password_file and not config.redis_bundled:  # a bundled Redis has an administrator that no service may be
             login = {"username": config.redis_username, "password": _read(config.redis_password_file).strip("\r\n")}
         return ObservedRedis("", "", secret.installation, key, files, login)
 
     def _shared_credentials(self, seen: ObservedRedis, secret: SecretData) -> ObservedRedis:
-        self._accept(secret)  # they have no users
+        self._accept(secret)  # shared credentials have no users
         return replace(seen, state="Shared", reason=self._shared)
 
     def _publish(self, seen: ObservedRedis) -> None:
@@ -174,5 +174,5 @@ class CredentialsManager:
 
 
 def _read(path: str) -> str:
-    """Raises OSError, which is one of REDIS_ERRORS."""
+    """Return the text of a file. Raises OSError, which is one of REDIS_ERRORS."""
     return Path(path).read_text(encoding="utf-8")

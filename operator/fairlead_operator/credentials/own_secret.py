@@ -1,4 +1,4 @@
-"""The operator's own Secret in its own namespace: created at the first start, changed by rotations and renewals."""
+"""The operator's own Secret in its own namespace: created at the first start, updated by rotations and renewals."""
 
 import logging
 from base64 import b64decode
@@ -19,7 +19,7 @@ LABELS = {"app.kubernetes.io/name": "fairlead", "app.kubernetes.io/component": "
 
 @dataclass(frozen=True)
 class OwnSecret:
-    """`owner`: the operator's own Deployment, so that `helm uninstall` removes the Secret too; empty: none."""
+    """`owner`: the operator's own Deployment, so that `helm uninstall` also removes the Secret; empty: none."""
 
     cluster: Cluster
     namespace: str
@@ -27,7 +27,7 @@ class OwnSecret:
     owner: str = ""
 
     async def ensure(self, *, settled: Set[str], host: str, now: datetime) -> SecretData:
-        """Read it, write what is due (see `following`), and return what it holds. Raises ApiRefused."""
+        """Read the Secret, write what is due (see `next_secret_data`), and return its data. Raises ApiError."""
         body = await self.cluster.get(SECRETS, self.namespace, self.name)
         metadata: Mapping[str, Any] = body["metadata"] if body is not None else {}
         annotations = dict(metadata.get("annotations") or {})

@@ -1,7 +1,7 @@
-"""What the operator's own Secret holds, and how a rotation changes it. Pure but for new keys and certificates.
+"""The data of the operator's own Secret, and how a rotation changes it. Pure except for new keys and certificates.
 
-A rotation keeps two values of each credential: Redis accepts both, Secrets of services carry the current one. The previous one is dropped
-when Redis has accepted the current one and the kubelet has certainly renewed every mounted file.
+A rotation keeps two values of each credential. Redis accepts both, and the services' Secrets contain the current one. The previous one is
+dropped when Redis has accepted the current one and the kubelet has certainly updated every mounted file.
 """
 
 import secrets
@@ -12,25 +12,25 @@ from datetime import datetime
 from fairlead_operator.credentials import certificates
 from fairlead_operator.credentials.certificates import Certificates
 
-ROTATE = "fairlead.dev/rotate"  # annotation by which a person asks for a rotation; removed when it begins
+ROTATE = "fairlead.dev/rotate"  # annotation by which a user requests a rotation; removed when it starts
 _FILES = {"authority": "ca.crt", "authority_key": "ca.key", "server": "tls.crt", "server_key": "tls.key"}
 
 
 @dataclass(frozen=True)
 class SecretData:
-    """The keys of the Secret. Empty `previous…`: no rotation is under way."""
+    """The keys of the Secret. `previous_…` are empty while no rotation is in progress."""
 
-    installation: str  # tells this installation's users from those of others on a shared Redis
+    installation: str  # distinguishes this installation's users from others' on a shared Redis
     key: str = field(repr=False)  # from which passwords of services are derived
     password: str = field(repr=False)  # of the administrator of the chart's Redis
     previous_key: str = field(default="", repr=False)
     previous_password: str = field(default="", repr=False)
-    rotated_at: str = ""  # RFC 3339: when the last rotation began
+    rotated_at: str = ""  # RFC 3339: the start of the last rotation
     certificates: Certificates | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, data: Mapping[str, str]) -> "SecretData | None":
-        """Return what decoded `data` says; None where a required key is missing."""
+        """Parse decoded `data`. Returns None where a required key is missing."""
         plain = {each.name: data.get(_key(each.name), "") for each in fields(cls) if each.name != "certificates"}
         if not (plain["installation"] and plain["key"] and plain["password"]):
             return None
@@ -38,7 +38,7 @@ class SecretData:
         return cls(**plain, certificates=Certificates(**files) if all(files.values()) else None)
 
     def to_data(self) -> dict[str, str]:
-        """Return the Secret's data, before base64. An empty value removes nothing from a Secret, so all keys are always there."""
+        """Return the Secret's data, before base64. All keys are present, because an absent one removes nothing from a Secret."""
         plain = {_key(name): value for name, value in asdict(self).items() if name != "certificates"}
         return plain | ({_FILES[name]: value for name, value in asdict(self.certificates).items()} if self.certificates else {})
 
@@ -48,7 +48,7 @@ class SecretData:
 
     @property
     def credentials(self) -> frozenset[str]:
-        """All that Redis has to accept."""
+        """All credentials that Redis must accept."""
         return frozenset({self.key, self.password, self.previous_key, self.previous_password} - {""})
 
 
@@ -57,10 +57,10 @@ def _key(name: str) -> str:
 
 
 def next_secret_data(current: SecretData | None, *, rotate: bool, settled: Set[str], host: str, now: datetime) -> SecretData:
-    """Return what the Secret should hold next; `held` itself where nothing is due.
+    """Return the next data of the Secret; `current` itself where nothing is due.
 
-    `rotate`: a person asks for it. `settled`: credentials that Redis has accepted for so long that every mounted file holds the current
-    ones. `host`: for which a certificate is wanted; empty: none is.
+    `rotate`: a user requests it. `settled`: credentials that Redis has accepted for long enough that every mounted file has the current
+    ones. `host`: the certificate's host; empty: none is wanted.
     """
     if current is None:
         current = SecretData(secrets.token_hex(4), secrets.token_hex(32), secrets.token_hex(32))

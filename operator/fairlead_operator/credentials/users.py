@@ -1,4 +1,4 @@
-"""The Redis users of all services: one for each role, made on every node, removed when their service is gone."""
+"""The Redis users of all services: one per role, created on every node, and deleted after their service."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -11,13 +11,13 @@ from fairlead_operator.credentials.administrator import hashes_of
 from fairlead_operator.credentials.secret_data import SecretData
 
 Identity = tuple[str, str, str]  # namespace, name and uid of a service
-REWRITE_PERIOD = 300.0  # seconds until every user is written again: a server may have come back with older rules from a file of its own
-DELETE_AFTER = 60.0  # seconds for which a user must be unwanted before it is deleted: at a start not all services are known at once
+REWRITE_PERIOD = 300.0  # seconds until every user is written again: a server may have restarted with older rules from its own file
+DELETE_AFTER = 60.0  # seconds that a user must be unwanted before it is deleted: after a start not all services are known yet
 
 
 @dataclass(frozen=True)
 class User:
-    """One user; all of `passwords` are accepted."""
+    """One Redis user, which accepts all of `passwords`."""
 
     role: Role
     namespace: str  # of the index
@@ -40,7 +40,7 @@ def wanted_users(contents: SecretData, services: Iterable[Identity]) -> list[Use
 
 
 class RedisUsers:
-    """Remembers what it has told Redis, so that an unchanged fleet costs one `ACL USERS` and one `FUNCTION LIST` of each node."""
+    """Remembers what was written to Redis. Without changes it costs one `ACL USERS` and one `FUNCTION LIST` per node."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class RedisUsers:
         """Create and change users until every node has `wanted`; return how many were written. Raises CannotManageUsers."""
         if self._clock() - self._all_written_at >= REWRITE_PERIOD:
             self._written, self._all_written_at = {}, self._clock()
-        await load_functions(client)  # before the users: a service that connects finds them
+        await load_functions(client)  # before the users, so that a service that connects finds them
         nodes = await list_users(client, prefix)
         everywhere, names = set.intersection(*nodes), {user.name: user for user in wanted}
         changed = [user for name, user in names.items() if name not in everywhere or self._written.get(name) != user]

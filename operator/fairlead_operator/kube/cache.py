@@ -1,7 +1,7 @@
-"""What the watches have shown: services, and the children of each. The newest version of an object wins, whatever its way here.
+"""The objects that the watches delivered: services, and the children of each. The newest version of an object wins.
 
-Objects are held packed (`packing`), a hundredth of what the same dicts take, and are read out for each pass: with a thousand services and
-five thousand pods that is the difference between 6 MiB and half a GiB.
+Objects are kept compressed (`compression`), a hundredth of the memory of the same dicts, and are decompressed for each reconcile. With a
+thousand services and five thousand pods that is the difference between 6 MiB and half a GiB.
 """
 
 import sys
@@ -20,26 +20,26 @@ Key = tuple[str, str]  # kind, name of a child
 
 
 class Cache:
-    """`woken(owner)` is called whenever something of a service has changed."""
+    """Calls `on_change(owner)` whenever the service or one of its children has changed."""
 
     def __init__(self, on_change: Callable[[Owner], None]) -> None:
         self._on_change = on_change
         self._services: dict[Owner, CompressedObject] = {}
         self._children: dict[Owner, dict[Key, CompressedObject]] = defaultdict(dict)
         self._compressor = Compressor()
-        self._owners: dict[str, Owner] = {}  # uid of everything held → the service it is held for
+        self._owners: dict[str, Owner] = {}  # uid of each cached object → the service that it is cached under
 
     def service(self, owner: Owner) -> Body | None:
         held = self._services.get(owner)
         return None if held is None else held.decompress()
 
     def exists(self, owner: Owner) -> bool:
-        """The service is there and not being deleted."""
+        """Return whether the service exists and is not being deleted."""
         body = self.service(owner)
         return body is not None and not body["metadata"].get("deletionTimestamp")
 
     def keys(self, owner: Owner) -> list[Key]:
-        """Which children there are."""
+        """Return the keys of the children that exist."""
         return list(self._children.get(owner, ()))
 
     def child(self, owner: Owner, key: Key) -> Body | None:
@@ -47,29 +47,29 @@ class Cache:
         return None if held is None else held.decompress()
 
     def version(self, owner: Owner, key: Key) -> int:
-        """resourceVersion of the child; 0: there is none."""
+        """Return the resourceVersion of the child; 0: there is none."""
         held = self._children.get(owner, {}).get(key)
         return 0 if held is None else held.version
 
     def versions(self, owner: Owner) -> dict[Key, int]:
-        """Of all children: equal twice, nothing of them has changed in between."""
+        """Return the versions of all children. Two equal results mean that nothing changed in between."""
         return {key: held.version for key, held in self._children.get(owner, {}).items()}
 
     def children(self, owner: Owner, kinds: Container[str] | None = None) -> dict[Key, Body]:
-        """All children, or those of some kinds; what is returned is the caller's own."""
+        """Return all children, or those of some kinds. The caller owns the result."""
         objects = self._children.get(owner, {})
         return {key: held.decompress() for key, held in objects.items() if kinds is None or key[0] in kinds}
 
     def has_children_of_kind(self, kind: Kind) -> bool:
-        """Whether any service has a child of this kind."""
+        """Return whether any service has a child of this kind."""
         return any(key[0] == kind.kind for objects in self._children.values() for key in objects)
 
     def owners(self) -> list[Owner]:
-        """Of all services."""
+        """Return the keys of all services."""
         return list(self._services)
 
     def identities(self) -> Iterator[tuple[str, str, str]]:
-        """Namespace, name and uid of all services, without unpacking them."""
+        """Yield namespace, name and uid of all services, without decompressing them."""
         for (namespace, name), held in list(self._services.items()):
             yield namespace, name, held.uid
 
@@ -78,11 +78,11 @@ class Cache:
             yield held.decompress()
 
     def put(self, body: Body) -> None:
-        """Take an object in; an older version than the one held is ignored (a watch may lag behind our own writes)."""
+        """Store an object. A version older than the cached one is ignored: a watch may lag behind our own writes."""
         uid, owner = body["metadata"]["uid"], _owner(body)
         previous_owner = self._owners.get(uid)
         if previous_owner is not None and previous_owner != owner:
-            # Somebody has edited the label by which a child is found: the service that loses it must see that, and put it back.
+            # The label that names the service was edited: the service that loses the child must see that, and restore the label.
             objects, key = self._locate(previous_owner, body)
             if _version(body) <= objects[key].version:
                 return
@@ -100,14 +100,14 @@ class Cache:
         self._on_change(owner)
 
     def remove(self, body: Body) -> None:
-        """An object is gone. A successor of the same name, already held, stays."""
+        """Remove an object. A cached successor of the same name stays."""
         previous_owner = self._owners.get(body["metadata"]["uid"])
         if previous_owner is not None:
             objects, key = self._locate(previous_owner, body)
             self._drop(previous_owner, objects, key)
 
     def retain(self, kind: Kind, present: Container[str], version: int) -> int:
-        """Drop what a full list as of resourceVersion `version`, of the uids `present`, does not have. Returns how many that were."""
+        """Remove the objects that a full list at resourceVersion `version` lacks (`present`: its uids). Returns how many there were."""
         entries: list[tuple[Owner, dict[Any, CompressedObject], Any]] = [(owner, self._services, owner) for owner in self._services]
         if kind is not SERVICES:
             entries = [(owner, objects, key) for owner, objects in self._children.items() for key in objects if key[0] == kind.kind]
@@ -117,7 +117,7 @@ class Cache:
         return len(gone)
 
     def forget(self, kind: Kind) -> None:
-        """The cluster no longer serves this kind."""
+        """Remove all objects of a kind that the cluster no longer serves."""
         self.retain(kind, (), sys.maxsize)
 
     def _drop(self, owner: Owner, objects: dict[Any, CompressedObject], key: Any) -> None:
@@ -134,19 +134,19 @@ class Cache:
 
 
 def _owner(body: Body) -> Owner | None:
-    """The service that an object is, or that its label names."""
+    """Return the service that an object is, or that its label names."""
     metadata = body["metadata"]
     name = metadata["name"] if kind_of(body) is SERVICES else (metadata.get("labels") or {}).get(INSTANCE)
     return None if name is None else (sys.intern(metadata["namespace"]), sys.intern(name))
 
 
 def _version(body: Body) -> int:
-    """resourceVersion as a number: of objects of one kind, the larger is the newer (KEP-5504)."""
+    """Return the resourceVersion as a number: among objects of one kind the larger one is newer (KEP-5504)."""
     return int(body["metadata"]["resourceVersion"])
 
 
 def _strip_unused(body: Body) -> Body:
-    """Without what nobody reads: others' managedFields are a third of every object, and of a pod only metadata and status matter."""
+    """Drop unused parts: other managers' fields are a third of every object, and of a pod only metadata and status are read."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     slim: dict[str, Any] = {**body, "metadata": metadata}
     if body["kind"] == "Pod":

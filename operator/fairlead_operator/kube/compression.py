@@ -1,4 +1,4 @@
-"""Objects as bytes: JSON, compressed against another object of the same kind and component, which differs in names and little else."""
+"""Compresses objects as JSON with deflate. The dictionary is another object of the same kind and component, with much text in common."""
 
 import zlib
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from fairlead_operator import names
 from fairlead_operator.objects import component_of
 
 Body = Mapping[str, Any]
-WINDOW = 32768  # bytes of a dictionary that deflate looks back on
-DICTIONARY_GROWTH = 1.25  # times larger than the one before: few are ever taken, and the last one knows everything that such objects say
-RAW_DEFLATE = -15  # deflate alone, without zlib's header and checksum
+WINDOW = 32768  # bytes of a dictionary that deflate can refer back to
+DICTIONARY_GROWTH = 1.25  # a new dictionary is this many times larger than the last, so few are ever taken
+RAW_DEFLATE = -15  # deflate without zlib's header and checksum
 _COMPONENTS = {names.WORKER, names.FOLLOWER, names.ROUTER, names.CANARY}
 
 
@@ -24,7 +24,7 @@ class CompressedObject:
     uid: str
     version: int
     data: bytes
-    dictionary: bytes  # the dictionary; shared by all of its kind
+    dictionary: bytes  # shared by all objects that were compressed with it
 
     def decompress(self) -> Body:
         body: Body = msgspec.json.decode(zlib.decompressobj(RAW_DEFLATE, self.dictionary).decompress(self.data))
@@ -32,7 +32,7 @@ class CompressedObject:
 
 
 class Compressor:
-    """The largest object so far of each kind is what others are packed against; those packed before keep what they were packed by."""
+    """Compresses each object with the largest object of its kind so far as dictionary. Each compressed object keeps its dictionary."""
 
     def __init__(self) -> None:
         self._dictionaries: dict[tuple[str, str], bytes] = {}

@@ -1,12 +1,12 @@
-"""Does an object need to be applied again? Only what we sent is compared, so nobody else's fields cause a write.
+"""Decides whether an object must be applied again. Only the fields that we send are compared, so other owners' fields cause no write.
 
-The API server rewrites some values (`1000m` becomes `1`), so desired and live cannot be compared directly. Instead the server's answer to
-our last apply is cut down to the fields that we had sent; as long as the live object, cut down in the same way, is equal, nothing is
-written.
+The API server rewrites some values (`1000m` becomes `1`), so desired and live objects cannot be compared directly. Instead, the server's
+response to our last apply is reduced to the fields that were sent. As long as the live object, reduced in the same way, is equal, nothing
+is written.
 
-After a restart nothing is remembered, and the object itself has to tell. Its annotation APPLIED is the digest of what was sent last; and of
-every field that was sent, `managedFields` says whether it is still ours: whoever changes or removes one takes it away from us. An object
-that says both is as we left it.
+After a restart the object itself provides the answer. Its annotation APPLIED is the digest of what was sent last, and `managedFields`
+shows for every sent field whether we still own it: a writer that changes or removes a field takes its ownership. An object that passes
+both checks is unchanged.
 """
 
 import json
@@ -25,12 +25,12 @@ _REPLICAS = '{"f:spec":{"f:replicas":{}}}'
 
 @dataclass(frozen=True, slots=True)
 class LastApplied:
-    """What was sent last, and what the server made of it; both as digests."""
+    """Digests of what was sent last, and of what the server made of it."""
 
     uid: str
     sent: str
     live: str
-    version: int = 0  # of the object, when it was last found to be so
+    version: int = 0  # resourceVersion at the last comparison
 
     @classmethod
     def of(cls, desired: Mapping[str, Any], answer: Mapping[str, Any]) -> "LastApplied":
@@ -39,14 +39,14 @@ class LastApplied:
 
 
 def with_digest(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """What is sent for `desired`."""
+    """Return `desired` with its digest as annotation: what is sent."""
     metadata = desired["metadata"]
     annotations = {**metadata.get("annotations", {}), APPLIED: digest(desired)}
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
 
 
 def is_unchanged(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """`live` still has exactly what an earlier process of ours sent, and that is `desired`."""
+    """Return whether `live` still has exactly what an earlier process of ours sent, and whether that equals `desired`."""
     metadata = live["metadata"]
     if (metadata.get("annotations") or {}).get(APPLIED) != digest(desired):
         return False
@@ -57,8 +57,10 @@ def is_unchanged(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 
 
 def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Only our own entry, its fields as text: a tenth of the memory. Of the others only when the last of them wrote (not the status), and
-    which of them has set the replicas."""
+    """Keep our own entry, its fields as text: a tenth of the memory.
+
+    Of other managers keep only the time of the last write (not of the status), and which one set the replicas.
+    """
     entries = metadata.get("managedFields") or []
     live = [{**entry, "fieldsV1": _text(entry["fieldsV1"])} for entry in entries if _is_ours(entry)]
     live += [{**entry, "fieldsV1": _REPLICAS} for entry in entries if not _is_ours(entry) and _sets_replicas(entry)]
@@ -67,12 +69,12 @@ def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def written_by_us(metadata: Mapping[str, Any]) -> bool:
-    """An operator has applied this object, and has fields in it still."""
+    """Return whether an operator applied this object and still owns fields of it."""
     return any(_is_ours(entry) for entry in metadata.get("managedFields") or [])
 
 
 def replicas_set_by(metadata: Mapping[str, Any]) -> str:
-    """The field manager, other than us, that has set `spec.replicas` last; empty: none has."""
+    """Return the field manager, other than ours, that set `spec.replicas` last; empty: none did."""
     others = [entry for entry in metadata.get("managedFields") or [] if not _is_ours(entry) and _sets_replicas(entry)]
     return str(max(others, key=lambda entry: entry.get("time") or "").get("manager") or "") if others else ""
 
@@ -92,7 +94,7 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
 
 
 def _owns_all(sent: Any, fields: Mapping[str, Any]) -> bool:
-    """Is every leaf of `sent` in `fields` (FieldsV1: `f:` a key, `k:` an item by its keys, `v:` an item of a set)?"""
+    """Return whether every leaf of `sent` is in `fields` (FieldsV1: `f:` a key, `k:` an item by its keys, `v:` an item of a set)."""
     if not fields:
         return True  # a leaf, or owned as a whole
     if isinstance(sent, Mapping):
@@ -100,7 +102,7 @@ def _owns_all(sent: Any, fields: Mapping[str, Any]) -> bool:
     if isinstance(sent, list):
         items = [(json.loads(name[2:]), name[0], inner) for name, inner in fields.items() if name[:2] in ("k:", "v:")]
         return all(any(_owns_item(item, *one) for one in items) for item in sent)
-    return False  # a scalar has no fields below it: what is owned is not what was sent
+    return False  # a scalar has no fields below it: what is owned differs from what was sent
 
 
 def _owns_item(item: Any, key: Any, how: str, inner: Mapping[str, Any]) -> bool:
@@ -118,7 +120,7 @@ def needs_apply(desired: Mapping[str, Any], live: Mapping[str, Any] | None, appl
 
 
 def project(desired: Any, live: Any, field: str = "") -> Any:
-    """`live`, cut down to the fields that `desired` names; a field that is not there is marked as absent."""
+    """Return `live` reduced to the fields that `desired` names. A field that `live` lacks is marked as absent."""
     if isinstance(desired, Mapping) and isinstance(live, Mapping):
         return {key: project(value, live[key], key) if key in live else _ABSENT for key, value in desired.items()}
     key = MERGE_KEYS.get(field, "uid" if field == "ownerReferences" else "")

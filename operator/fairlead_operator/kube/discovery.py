@@ -1,7 +1,7 @@
-"""Kinds that a cluster may lack: which of them it serves, and what of ours there is of them.
+"""Discovers the optional kinds that the cluster serves, and lists our objects of them.
 
-They come and go with other people's installs, so they are asked for every half minute while a service wants or has one: one GET for each
-kind, and one list of our own objects. A kind of which an answer has never come is neither there nor missing: nothing is taken away for it.
+These kinds come and go with other installations. They are queried every 30 seconds while a service needs or has one: one GET per kind, and
+one list of our objects. A kind without any answer so far is unknown: no object is deleted for it.
 """
 
 import asyncio
@@ -15,14 +15,16 @@ from fairlead_operator.kube.kinds import OPTIONAL, Kind
 from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
-PERIOD = 30.0  # seconds between two looks
+PERIOD = 30.0  # seconds between two queries
 TIMEOUT = 5.0  # seconds for one kind
-FIRST, RETRY = 3, 1.0  # looks before loops start without knowing of every kind, seconds between them
+FIRST, RETRY = 3, 1.0  # queries before reconcilers start without knowing every kind; seconds between these queries
 
 
 class KindDiscovery:
-    """`served` holds the names of kinds, once `looked` is set; `unsure` those of which no answer has come. `changed()` is called when
-    either has become another."""
+    """`served`: names of the kinds that the cluster serves, valid once `discovered` is set. `unknown`: kinds without any answer yet.
+
+    Calls `on_change()` when either changes.
+    """
 
     def __init__(self, cluster: Cluster, cache: Cache, namespace: str, on_change: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
@@ -46,7 +48,7 @@ class KindDiscovery:
                 await self.discover()
 
     async def discover(self) -> None:
-        """In bounded time. Of a kind whose look fails (an older chart's rules, an API server that is busy) what was known stays."""
+        """Query all kinds, in bounded time. Where a query fails (an older chart's roles, a busy API server) the last answer stays."""
         served, unknown = set(self.served), set(self.unknown)
         for kind in OPTIONAL:
             try:
@@ -76,7 +78,7 @@ class KindDiscovery:
         return any(resource["name"] == kind.plural for resource in page)
 
     async def _list_objects(self, kind: Kind) -> bool:
-        """Takes in what there is of it."""
+        """List our objects of this kind into the cache. Returns False where the kind is not served."""
         try:
             await relist(self._cluster, self._cache, kind, self._namespace)
         except NotServed:
@@ -88,12 +90,15 @@ class KindDiscovery:
         return True
 
     def _is_wanted(self) -> bool:
-        """By a service, or held for one that was deleted or has given its gateway up: only a list tells that those are gone."""
+        """Return whether a service needs an optional kind, or the cache has an object of one.
+
+        Such an object may belong to a deleted service, or to one that removed its gateway: only a list shows that it is gone.
+        """
         if any(self._cache.has_children_of_kind(kind) for kind in OPTIONAL):
             return True
         return any(needs_optional_kind(body["spec"]) for body in self._cache.services())
 
 
 def needs_optional_kind(spec: Mapping[str, Any]) -> bool:
-    """A gateway, or workers over several nodes."""
+    """Return whether a spec needs an optional kind: a gateway, or workers over several nodes."""
     return bool((spec.get("exposure") or {}).get("gateway")) or int((spec.get("engine") or {}).get("nodes") or 1) > 1

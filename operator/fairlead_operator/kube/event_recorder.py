@@ -1,7 +1,7 @@
-"""Events on services, one for each thing that was said: said again, its series counts on.
+"""Events on services. A repeated Event increases the count of its series.
 
-An Event's name is made of its service and its words, so that a repetition, also by the next process after this one, finds the first one
-and adds to it, where kopf (and a client without memory) would post another. While a service flaps, each Event is written once a minute.
+An Event's name is a digest of its service and its text, so a repetition finds the first Event and updates it, even after a restart of the
+operator. kopf, and any client without state, would post another one. While a service flaps, each Event is written once a minute.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from fairlead_operator.kube.kinds import EVENTS
 
 log = logging.getLogger(__name__)
 MIN_INTERVAL = 60.0  # seconds between two writes of one Event
-MAX_TRACKED = 4096  # Events whose last write is known; of others the API server knows
-MAX_QUEUED = 10_000  # announcements that wait for the API server; more are dropped, and logged
+MAX_TRACKED = 4096  # Events whose last write is remembered; the API server knows the others
+MAX_QUEUED = 10_000  # Events that wait for the API server; more are dropped, and logged
 ATTEMPTS = 3
 MAX_NOTE = 1024
 
@@ -30,17 +30,17 @@ Body = Mapping[str, Any]
 
 
 class EventRecorder:
-    """`announce` returns at once and never fails: Events help people, and nothing depends on them."""
+    """`record` returns immediately and never fails: Events inform people, and nothing depends on them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._instance = f"{names.FIELD_MANAGER}-{socket.gethostname()}-{os.getpid()}"[:128]
         self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_QUEUED)
-        self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()  # name → when it was written, times said since
+        self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()  # name → time of the last write, repetitions since then
         self._task: asyncio.Task[None] | None = None
 
     def record(self, body: Body, type_: str, reason: str, message: str) -> None:
-        """`type_`: Normal or Warning."""
+        """Queue an Event. `type_`: Normal or Warning."""
         event = build_event(body, type_, reason, message, self._instance, datetime.now(UTC))
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="Events")
@@ -50,7 +50,7 @@ class EventRecorder:
             log.warning("%s: no Event for %s: too many wait", event["metadata"]["name"], reason)
 
     async def close(self) -> None:
-        """What waits is dropped."""
+        """Stop, and drop the queued Events."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -76,7 +76,7 @@ class EventRecorder:
             try:
                 await self._write(event, times)
                 return True
-            except Exception as error:  # whatever it is: no Event is worth more than a line of log
+            except Exception as error:  # any error: a lost Event is worth no more than a log line
                 last = attempt + 1 == ATTEMPTS or (isinstance(error, ApiError) and error.permanent)
                 log.log(logging.WARNING if last else logging.DEBUG, "Event %s: %s: %s", event["reason"], type(error).__name__, error)
                 if last:
@@ -93,7 +93,7 @@ class EventRecorder:
                 raise
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
         known = await self._cluster.get(EVENTS, namespace, name)
-        if known is None:  # expired between the two
+        if known is None:  # expired between the two requests
             await self._cluster.create(EVENTS, event)
             return
         count = int((known.get("series") or {}).get("count") or 1) + times
@@ -101,7 +101,7 @@ class EventRecorder:
 
 
 def build_event(body: Body, type_: str, reason: str, message: str, instance: str, now: datetime) -> dict[str, Any]:
-    """An Event of events.k8s.io/v1 on `body`; the same words make the same name."""
+    """Return an Event of events.k8s.io/v1 on `body`. Equal texts give equal names."""
     metadata = body["metadata"]
     name = f"{metadata['name']}.{names.digest([metadata['uid'], type_, reason, message])}"
     return {

@@ -1,12 +1,12 @@
-"""Who acts: a Lease that one process holds, so that two operators (or two versions of one) never write at the same time.
+"""Leader election by a Lease, so that two operators (or two versions of one) never write at the same time.
 
-The rules are client-go's: a candidate takes a lease that is free, or that it has seen unchanged for as long as its holder asked for. Only
-durations on this machine's own clock since its start are compared, never two machines' times of day. Every write of the lease is bound to
-the resourceVersion that was read, so of two candidates one is refused.
+The rules are client-go's: a candidate takes a lease that is free, or that it has observed unchanged for its whole duration. Only durations
+on this machine's clock since boot are compared, never the times of day of two machines. Every write of the lease carries the
+resourceVersion that was read, so of two candidates one is refused.
 
-What client-go leaves to its callers is fencing. Here every write of the operator asks `check`, when it is made and again when its first
-byte is about to be sent: a process that could not renew, or slept for longer than its lease, ends on the spot (`os._exit`), without a
-further byte to the API server.
+client-go leaves fencing to its callers. Here every write of the operator calls `check`, when it starts and again when its first byte is
+about to be sent. A process that could not renew its lease, or was suspended for longer, exits immediately (`os._exit`) without sending
+another byte to the API server.
 """
 
 import asyncio
@@ -30,25 +30,25 @@ RELEASE_TIMEOUT = 5.0  # seconds
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. The gap between `deadline` and `duration` is what a write under way may still take."""
+    """Seconds. A write in progress may take the difference between `duration` and `deadline`."""
 
-    duration: float = 15.0  # others wait this long for a holder that says nothing
-    deadline: float = 10.0  # a holder that could not renew for this long ends
+    duration: float = 15.0  # candidates wait this long for a holder that does not renew
+    deadline: float = 10.0  # a holder that could not renew for this long exits
     retry: float = 2.0
 
 
 def identity() -> str:
-    """Of this process: a restarted container has the pod's name again, and must not take itself for its predecessor."""
+    """Return a new identity of this process: a restarted container has the same pod name, and must differ from its predecessor."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
 def uptime() -> float:
-    """Seconds of a clock that goes on while the machine is suspended (Linux), where `time.monotonic` stands still."""
+    """Return seconds on a clock that continues while the machine is suspended (Linux); `time.monotonic` stops."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def fence(reason: str) -> None:
-    """End at once: no cleanup, nothing that could still write."""
+    """Exit immediately, without cleanup that could still write."""
     log.critical("ending: %s", reason)
     logging.shutdown()
     os._exit(EXIT_FENCED)
@@ -56,7 +56,7 @@ def fence(reason: str) -> None:
 
 @dataclass(frozen=True)
 class ObservedLease:
-    """The lease as it was last read, and when that version of it was first seen (seconds of the elector's clock)."""
+    """The lease as last read, and when this version was first observed (seconds of the elector's clock)."""
 
     body: Mapping[str, Any]
     at: float
@@ -71,7 +71,7 @@ class ObservedLease:
 
 
 class LeaderElector:
-    """`await lead(taken)` for as long as the process acts, then `await release()`."""
+    """`await lead(acquired)` while the process acts as leader, then `await release()`."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class LeaderElector:
         self._fence = fence
         self._clock = clock
         self._lease: ObservedLease | None = None
-        self._is_current = False  # `_seen` is the outcome of a request that was answered
-        self._valid_until = float("-inf")  # until when no other process can have the lease
+        self._is_current = False  # `_lease` is the result of a request that was answered
+        self._valid_until = float("-inf")  # until then no other process can hold the lease
         self._last_response_at = clock()  # when the API server last answered
 
     @property
@@ -105,24 +105,24 @@ class LeaderElector:
 
     @property
     def seconds_since_response(self) -> float:
-        """Seconds since the API server has last answered about the lease."""
+        """Seconds since the API server last answered a request for the lease."""
         return self._clock() - self._last_response_at
 
     def check(self) -> float:
-        """Asked by every write: a process without a valid lease does not come back from here. Returns the seconds that it may take."""
+        """Return the seconds that a write may take. Without a valid lease this call ends the process. Called before every write."""
         left = self._valid_until - self._clock()
         if left <= 0:
             self._fence(f"a write was about to be made without the lease {'/'.join(self._key)}")
         return left + self._timing.duration - self._timing.deadline
 
     async def lead(self, acquired: Callable[[], object]) -> None:
-        """`acquire`, tell it by `taken()`, and `keep` without a moment in between, whatever the told one has to do."""
+        """Acquire the lease, call `acquired()`, and start to renew it immediately, however long the caller's work takes."""
         await self.acquire()
         acquired()
         await self.renew_forever()
 
     async def acquire(self) -> None:
-        """Returns when the lease is ours. Raises what the API server refuses for good (no right to leases)."""
+        """Return when this process holds the lease. Raises permanent refusals of the API server (no right to leases)."""
         logged_holder = ""
         while not await self._try():
             if self.holder and self.holder != logged_holder:
@@ -132,12 +132,12 @@ class LeaderElector:
         log.info("%s leads: lease %s/%s, transition %d", self.holder_identity, *self._key, self._transitions)
 
     def _until_worth_trying(self) -> float:
-        """Seconds: a holder may release its lease at any time, and one that has died has lost it at `free_at`, not up to `retry` later."""
+        """Return seconds: a holder may release its lease at any time, and a dead one loses it at `free_at`, not up to `retry` later."""
         left = self._lease.free_at - self._clock() if self._lease is not None and self.holder else 0.0
         return min(self._timing.retry, left) if left > 0 else self._timing.retry
 
     async def renew_forever(self) -> None:
-        """Renews for ever; ends the process when the lease is lost or cannot be renewed in time."""
+        """Renew for ever. Ends the process when the lease is lost or cannot be renewed in time."""
         pause = self._timing.retry
         while True:
             await asyncio.sleep(pause)
@@ -146,14 +146,14 @@ class LeaderElector:
             if not await self._try() and self.holder != self.holder_identity:
                 self._fence(f"{self.holder or 'nobody'} holds the lease {'/'.join(self._key)} now")
             self._still_leading()
-            pause = max(0.0, self._timing.retry - (self._clock() - began))  # an answer that took seconds has used them up already
+            pause = max(0.0, self._timing.retry - (self._clock() - began))  # the time that the request took counts as part of the pause
 
     def _still_leading(self) -> None:
         if not self.leading:
             self._fence(f"the lease {'/'.join(self._key)} was not renewed for {self._timing.deadline:.0f} s")
 
     async def release(self) -> None:
-        """Gives the lease back, so that another need not wait for its end. Nothing may be written afterwards."""
+        """Release the lease, so that another process need not wait for its expiry. Nothing may be written afterwards."""
         if not self.leading or self._lease is None:
             return
         self._valid_until = float("-inf")
@@ -162,7 +162,7 @@ class LeaderElector:
             async with asyncio.timeout(RELEASE_TIMEOUT):
                 await self._cluster.replace(LEASES, {**self._lease.body, "spec": spec})
             log.info("%s has released the lease %s/%s", self.holder_identity, *self._key)
-        except Exception as error:  # it runs out by itself
+        except Exception as error:  # the lease expires by itself
             log.warning("the lease was not released: %s: %s", type(error).__name__, error)
 
     @property
@@ -170,7 +170,7 @@ class LeaderElector:
         return int(self._lease.body["spec"].get("leaseTransitions") or 0) if self._lease is not None else 0
 
     async def _try(self) -> bool:
-        """One attempt to take or renew. False: somebody else has it, or nothing was learnt."""
+        """Try once to acquire or renew. Returns False where another process holds the lease, or where no answer came."""
         started = self._clock()
         try:
             async with asyncio.timeout(self._timing.deadline / 2):
@@ -197,7 +197,7 @@ class LeaderElector:
         except ApiError as refusal:
             if refusal.code != 409:
                 raise
-            await self._read()  # somebody was faster
+            await self._read()  # another candidate was faster
             return False
         self._last_response_at = self._clock()
         self._lease, self._is_current = ObservedLease(written, started), True
@@ -234,7 +234,7 @@ class LeaderElector:
 
 
 def _now() -> str:
-    """For people who look at the lease; nothing is decided by it."""
+    """Return the time for people who read the lease; no decision depends on it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -1,4 +1,4 @@
-"""`podTemplate` merged into ours: maps by key, lists by the key that Kubernetes uses for them, everything else replaced."""
+"""Merges `podTemplate` into our pod template: maps by key, lists by Kubernetes' merge key, everything else is replaced."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -22,7 +22,7 @@ MERGE_KEYS = {
 
 
 def merge(ours: Any, theirs: Any, field: str = "") -> Any:
-    """`theirs` laid over `ours`; neither is changed. null removes a key, as in a strategic merge patch."""
+    """Merge `theirs` over `ours`; neither is changed. null removes a key, as in a strategic merge patch."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         result = {key: deepcopy(value) for key, value in ours.items() if theirs.get(key, value) is not None}
         for key, value in theirs.items():

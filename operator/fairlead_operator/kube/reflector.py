@@ -1,4 +1,4 @@
-"""The children's watches: each kind is listed into the store, then followed; a list is repeated only when the watch has lost its place."""
+"""The children's watches. Each kind is listed into the cache, then watched. The list is repeated only when the watch cannot resume."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import CHILDREN, SERVICES, Kind
 
 log = logging.getLogger(__name__)
-BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a watch that fails
-NOT_SERVED_RETRY = 60.0  # seconds until a kind that the API server does not serve is asked for again
+BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a failing watch
+NOT_SERVED_RETRY = 60.0  # seconds until a kind that the API server does not serve is requested again
 
 
 class NotServed(Exception):
@@ -22,12 +22,12 @@ class NotServed(Exception):
 
 @dataclass(frozen=True)
 class ListResult:
-    version: int  # that the list speaks of
-    missed_deletions: int  # removals that nobody had told the store
+    version: int  # resourceVersion of the list
+    missed_deletions: int  # deletions that no watch had delivered
 
 
 async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> ListResult:
-    """Make the store agree with the API server about one kind. Raises NotServed; what the API server refuses passes through."""
+    """Make the cache agree with the API server for one kind. Raises NotServed, and other errors of the API server."""
     present: set[str] = set()
     version = 0
     try:
@@ -46,13 +46,13 @@ async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> 
 
 
 class Reflector:
-    """One kind. `listed` is set when the store has all of it; `heard` is when the API server last said something about it."""
+    """Lists and watches one kind. `synced` is set when the cache has all of it; `last_response_at` is the time of the last answer."""
 
     def __init__(self, cluster: Cluster, cache: Cache, kind: Kind, namespace: str, listing: asyncio.Lock) -> None:
-        """`listing`: only one kind is listed at a time: the page that is read is the largest thing that is ever in memory."""
+        """`listing`: only one kind is listed at a time, since a page is the largest object that is ever in memory."""
         self._cluster, self._cache, self._listing = cluster, cache, listing
         self._kind, self._namespace = kind, namespace
-        self._version = 0  # of the last event; 0: to be listed
+        self._version = 0  # resourceVersion of the last event; 0: a list is due
         self.synced = asyncio.Event()
         self.last_response_at = time.monotonic()
 
@@ -68,12 +68,12 @@ class Reflector:
                 failures = failures + 1 if self.last_response_at == before else 1
                 pause = min(BACKOFF_FIRST * 2.0 ** min(failures - 1, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
                 if isinstance(error, ApiError) and error.code == 410:
-                    self._version, pause = 0, random.uniform(0, 0.2)  # too long away: what happened in between is gone
+                    self._version, pause = 0, random.uniform(0, 0.2)  # the changes since then are no longer available
                 log.warning("watch of %s, again in %.1f s: %s: %s", self._kind.plural, pause, type(error).__name__, error)
             await asyncio.sleep(pause)
 
     async def _list_and_watch(self) -> float:
-        """One list if it is due, and one watch request to its end. Returns the seconds to wait before the next."""
+        """List if a list is due, and run one watch request to its end. Returns the seconds to wait before the next one."""
         if not self._version:
             try:
                 async with self._listing:
@@ -100,7 +100,7 @@ class Reflector:
 
 
 class Reflectors:
-    """Of all kinds of children."""
+    """The reflectors of all kinds of children."""
 
     def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
         listing = asyncio.Lock()
@@ -112,16 +112,16 @@ class Reflectors:
                 group.create_task(reflector.run())
 
     async def wait_synced(self) -> None:
-        """Returns when the store has every child."""
+        """Return when the cache has every child."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 
     @property
     def has_synced(self) -> bool:
-        """The store has, or has had, every child."""
+        """Return whether the cache has, or has had, every child."""
         return all(reflector.synced.is_set() for reflector in self._reflectors)
 
     @property
     def seconds_since_response(self) -> float:
-        """Seconds since the API server last said something about the kind of which it has said nothing for longest."""
+        """Seconds since the last answer, of the kind that has waited longest for one."""
         return time.monotonic() - min(reflector.last_response_at for reflector in self._reflectors)

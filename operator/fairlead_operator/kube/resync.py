@@ -1,6 +1,6 @@
-"""Now and then everything is listed anew: a removal that a watch has missed is found, and a dead watch does not go unnoticed.
+"""Lists everything again every few minutes: finds deletions that a watch missed, and detects a dead watch.
 
-Of services kopf relists after a gap, and then reports what exists, not what has gone; production-stack#1091 lost 22 hours to such a gap.
+After a gap kopf relists services, and reports what exists, not what was deleted. production-stack#1091 lost 22 hours to such a gap.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from fairlead_operator.kube.kinds import CHILDREN, SERVICES
 from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
-PERIOD = 300.0  # seconds between two rounds
-RETRY = 15.0  # seconds after a round that failed
-STALE = 3 * PERIOD  # seconds without a round: the process is of no use, and says so to the kubelet
+PERIOD = 300.0  # seconds between two resyncs
+RETRY = 15.0  # seconds after a resync that failed
+STALE = 3 * PERIOD  # seconds without a resync, after which liveness fails and the kubelet restarts the process
 
 
 class Resync:
-    """Rounds of listing. `stale` is what liveness asks."""
+    """Lists all kinds periodically. `is_stale` is part of the liveness check."""
 
     def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
         self._cluster = cluster
@@ -35,7 +35,7 @@ class Resync:
 
     @property
     def seconds_since_resync(self) -> float:
-        """Seconds since the last round."""
+        """Seconds since the last resync."""
         return time.monotonic() - self._last
 
     async def run(self) -> None:

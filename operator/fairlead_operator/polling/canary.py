@@ -1,4 +1,4 @@
-"""While a canary is judged, every ready router is asked now and then how both sides fare; their counts are added up."""
+"""While a canary is judged, polls every ready router for the results of both sides, and sums their counts."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ PERIOD = 5.0  # seconds
 
 
 class CanaryPoller:
-    """`seen` is the last sum; `changed()` is called when another one came."""
+    """`seen` is the last sum. Calls `on_change()` when it changes."""
 
     def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
         self._prober, self._on_change = prober, on_change
@@ -23,7 +23,7 @@ class CanaryPoller:
         self._task = PeriodicTask(self._ask)
 
     def follow(self, addresses: tuple[str, ...], split: Split) -> None:
-        """Ask the routers at `addresses` how this canary fares; none: stop."""
+        """Poll the routers at `addresses` for this canary's results; no addresses: stop."""
         if (split.revision, split.trial) != (self._split.revision, self._split.trial) or not addresses:
             self.stop()
         self._addresses, self._split = addresses, split
@@ -44,7 +44,7 @@ class CanaryPoller:
             elif isinstance(answer, BaseException) and not isinstance(answer, RouterUnavailable):
                 raise answer
         seen = ObservedCanary(total, routers)
-        if routers and seen != self.seen:  # of those that are silent nothing new is known
+        if routers and seen != self.seen:  # an unavailable router has no new results
             self.seen = seen
             self._on_change()
         return PERIOD * random.uniform(0.8, 1.2)

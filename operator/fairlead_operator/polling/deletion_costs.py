@@ -1,4 +1,4 @@
-"""Before there are fewer workers, each pod is told what it is worth: the ReplicaSet controller takes the one that is worth least."""
+"""Writes each worker pod's deletion cost before a scale-down: the ReplicaSet controller deletes the pod of the lowest cost."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ from fairlead_operator.scaling.demand import RouterReport
 from fairlead_operator.status.index import ready_routers
 
 log = logging.getLogger(__name__)
-TIMEOUT = 2.0  # seconds for the routers to answer: the fleet gets smaller all the same
+TIMEOUT = 2.0  # seconds for the routers to answer; the scale-down does not depend on it
 
 
 def scales_down(objects: Iterable[Mapping[str, Any]], observed: Observed) -> bool:
-    """Whether some workers would go, and some stay."""
+    """Return whether some workers would be deleted and some stay."""
     for wanted in objects:
         live = observed.deployments.get(names.WORKER)
         if wanted["kind"] != "Deployment" or live is None or wanted["metadata"]["name"] != live["metadata"]["name"]:
@@ -29,8 +29,9 @@ def scales_down(objects: Iterable[Mapping[str, Any]], observed: Observed) -> boo
 
 
 async def update_deletion_costs(cluster: Cluster, client: DemandClient, observed: Observed) -> list[Body]:
-    """Write each worker pod's deletion cost where it is another than before. Returns the pods as written; never fails for a pod that has
-    gone, or for a router that does not answer.
+    """Write each worker pod's deletion cost where it has changed, and return the pods as written.
+
+    A deleted pod or an unavailable router raises no error.
     """
     pods = [pod for pod in observed.stable.pods if component_of(pod) == names.WORKER]
     reports = await asyncio.gather(*(_ask(client, address) for address in ready_routers(observed.pods)))

@@ -1,5 +1,7 @@
-"""Follows what is asked of one service with `spec.scaling.target`: a question to each of its routers, which is answered when there is
-something to answer, and every few seconds while there is. Wakes the service's loop only when another size would be decided.
+"""Follows the demand on one service with `spec.scaling.target`, by a long poll to each of its routers.
+
+A router answers when it has requests, and is polled every few seconds while it has. The service's reconciler is woken only when the
+autoscaler would decide another size.
 """
 
 import random
@@ -17,23 +19,23 @@ from fairlead_operator.scaling.demand import Demand, RouterReport
 from fairlead_operator.scaling.recommendation import WINDOW, recommend
 from fairlead_operator.scaling.state import ScalingState
 
-BUSY_PERIOD = 5.0  # seconds between two questions to a router that has requests
-MAX_WAIT = 60.0  # seconds that an idle router may take to answer
-RETRY_LONGEST = 10.0  # seconds until a router that did not answer is asked again
+BUSY_PERIOD = 5.0  # seconds between two polls of a router that has requests
+MAX_WAIT = 60.0  # seconds that a long poll of an idle router may take
+RETRY_LONGEST = 10.0  # seconds until an unavailable router is polled again
 
 
 @dataclass(eq=False)
 class _Router:
-    """One that is asked."""
+    """One polled router."""
 
     asking: PeriodicTask
     report: RouterReport | None = None  # its last answer; None: it did not answer
-    wait: float = 0.0  # seconds that it may take for the next one
+    wait: float = 0.0  # seconds that the next long poll may take
     failures: int = 0  # in a row
 
 
 class DemandPoller:
-    """`needs`: what was needed lately, oldest first. `changed()`: `decided` now says something else than the size that is."""
+    """`recommendations`: the recent ones, oldest first. Calls `on_change()` when `decide` returns another size than the present one."""
 
     def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
         self._prober, self._on_change = prober, on_change
@@ -46,7 +48,7 @@ class DemandPoller:
         return tuple(self._recommendations)
 
     def follow(self, addresses: Sequence[str], state: ScalingState | None) -> None:
-        """Ask these routers from now on. None: nobody decides here, stop."""
+        """Poll these routers from now on. No state: the operator does not scale this service, so stop."""
         if state is None:
             self.stop()
             return
@@ -80,7 +82,7 @@ class DemandPoller:
         return 0.0 if router.report.idle and waited else BUSY_PERIOD * random.uniform(0.8, 1.0)
 
     def _patience(self, report: RouterReport) -> float:
-        """Seconds that an idle router may wait: until it is worth looking again even if nothing happens."""
+        """Return the seconds for an idle router's long poll: until the size may change even without a request."""
         state = self._state
         if state is None or state.pool.wanted == 0:
             return MAX_WAIT * random.uniform(0.8, 1.0)

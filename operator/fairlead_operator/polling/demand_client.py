@@ -1,4 +1,4 @@
-"""Asks routers how much is asked of them (`GET /fairlead/demand`), thousands at a time: a question may wait a minute for its answer."""
+"""Polls routers for their demand (`GET /fairlead/demand`), thousands at a time: a long poll may last a minute."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,27 +7,28 @@ import aiohttp
 
 from fairlead_operator.scaling.demand import RouterReport
 
-MARGIN = 10.0  # seconds beyond the wait that was asked for
+MARGIN = 10.0  # seconds beyond the requested wait
 MAX_BYTES = 4 << 20  # bytes of an answer: 1,000 workers are 0.4 MB
 
 
 class DemandUnavailable(Exception):
-    """A router has not said what is asked of it; the message says what came instead."""
+    """A router has not reported its demand; the message says what came instead."""
 
 
 class DemandClient:
-    """One pool for all services, a connection for each question."""
+    """One HTTP client for all services, with one connection per poll."""
 
     def __init__(self, base_url: str = "") -> None:
         self._base_url = base_url
         self._http: aiohttp.ClientSession | None = None
 
     async def ask(self, address: str, wait: float, hint: Mapping[str, Any], *, worth: bool = False) -> RouterReport:
-        """The router at `address` (host:port), which answers when somebody asks something of it, at the latest after `wait` seconds.
+        """Return the report of the router at `address` (host:port), which answers when it has requests, at the latest after `wait` seconds.
 
-        `hint`: what it may tell those that wait for a worker; `worth`: with what caches are worth. Raises RouterDeaf.
+        `hint`: the scale-up's progress, which the router reports to waiting clients. `worth`: include the value of the caches. Raises
+        DemandUnavailable.
         """
-        if self._http is None:  # not before there is a loop
+        if self._http is None:  # not before there is an event loop
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._http = aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=4096)
         url = f"{self._base_url or f'http://{address}'}/fairlead/demand"

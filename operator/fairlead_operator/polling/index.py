@@ -1,5 +1,4 @@
-"""One router of a service is asked now and then what it sees of the index and of the workers' traffic: of one service, twice a minute,
-and only while one is ready."""
+"""Polls one ready router of a service for its view of the index and the workers' traffic, twice a minute."""
 
 import asyncio
 import contextlib
@@ -15,12 +14,12 @@ from fairlead_operator.status import index as index_status
 from fairlead_operator.status import traffic
 
 PERIOD = 30.0  # seconds
-FIRST_DELAY = 2.0  # seconds until a router is asked of which nothing is known
-MAX_MISSES = 3  # answers that may fail to come before what was seen counts no more
+FIRST_DELAY = 2.0  # seconds until a router without a known state is polled
+MAX_MISSES = 3  # missed answers after which the last one no longer counts
 
 
 class IndexPoller:
-    """`seen` is the last answer, `traffic` what went through since the one before; `changed()` is called when either is another."""
+    """`seen` is the last answer, `traffic` what was served since the one before. Calls `on_change()` when either changes."""
 
     def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
         self._prober, self._on_change = prober, on_change
@@ -33,7 +32,7 @@ class IndexPoller:
         self._pause, self._misses = 0.0, 0
 
     def follow(self, address: str, *, known: bool) -> None:
-        """Ask the router at `address` from now on; none: stop. `known`: something was said before, so the first look may wait."""
+        """Poll the router at `address` from now on; empty: stop. `known`: the status has a state already, so the first poll may wait."""
         if not address:
             self.stop()
         else:
@@ -43,7 +42,7 @@ class IndexPoller:
             self._task.start(f"index of {address}")
 
     def poll_soon(self) -> None:
-        """Something has happened by which a router learns more of the index: look at once."""
+        """Poll now: an event has given the router news of the index."""
         self._poll_soon.set()
 
     def stop(self) -> None:
@@ -52,7 +51,7 @@ class IndexPoller:
         self._address, self._misses = "", 0
 
     async def _ask(self) -> float:
-        """The pause comes first: somebody may be in a hurry."""
+        """Pause first, unless `poll_soon` was called, and then poll."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause):
                 await self._poll_soon.wait()

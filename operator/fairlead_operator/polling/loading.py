@@ -1,4 +1,4 @@
-"""Workers of a service that run and are not ready are asked how far they are: a few, every five seconds, and none once all are."""
+"""Polls the workers of a service that run and are not ready for their loading progress: a few, every five seconds."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ PERIOD = 5.0  # seconds
 
 
 class LoadingPoller:
-    """`seen` are the last answers, by pod; `changed()` is called when one is another (their figures are coarse: that is not often)."""
+    """`seen`: the last answers by pod. Calls `on_change()` when one changes, which is rare: the figures are coarse."""
 
     def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
         self._prober, self._on_change = prober, on_change
@@ -21,7 +21,7 @@ class LoadingPoller:
         self._task = PeriodicTask(self._ask)
 
     def follow(self, addresses: Mapping[str, str]) -> None:
-        """Ask these pods (name → host:port) from now on; none: stop."""
+        """Poll these pods (name → host:port) from now on; none: stop."""
         self._addresses = addresses
         if addresses:
             self._task.start("loading")
@@ -35,7 +35,7 @@ class LoadingPoller:
     async def _ask(self) -> float:
         asked = dict(self._addresses)
         answers = await asyncio.gather(*(self._prober.loading(address) for address in asked.values()))
-        # A pod that does not answer, as while it imports, is where it was.
+        # A pod that does not answer, for example while it imports, keeps its last progress.
         seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(asked, answers, strict=True)}
         known = {pod: load for pod, load in seen.items() if load is not None}
         if known != self.seen:

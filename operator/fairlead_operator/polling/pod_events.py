@@ -1,7 +1,7 @@
-"""Events of pods that hang: what keeps a volume from being mounted stands nowhere else.
+"""Events of stuck pods: nothing else reports what keeps a volume from being mounted.
 
-Events are not watched (a cluster makes hundreds a second). Only when a pod has hung for a while are its own asked for, of a few pods at a
-time, and no longer than it hangs: a service that is well costs nothing.
+Events are not watched (a cluster creates hundreds per second). Events are listed only for pods that have been stuck for a while, for a few
+pods at a time, and only as long as they are: a healthy service costs nothing.
 """
 
 import logging
@@ -15,16 +15,16 @@ from fairlead_operator.observed import PodEvent
 from fairlead_operator.polling.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
-STUCK_AFTER = 10.0  # seconds that a pod may take without anybody being asked
-PERIOD = 30.0  # seconds between two looks
-MAX_PODS = 3  # pods of one service that are asked about: the others hang for the same reason
+STUCK_AFTER = 10.0  # seconds that a pod may take before its Events are listed
+PERIOD = 30.0  # seconds between two polls
+MAX_PODS = 3  # polled pods of one service: the others are stuck for the same reason
 _KILLED = (137, 143)
 
 Body = Mapping[str, Any]
 
 
 class PodEventPoller:
-    """`seen`: pod → its newest telling Event; `changed()` is called when that is another."""
+    """`seen`: pod → its newest relevant Event. Calls `on_change()` when it changes."""
 
     def __init__(self, cluster: Cluster, on_change: Callable[[], None]) -> None:
         self._cluster, self._on_change = cluster, on_change
@@ -33,7 +33,7 @@ class PodEventPoller:
         self._task = PeriodicTask(self._ask)
 
     def follow(self, pods: Iterable[Body]) -> None:
-        """All pods of the service, as they are now."""
+        """Poll the stuck ones of these pods: all pods of the service."""
         self._pods = sorted((pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if is_stuck(pod))[:MAX_PODS]
         names = {name for _, name in self._pods}
         self.seen = {name: event for name, event in self.seen.items() if name in names}
@@ -62,7 +62,10 @@ class PodEventPoller:
 
 
 def is_stuck(pod: Body) -> bool:
-    """Its status does not say why it does not serve: it has a node and no container of it runs, or a probe may have ended or hold it."""
+    """Return whether the status does not say why the pod does not serve.
+
+    It has a node and no container runs, or a probe may have ended its container or may keep it from being ready.
+    """
     metadata, status = pod["metadata"], pod.get("status") or {}
     readiness: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}

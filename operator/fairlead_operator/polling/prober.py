@@ -1,7 +1,7 @@
-"""What the operator asks of routers and workers: the proof that a service serves (one completion of one token, through the router's
-Service, as a client would ask for it), what one router sees, how a canary fares, and of workers that load how far they are.
+"""Requests to routers and workers: the probe, a router's view, a canary's results, and a worker's loading progress.
 
-Routers that do not answer must cost nothing but a wait: only so many requests are open at a time, and the others stand in line.
+The probe proves that a service serves: one completion of one token through the router's Service, as a client would request it. Routers that
+do not answer must cost nothing but a wait: only a bounded number of requests is open at a time, and the others queue.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import ObservedLoading
 from fairlead_operator.polling.demand_client import DemandClient
 
-TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
+TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token within it
 CONNECT = 5.0  # seconds
 PROMPT = "Ready?"
-LOOK_TIMEOUT = 5.0  # seconds; nothing waits for it
-MAX_COMPLETIONS, MAX_LOOKS = 256, 32  # requests that are open at the same time
+LOOK_TIMEOUT = 5.0  # seconds; nothing depends on the answer
+MAX_COMPLETIONS, MAX_LOOKS = 256, 32  # concurrent requests
 Answer = TypeVar("Answer")
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class RouterUnavailable(Exception):
-    """A router did not say what it sees; the message says what came instead."""
+    """A router did not report what was requested; the message says what came instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """The service that is to prove itself, in as little memory as a thousand of them may take that wait for routers which do not answer."""
+    """The service to probe. Small, because a thousand may wait for routers that do not answer."""
 
     namespace: str
     name: str
-    model: str  # as clients call it
-    requires_key: bool  # its routers ask for a key
-    router: str = ""  # the admin address (host:port) of a ready one; empty: none is ready
+    model: str  # the name that clients use
+    requires_key: bool  # its routers require an API key
+    router: str = ""  # admin address (host:port) of a ready router; empty: none is ready
 
     @classmethod
     def of(cls, service: InferenceService, router: str = "") -> "ProbeTarget":
@@ -48,7 +48,7 @@ class ProbeTarget:
 
 
 class Prober:
-    """One HTTP client for all services. Reaches them by DNS names of the cluster: in tests `base_url` says where they are instead."""
+    """One HTTP client for all services. Uses the cluster's DNS names; in tests `base_url` replaces them."""
 
     def __init__(self, cluster_domain: str, base_url: str = "") -> None:
         self._domain = cluster_domain
@@ -63,13 +63,13 @@ class Prober:
         await self.demand.close()
 
     async def complete(self, asked: ProbeTarget) -> str:
-        """Empty when a completion came back, otherwise what went wrong."""
+        """Request one token. Returns an empty string after a completion, and otherwise the error."""
         base = self._base_url or f"http://{asked.name}.{asked.namespace}.svc.{self._domain}"
         url = f"{base}/v1/completions"
         try:
             async with self._completions:
                 if asked.requires_key:
-                    # The operator has no key: a router makes the completion itself, and the Service is asked whether it leads to one.
+                    # The operator has no key: a router sends the completion itself. /health shows whether the Service leads to a router.
                     url = f"{base}/health"
                     status, text = await self._ask("GET", url, None, LOOK_TIMEOUT)
                     if status == 200:
@@ -92,7 +92,7 @@ class Prober:
         return "" if choices else f"{url} answered 200 with no choice"
 
     async def _embed(self, url: str, model: str) -> str:
-        """As `complete`, of a model that has no head."""
+        """Probe a model without a head by an embedding. Returns as `complete` does."""
         try:
             async with self._completions:
                 status, text = await self._ask("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
@@ -101,7 +101,7 @@ class Prober:
             return f"{url}: {type(error).__name__}: {error}"
 
     async def loading(self, address: str) -> ObservedLoading | None:
-        """How far the worker at `address` (host:port) is; None when it does not say."""
+        """Return the loading progress of the worker at `address` (host:port); None when it does not report any."""
         try:
             _, text = await self._look(address, "/ready")
             return ObservedLoading.of(json.loads(text))
@@ -109,14 +109,14 @@ class Prober:
             return None
 
     async def page(self, address: str) -> Mapping[str, Any]:
-        """What the router at `address` (host:port) says of itself and of all workers. Raises RouterSilent."""
+        """Return what the router at `address` (host:port) reports about itself and all workers. Raises RouterUnavailable."""
         page = await self._said(address, "/fairlead/workers", dict[str, Any])
         if not isinstance(page.get("workers"), list):
             raise RouterUnavailable(f"{address}/fairlead/workers: not a router's answer")
         return page
 
     async def split(self, address: str) -> SplitReport:
-        """How a canary and the others fare at the router at `address` (host:port). Raises RouterSilent."""
+        """Return the results of both sides of a split from the router at `address` (host:port). Raises RouterUnavailable."""
         return await self._said(address, "/fairlead/split", SplitReport)
 
     async def _said(self, address: str, path: str, kind: type[Answer]) -> Answer:
@@ -133,8 +133,8 @@ class Prober:
             return await self._ask("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
 
     async def _ask(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
-        """Status and text. A new connection each time: kube-proxy chooses among the routers that exist now."""
-        if self._session is None:  # made inside the event loop, as aiohttp wants it
+        """Return status and text. Each request opens a new connection, so that kube-proxy chooses among the present routers."""
+        if self._session is None:  # aiohttp requires a running event loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT)
         async with self._session.request(method, url, json=body, timeout=timeout, allow_redirects=False) as answer:

@@ -12,7 +12,7 @@ from fairlead_operator.process.metrics import CONTENT_TYPE
 
 @dataclass(frozen=True)
 class Readiness:
-    """A standby is ready: it takes over when the leader goes, and a rollout of the operator need not wait for it to lead."""
+    """A standby is ready: it can take over, and a rollout of the operator need not wait until it leads."""
 
     ready: bool
     leading: bool
@@ -20,7 +20,7 @@ class Readiness:
 
 
 def _open_socket(port: int) -> socket.socket:
-    """One socket for both families: the kubelet comes by whichever the pod has."""
+    """Open one socket for both address families: the kubelet uses the one that the pod has."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
@@ -30,7 +30,7 @@ def _open_socket(port: int) -> socket.socket:
 async def serve(
     port: int, problem: Callable[[], str], readiness: Callable[[], Readiness], metrics: Callable[[], bytes]
 ) -> AsyncIterator[int]:
-    """Serve while the context lasts; yields the port. `problem()` is empty while the process is of use."""
+    """Serve while the context lasts; yields the port. `problem()` is empty while the process is healthy."""
 
     async def healthz(_: web.Request) -> web.Response:
         found = problem()

@@ -1,6 +1,6 @@
-"""What /metrics of the operator says, in a registry of its own: how it does its work, and how its services are.
+"""The operator's /metrics, in a registry of its own: its own work, and the state of its services.
 
-A standby shows the same families; of services it knows nothing.
+A standby exports the same families, without services.
 """
 
 import time
@@ -20,7 +20,7 @@ _TRUTH = {"True": 1.0, "False": 0.0}
 
 
 class Metrics:
-    """Counters of the process; what they could read elsewhere they read at scrape time."""
+    """Counters of the process. Values that exist elsewhere are read at scrape time."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -44,7 +44,7 @@ class Metrics:
 
     @asynccontextmanager
     async def measure_reconcile(self, work_queue: WorkQueue, *, urgent: bool) -> AsyncIterator[None]:
-        """Take a lane for one pass, and measure it. What the pass raises passes through."""
+        """Wait for a turn, and measure the reconcile. Its errors pass through."""
         self._waiting.inc()
         try:
             await work_queue.acquire(urgent=urgent)
@@ -58,7 +58,7 @@ class Metrics:
             work_queue.release()
 
     def count_error(self, error: Exception) -> None:
-        """A pass has ended with this, and is tried again."""
+        """Count a reconcile that failed and will be retried."""
         self._errors.labels(type(error).__name__).inc()
 
     def count_response(self, method: str, code: int) -> None:
@@ -74,7 +74,7 @@ class Metrics:
         reconcilers: Callable[[], int],
         services: Callable[[], Iterable[Mapping[str, Any]]],
     ) -> None:
-        """Where to read the rest: whether this process leads, seconds since the last listing, loops, and the services' objects."""
+        """Register the callbacks: whether this process leads, seconds since the last resync, number of reconcilers, service objects."""
         self._leading.set_function(leading)
         self._seconds_since_resync.set_function(lambda: seconds_since_resync() if leading() else 0.0)
         self._services.set_function(reconcilers)
@@ -85,7 +85,7 @@ class Metrics:
 
 
 class _Services(Collector):
-    """What the status of each service says, for rules and dashboards."""
+    """The status of each service, for alerts and dashboards."""
 
     def __init__(self, services: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._services = services
@@ -109,6 +109,6 @@ class _Services(Collector):
 
 
 def _wanted(body: Mapping[str, Any]) -> float:
-    """As status.ready has it ("2/3"): within the bounds of spec.scaling, and what the autoscaler decides. Before that, spec.replicas."""
+    """Return the wanted workers as in status.ready ("2/3"), which includes the autoscaler's decision; before that, spec.replicas."""
     said = str((body.get("status") or {}).get("ready") or "").rpartition("/")[2]
     return float(said or body["spec"].get("replicas") or 0)

@@ -1,4 +1,4 @@
-"""Server-side apply of one service's objects: writes what differs, takes over nothing that belongs to somebody else."""
+"""Server-side apply of one service's objects. Writes only what differs, and takes over no object of another owner."""
 
 import logging
 from collections.abc import Awaitable, Container, Mapping, Sequence
@@ -17,15 +17,15 @@ _WRITTEN_KINDS = {kind.kind for kind in (*WRITTEN, *OPTIONAL)}
 
 
 class ServiceGone(Exception):
-    """The service was deleted (or replaced by one of the same name): nothing more is to be made for it."""
+    """The service was deleted, or replaced by another one of the same name: create nothing more for it."""
 
 
 class UnknownRevision(Exception):
-    """Something was found that `desired` did not know of: it has to be computed again."""
+    """`desired` did not know a ControllerRevision that exists: compute it again."""
 
 
 class Applier:
-    """The children of one service, by uid. Remembers only what the API server answered last; see `difference`."""
+    """Applies the children of one service uid. Remembers only the API server's last answers (see `difference`)."""
 
     def __init__(self, cluster: Cluster, cache: Cache, namespace: str, name: str, uid: str) -> None:
         self._cluster = cluster
@@ -37,8 +37,10 @@ class Applier:
         self.field_conflicts = FieldConflictTracker()
 
     async def converge(self, objects: Sequence[Mapping[str, Any]], keep: Container[str] = ()) -> dict[str, str]:
-        """Make the children so, and remove those that are ours and no longer wanted, but for kinds to `keep`. Returns what was refused:
-        "Kind/name" → why."""
+        """Apply the objects, and delete our children that are no longer wanted, except of the kinds in `keep`.
+
+        Returns the refusals: "Kind/name" → the API server's reason.
+        """
         refusals: dict[str, str] = {}
         wanted: set[Key] = set()
         for desired in objects:
@@ -50,10 +52,10 @@ class Applier:
                 continue
             applied = self._applied.get(key)
             if applied is not None and 0 < applied.version == self._cache.version(self._owner, key) and applied.sent == digest(desired):
-                continue  # nothing has changed on either side since they were compared: the object need not even be read
+                continue  # unchanged on both sides since the last comparison: the object is not even decompressed
             live = self._cache.child(self._owner, key)
             if live is not None and not needs_apply(desired, live, applied):
-                self._applied[key] = LastApplied.of(desired, live)  # or: as an earlier process has left it
+                self._applied[key] = LastApplied.of(desired, live)  # unchanged, perhaps since an earlier process applied it
                 continue
             if live is not None and applied is not None and applied.sent == digest(desired):
                 self.field_conflicts.record(key, desired, live)
@@ -74,7 +76,7 @@ class Applier:
             return f"{key[0]} {key[1]} exists and does not belong to this service{_advice(live, key, self._owner[1])}"
         hidden = live is not None and key[0] == REVISIONS.kind and live["data"] != desired["data"]
         if live is not None and hidden:
-            desired = {**desired, "data": live["data"]}  # what a revision once was, it stays
+            desired = {**desired, "data": live["data"]}  # the data of a ControllerRevision is immutable
         try:
             answer = await self._cluster.apply(with_digest(desired))
         except ApiError as refusal:
@@ -89,13 +91,13 @@ class Applier:
         return ""
 
     async def write_secrets(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Write these Secrets and nothing else. What is refused for good is logged."""
+        """Write these Secrets and nothing else. Permanent refusals are logged."""
         for desired in objects:
             if refusal := await self._refused(self._secrets.write(desired)):
                 log.warning("Secret %s/%s: %s", *_namespaced_name(desired), refusal)
 
     async def _refused(self, write: Awaitable[None]) -> str:
-        """Return why the API server refuses `write` for good; empty when it was written."""
+        """Return why the API server permanently refuses `write`; empty when it succeeded."""
         try:
             await write
         except ApiError as refusal:
@@ -105,13 +107,16 @@ class Applier:
         return ""
 
     async def _still_there(self) -> None:
-        """Before something is created: a service whose deletion the watch has missed must not get its children back for ever."""
+        """Check that the service exists before creating a child. Raises ServiceGone.
+
+        Without this check, a service whose deletion the watch missed would get its children back for ever.
+        """
         body = await self._cluster.get(SERVICES, *self._owner)
         held = self._cache.service(self._owner)
         if body is not None:
             self._cache.put(body)
         elif held is not None:
-            self._cache.remove(held)  # or the loop, ending for a service that the store still shows, would be started again at once
+            self._cache.remove(held)  # otherwise the controller would restart the reconciler of a service that the cache still shows
         if body is None or body["metadata"]["uid"] != self.uid or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
 
@@ -134,21 +139,27 @@ class Applier:
         return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
 
     def _orphaned(self, live: Mapping[str, Any]) -> bool:
-        """Made for a service of this name by an operator, and without an owner: somebody has taken its owner reference away, or has deleted
-        the service with --cascade=orphan. As every controller of Kubernetes does with what its selector finds, it is taken (back)."""
+        """Return whether an operator made this object for a service of this name, and it has no owner now.
+
+        A user removed the owner reference, or deleted the service with --cascade=orphan. The object is adopted, as every controller of
+        Kubernetes adopts what its selector matches.
+        """
         metadata = live["metadata"]
         owned = any(reference.get("controller") for reference in metadata.get("ownerReferences") or [])
         return not owned and (metadata.get("labels") or {}).get(INSTANCE) == self._owner[1] and written_by_us(metadata)
 
     def _of_a_namesake(self, live: Mapping[str, Any]) -> bool:
-        """Of an earlier service of this name; not of another service whose children's names are the same (`qwen` and `qwen-workers`)."""
+        """Return whether the object belongs to an earlier service of this name.
+
+        An object of another service whose child has the same name (`qwen` and `qwen-workers`) does not.
+        """
         wanted = (SERVICES.kind, self._owner[1])
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and (reference.get("kind"), reference.get("name")) == wanted for reference in references)
 
 
 def _advice(live: Mapping[str, Any], key: Key, service: str) -> str:
-    """What a person can do about an object that is in the way."""
+    """Return what a user can do about an object that is in the way."""
     metadata = live["metadata"]
     owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
     if owners:

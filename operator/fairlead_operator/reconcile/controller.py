@@ -1,4 +1,4 @@
-"""One loop for each service, from when the store has it until it is gone. No finalizer: owner references do the removal."""
+"""One reconciler per service, from its first event until it is deleted. No finalizer: owner references remove the children."""
 
 import asyncio
 import contextvars
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """The registry of loops. `wake(owner)` is the store's callback."""
+    """The registry of reconcilers. The cache calls `wake(owner)`."""
 
     def __init__(self) -> None:
         self._reconcilers: dict[Owner, tuple[Reconciler, asyncio.Task[None]]] = {}
@@ -19,7 +19,7 @@ class Controller:
         self._closed = False
 
     def start(self, dependencies: Dependencies) -> None:
-        """From now on every service of the store has a loop."""
+        """Start a reconciler for every service in the cache, and from now on for every new one."""
         self._dependencies = dependencies
         for owner in dependencies.cache.owners():
             self.wake(owner)
@@ -32,7 +32,7 @@ class Controller:
         return len(self._reconcilers)
 
     def wake(self, owner: Owner) -> None:
-        """Something of this service has changed, however that was learnt. A service without a loop gets one."""
+        """Wake the reconciler of a service that has changed, and start one where none runs."""
         running = self._reconcilers.get(owner)
         if running is not None:
             running[0].wake()
@@ -40,7 +40,7 @@ class Controller:
             self._start(owner)
 
     def wake_all(self) -> None:
-        """Something that all services share has changed."""
+        """Wake all reconcilers: something that all services share has changed."""
         for reconciler, _ in self._reconcilers.values():
             reconciler.wake()
 
@@ -48,7 +48,7 @@ class Controller:
         if self._dependencies is None or self._closed or not self._dependencies.cache.exists(owner):
             return
         reconciler = Reconciler(owner, self._dependencies)
-        # A context of its own for both: a handler's would keep what it was called with, a whole decoded service, as long as the loop lives.
+        # Own context: a handler's context would keep its arguments, a whole decoded service, alive as long as the reconciler.
         context = contextvars.Context()
         task = asyncio.create_task(reconciler.run(), name=f"loop {owner[0]}/{owner[1]}", context=context)
         self._reconcilers[owner] = (reconciler, task)
@@ -60,7 +60,7 @@ class Controller:
             return
         if task.exception() is not None:
             log.error("%s/%s: the loop has ended with an error", *owner, exc_info=task.exception())
-        self._start(owner)  # if it was made again under its name while the old one's loop was ending
+        self._start(owner)  # the service was created again under its name while the old reconciler ended
 
     async def close(self) -> None:
         self._closed = True

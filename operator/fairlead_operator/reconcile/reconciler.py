@@ -1,4 +1,7 @@
-"""The loop of one service: wait, read the store, compute `desired`, apply, say what is seen. Nothing that matters is remembered."""
+"""The reconciler of one service: wait, read the cache, compute `desired`, apply it, write the status.
+
+Every decision is computed from the cluster. A restarted operator loses nothing that matters.
+"""
 
 import asyncio
 import contextlib
@@ -39,16 +42,16 @@ from fairlead_operator.status.loading import pods_to_poll
 from fairlead_operator.status.unsupported import find_unsupported
 
 log = logging.getLogger(__name__)
-DEBOUNCE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
+DEBOUNCE = 0.05  # seconds: a burst of events (three pods become ready) leads to one reconcile
 _OPTIONAL_KINDS = {kind.kind for kind in OPTIONAL}
-BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between passes that fail
-RETRY_REFUSED = 30.0  # seconds until something that the API server refused is tried again (a quota may have grown)
+BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between reconciles that fail
+RETRY_REFUSED = 30.0  # seconds until an object that the API server refused is applied again (a quota may have grown)
 CONFLICT_DELAY = 0.5  # seconds
 _OBSERVED_KINDS = {"Deployment", "Pod", REVISIONS.kind, *_OPTIONAL_KINDS}
 
 
 class Conflict(Exception):
-    """The service was written by somebody else since it was read: what was computed is of the past."""
+    """Another writer changed the service after it was read: the computed status is out of date."""
 
 
 RecordEvent = Callable[[Mapping[str, Any], str, str, str], None]  # service, type (Normal|Warning), reason, message
@@ -56,22 +59,22 @@ RecordEvent = Callable[[Mapping[str, Any], str, str, str], None]  # service, typ
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What all loops share."""
+    """Dependencies that all reconcilers share."""
 
     cluster: Cluster
     cache: Cache
     prober: Prober
     settings: Settings
     record_event: RecordEvent
-    work_queue: WorkQueue  # how many passes may write at the same time
-    served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster has
-    unknown: Callable[[], frozenset[str]] = frozenset  # those of which that is not known
+    work_queue: WorkQueue  # bounds the number of concurrent reconciles
+    served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster serves
+    unknown: Callable[[], frozenset[str]] = frozenset  # optional kinds for which no answer has come yet
     metrics: Metrics = field(default_factory=Metrics)
-    redis: Callable[[], ObservedRedis | None] = lambda: None  # with which credentials services reach the index
+    redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
 
 
 class Reconciler:
-    """One service by namespace and name. `wake()` from anywhere in the event loop; `run()` ends when the service is gone."""
+    """Reconciles one service. `wake()` may be called anywhere in the event loop. `run()` returns when the service is gone."""
 
     def __init__(self, owner: Owner, dependencies: Dependencies) -> None:
         self._owner = owner
@@ -106,7 +109,7 @@ class Reconciler:
                 except ServiceGone:
                     return
                 except Conflict:
-                    wait = CONFLICT_DELAY  # the watch is about to show what the pass had not seen
+                    wait = CONFLICT_DELAY  # the watch is about to deliver the version that this reconcile had not seen
                 except Exception as error:
                     failures += 1
                     self._dependencies.metrics.count_error(error)
@@ -120,7 +123,7 @@ class Reconciler:
             self._stop_polling()
 
     async def _sleep(self, wait: float | None) -> None:
-        """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
+        """Sleep until woken, or for `wait` seconds (None: only until woken). Then let a burst of events settle."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._wake_event.wait()
@@ -128,12 +131,15 @@ class Reconciler:
         self._wake_event.clear()
 
     def _has_unobserved_edit(self) -> bool:
-        """The status does not speak of the present spec yet: somebody is waiting for this pass."""
+        """Return whether the status describes an older spec: a user is waiting for this reconcile."""
         body = self._dependencies.cache.service(self._owner)
         return body is not None and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]
 
     async def reconcile(self) -> float | None:
-        """Bring the cluster one step nearer. Returns the seconds until it is worth looking again; None: when something changes."""
+        """Bring the cluster one step nearer to `desired`.
+
+        Returns the seconds until the next reconcile, or None where only a change makes one due. Raises ServiceGone and Conflict.
+        """
         body = self._dependencies.cache.service(self._owner)
         if body is None or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]}")
@@ -141,7 +147,7 @@ class Reconciler:
         try:
             service = InferenceService.parse(body)
         except InvalidManifest as error:
-            # Accepted by another version's CRD. Say it; whatever runs stays as it is.
+            # The CRD of another version accepted this spec. Report the error and leave the running children unchanged.
             unread = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}})
             return await self._keep_running(body, unread, Cause("InvalidSpec", str(error), fault=True))
         if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
@@ -152,9 +158,9 @@ class Reconciler:
         if deletion_costs.scales_down(plan.objects, observed):
             for pod in await deletion_costs.update_deletion_costs(self._dependencies.cluster, self._dependencies.prober.demand, observed):
                 self._dependencies.cache.put(pod)
-        # A route is made when its pool can be; where that is not known, the one that leads here stays.
+        # The HTTPRoute is kept while it is unknown whether the cluster serves its InferencePool.
         refusals = await applier.converge(plan.objects, keep=_OPTIONAL_KINDS if self._dependencies.unknown() else ())
-        if refusals or self._dependencies.cache.versions(self._owner) != before:  # the status speaks of what is there now
+        if refusals or self._dependencies.cache.versions(self._owner) != before:  # the status describes the present objects
             observed = self._observe(service, refusals)
             plan = desired(service, observed, self._dependencies.settings, datetime.now(UTC))
         if not plan.servable:
@@ -172,13 +178,13 @@ class Reconciler:
         return self._next_reconcile(plan, refused=bool(refusals))
 
     async def _keep_running(self, body: Mapping[str, Any], service: InferenceService, problem: Cause) -> float | None:
-        """A spec that is not followed: what runs stays as it is, and is told of."""
+        """Report a spec that cannot be followed, and leave the running children unchanged."""
         self._probe = None
         self._stop_probing()
         self._canary.stop()
         self._demand.stop()
         observed = self._observe(service)
-        if self._applier is not None and observed.deployments:  # a rotation does not wait for a better spec
+        if self._applier is not None and observed.deployments:  # a rotation of credentials does not wait for a valid spec
             await self._applier.write_secrets(redis.objects(service, self._dependencies.settings, observed.redis))
         status, wake_at = refused_spec.build_status(service, problem, observed, datetime.now(UTC))
         self._follow_pollers(observed, status)
@@ -186,7 +192,7 @@ class Reconciler:
         return None if wake_at is None else max(0.1, wake_at - time.time())
 
     def _follow_pollers(self, observed: Observed, status: ServiceStatus) -> None:
-        """What the status says of routers and pods, they are asked for."""
+        """Poll the index, the loading progress and the pod events that the status reports."""
         self._index.follow(choose_router(observed.pods), known=status.index is not None)
         self._loading.follow(pods_to_poll(observed.stable.pods))
         self._pod_events.follow(observed.pods)
@@ -198,7 +204,7 @@ class Reconciler:
         return max(0.1, min(looks)) if looks else None
 
     def _applier_for(self, uid: str) -> Applier:
-        """A service deleted and made again under its name is another service."""
+        """Return the applier of this uid: a service that was deleted and created again under its name is another service."""
         if self._applier is None or self._applier.uid != uid:
             self._applier = Applier(self._dependencies.cluster, self._dependencies.cache, *self._owner, uid)
             self._probe = self._decision = None
@@ -206,7 +212,7 @@ class Reconciler:
         return self._applier
 
     def _stop_polling(self) -> None:
-        """Nobody is asked anything for this service any more, until a pass finds reason to."""
+        """Stop all probes and pollers of this service until a reconcile starts them again."""
         self._stop_probing()
         for watch in (self._index, self._pod_events, self._canary, self._loading, self._demand):
             watch.stop()
@@ -249,13 +255,13 @@ class Reconciler:
     async def _probe_once(self, target: ProbeTarget, generation: int) -> None:
         try:
             problem = await self._dependencies.prober.complete(target)
-        except Exception as error:  # whatever it is: a request without an end would keep the service from ever being asked again
+        except Exception as error:  # any error: an unfinished probe would block all later probes of this service
             problem = f"{type(error).__name__}: {error}"
         self._dependencies.metrics.count_probe(problem)
         before = self._probe.attempts if self._probe is not None and self._probe.generation == generation else 0
         self._probe = ProbeResult(generation, not problem, problem, before + 1 if problem else 0, time.time())
         self._probe_task = None
-        self._index.poll_soon()  # before its first request a router may not have asked the index at all
+        self._index.poll_soon()  # a router may not have used the index before its first request
         self.wake()
 
     async def _write_status(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:

@@ -1,8 +1,8 @@
-"""What becomes of a canary: tried, promoted or rolled back. Pure, and without memory.
+"""Plans a canary: run, promote or roll back. Pure, and without memory.
 
-Everything is read from the children. What the main Deployment runs is the old revision; that it runs the wanted one means that it was
-promoted. Since when a canary is judged its pods tell, by when they became ready. How it fares the routers count, from when they learned of
-this very revision. That it was rolled back stands on its ControllerRevision. So an operator may end at any step, and the next one goes on.
+All state is read from the children. The main Deployment runs the old revision; once it runs the wanted one, the canary was promoted. The
+judgement starts when the canary's pods became ready. Routers count its results from when they learned of this revision. A rollback is
+stored on its ControllerRevision. So an operator may stop at any step, and the next one continues.
 """
 
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ from fairlead_operator.rollout.strategy import revision_of
 
 @dataclass(frozen=True)
 class CanaryPlan:
-    """What a pass makes of the canary."""
+    """The canary's part in one reconcile."""
 
     sides: Sides = ONE_SIDE
-    cause: Cause | None = None  # why the wanted revision is not everybody's yet
+    cause: Cause | None = None  # why not all workers run the wanted revision yet
     status: CanaryStatus | None = None
     wake_at: float | None = None  # seconds since the epoch
 
@@ -35,7 +35,7 @@ NO_TRIAL = CanaryPlan()
 
 
 def plan_canary(service: InferenceService, observed: Observed, now: datetime) -> CanaryPlan:
-    """A canary begins when the main Deployment runs another revision than the wanted one, and ends by what is seen of it."""
+    """Plan the canary. It starts when the main Deployment runs another revision than the wanted one, and ends by its results."""
     asked, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
     trial = _Trial.of(service, observed)
     if asked is None or not trial.running or service.spec.rollout.revision is not None:
@@ -71,7 +71,7 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
     report = seen.report if seen is not None and seen.report.speaks_of(trial.split) else None
     enough = report is not None and report.canary.requests >= asked.min_requests
     if report is not None and enough and (problem := error_problem(report, asked)):
-        return trial.fail(problem)  # whoever fails requests is not given the rest of its time
+        return trial.fail(problem)  # a failing canary does not get the rest of its time
     if asked.manual:
         return trial.hold("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
     due = since + asked.pause_seconds
@@ -88,7 +88,7 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
 
 
 def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
-    """Its pods have as long as any rollout: spec.rollout.progressDeadline."""
+    """Plan for a canary that is not ready. Its pods have as long as any rollout: spec.rollout.progressDeadline."""
     pods = [pod for pod in observed.pods if is_canary(pod) and revision_of(pod) == trial.wanted]
     cause = causes.of_pods(pods, names.WORKER, trial.wanted)
     text = f": {cause.message}" if cause is not None else ""
@@ -99,7 +99,7 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
     available = conditions.get("Available", {})
     made = min(
         (parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
-    )  # the condition may be of a canary before it
+    )  # the condition may describe an earlier canary
     late = max(parse_time(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
     unavailable = available.get("status") == "False"
     replicas = Replicas.of(deployment, trial.size)
@@ -116,14 +116,14 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
 
 @dataclass(frozen=True)
 class _Trial:
-    """The revisions concerned, and what may be made of them."""
+    """The revisions of the trial, and the plans that can follow."""
 
     service: InferenceService
     wanted: str
     running: str  # of the main Deployment's template; empty: there is none
-    present: bool  # the canary's Deployment is of the wanted revision
-    started: bool  # there is a canary's Deployment, of this or another revision
-    size: int  # pods of the canary; with the service at zero, none
+    present: bool  # the canary's Deployment has the wanted revision
+    started: bool  # the canary's Deployment exists, with this or another revision
+    size: int  # canary pods; 0 for a service that is scaled to zero
     uid: str = ""  # of the canary's Deployment
     live: Body = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class _Trial:
         return Split(self.wanted, asked.weight, self.uid) if asked is not None else Split()
 
     def hold(self, phase: str, text: str, *, keep: bool = True, wake_at: float | None = None) -> CanaryPlan:
-        """The main Deployment stays; the canary is there, unless `keep` says no."""
+        """Keep the main Deployment unchanged, and the canary too, unless `keep` is False."""
         split = self.split if keep else Split()
         sides = Sides(self.running, self.live, self.size if keep else None, split)
         name = self.service.name
@@ -150,7 +150,7 @@ class _Trial:
         return CanaryPlan(sides, Cause("Canary", message, fault=False), self._status(phase, split.weight), wake_at)
 
     def fail(self, why: str) -> CanaryPlan:
-        """Rolled back: the main Deployment stays as it is until the spec changes."""
+        """Roll back: the main Deployment stays unchanged until the spec changes."""
         name = self.service.name
         message = (
             f"canary {name}-{self.wanted} was rolled back, {name}-{self.running} serves: {why}. Edit the spec, or try it again: "
@@ -161,7 +161,7 @@ class _Trial:
         return CanaryPlan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
     def promote(self) -> CanaryPlan:
-        """The main Deployment gets the wanted revision; the canary serves on until that is complete."""
+        """Give the main Deployment the wanted revision. The canary serves until that rollout is complete."""
         if not self.present:
             return NO_TRIAL
         return CanaryPlan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
@@ -171,7 +171,7 @@ class _Trial:
 
 
 def _last_good(service: InferenceService, observed: Observed, wanted: str) -> str:
-    """Somebody has deleted the main Deployment: it must not come back as what was just rolled back. The revision used last beside that."""
+    """Return the revision for a main Deployment that was deleted after a rollback: the one used last, except the one rolled back."""
     others = [one for one in observed.revisions if belongs_to(one, service, names.WORKER) and not failure_of(one)]
     newest = max(others, key=lambda one: int(one.get("revision") or 0), default=None)
     if newest is None or not failure_of(find(service, names.WORKER, wanted, observed.revisions)):
@@ -184,31 +184,31 @@ def _template(deployment: Body | None) -> Body:
 
 
 def _size(deployment: Body | None) -> int:
-    """Pods that it is to have, whoever decides it."""
+    """Return the wanted pods, whether the user or an autoscaler sets them."""
     return int(((deployment or {}).get("spec") or {}).get("replicas") or 0)
 
 
 def _established(main: Body) -> bool:
-    """Whether the old revision is worth comparing with: a first one that never served is simply replaced by its correction."""
+    """Return whether the old revision can serve as a baseline. A first revision that never served is replaced without a canary."""
     status = main.get("status") or {}
     progress = [one.get("reason") for one in status.get("conditions") or [] if one["type"] == "Progressing"]
     return bool(status.get("readyReplicas")) or "NewReplicaSetAvailable" in progress
 
 
 def _serves_already(observed: Observed, revision: str) -> bool:
-    """Whether workers of this revision are still there: an edit that is taken back in the middle of a rollout goes back at once."""
+    """Return whether workers of this revision are still ready: an edit that is reverted during a rollout needs no canary."""
     return any(ready_at(pod) is not None and revision_of(pod) == revision and not is_canary(pod) for pod in _workers(observed))
 
 
 def _routers_know(service: InferenceService, observed: Observed) -> bool:
-    """Whether every router is one that splits."""
+    """Return whether every router supports the split."""
     deployment = observed.deployments.get(names.ROUTER)
     routers = Replicas.of(deployment, service.spec.routing.replicas)
     return revision_of(_template(deployment)) == router_revision(service) and routers.rolled_out
 
 
 def _ready_since(observed: Observed, revision: str, size: int) -> float | None:
-    """When the last of the canary's pods that are wanted became ready; None: they are not."""
+    """Return when the last of the wanted canary pods became ready; None: not all are."""
     since = sorted(
         at for pod in _workers(observed) if is_canary(pod) and revision_of(pod) == revision and (at := ready_at(pod)) is not None
     )

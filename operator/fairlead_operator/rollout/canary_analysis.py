@@ -1,14 +1,14 @@
-"""Is a canary worse than what it would replace? In words for people, or nothing."""
+"""Judges whether a canary is worse than the old revision. Returns the reason for people, or an empty string."""
 
 from fairlead_common.canary_split import Side, SplitReport
 from fairlead_operator.api.canary import Canary
 
-NOISE = 0.01  # seconds: a difference of first tokens below this is nobody's complaint
+NOISE = 0.01  # seconds: a smaller difference in time to first token is ignored
 QUANTILES = (0.5, 0.9)
 
 
 def error_problem(report: SplitReport, asked: Canary) -> str:
-    """Its share of failed requests against the other side's: what fails everywhere (a flood of bad requests) is no fault of it."""
+    """Compare the shares of failed requests. A failure on both sides, such as a flood of invalid requests, is not the canary's."""
     canary, stable = report.canary, report.stable
     if canary.error_rate <= stable.error_rate + asked.max_error_rate:
         return ""
@@ -17,7 +17,7 @@ def error_problem(report: SplitReport, asked: Canary) -> str:
 
 
 def ttft_problem(report: SplitReport, asked: Canary) -> str:
-    """Its time to first token against the other side's, where both have been measured."""
+    """Compare the times to first token, where both were measured."""
     canary, stable = report.canary.ttft, report.stable.ttft
     if not canary.count or not stable.count:
         return ""
@@ -32,14 +32,14 @@ def ttft_problem(report: SplitReport, asked: Canary) -> str:
 
 
 def figures(report: SplitReport | None) -> str:
-    """What was seen so far, coarse: a figure that changes with every look would be written with every look."""
+    """Return the results so far. They are coarse: a figure that changes with every poll would be written with every poll."""
     if report is None or not report.canary.requests:
         return "; it has had no requests yet"
     return f"; of {_about(report.canary.requests)} requests {_about(report.canary.errors)} failed"
 
 
 def _about(count: int) -> str:
-    """To one digit: 7, over 40, over 3000."""
+    """Round to one digit: 7, over 40, over 3000."""
     if count < 10:
         return str(count)
     size = 10 ** (len(str(count)) - 1)

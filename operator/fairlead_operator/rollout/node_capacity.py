@@ -1,4 +1,4 @@
-"""Is there room for one more worker? Told by the scheduler's words on pods that wait for a node, and by the quota that refuses one."""
+"""Whether a node has capacity for one more worker, from the scheduler's messages on pending pods and from refusals by a quota."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.objects import Body, component_of, parse_time
 
-# What a worker that leaves its node gives back, in the words of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
-# PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Where none of them stands, a drained worker would be lost
-# for nothing: no node fits, whoever leaves.
+# What a worker that leaves its node frees, in the messages of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
+# PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Without any of them, draining a worker would gain nothing:
+# no node fits in any case.
 _GIVEN_BACK = (
     "insufficient",
     "too many pods",
@@ -24,15 +24,15 @@ _GIVEN_BACK = (
 
 @dataclass(frozen=True)
 class PendingWorkers:
-    """New workers that have no node, or may not be made."""
+    """New workers that have no node, or that may not be created."""
 
-    since: float  # seconds since the epoch: the first of them
-    words: str  # the scheduler's, or the quota's
-    drain_helps: bool  # a worker that goes gives back what is missing
+    since: float  # seconds since the epoch, of the first of them
+    words: str  # the scheduler's or the quota's message
+    drain_helps: bool  # a worker that leaves frees what is missing
 
 
 def find_pending(pods: Iterable[Body], deployment: Body, wanted: int) -> PendingWorkers | None:
-    """`pods`: the living workers of the wanted revision, which the Deployment makes. None: all of them have a node."""
+    """Return the pending workers; None: all have a node. `pods`: the running workers of the wanted revision."""
     found = [one for one in (_unscheduled(pod) for pod in pods) if one is not None]
     quota = _over_quota(deployment, wanted)
     if quota is not None:
@@ -55,7 +55,7 @@ def _unscheduled(pod: Body) -> PendingWorkers | None:
 
 
 def _over_quota(deployment: Body, wanted: int) -> PendingWorkers | None:
-    """The namespace's quota lets no further pod be made: it counts those that go until they are gone."""
+    """Return a refusal by the namespace's quota, which counts terminating pods until they are gone."""
     status = deployment.get("status") or {}
     if int(status.get("updatedReplicas") or 0) >= wanted:
         return None
@@ -67,10 +67,10 @@ def _over_quota(deployment: Body, wanted: int) -> PendingWorkers | None:
 
 
 class DepartureTracker:
-    """Since when no worker has left, as far as this process has seen: the scheduler needs a moment to use what one gave back.
+    """Tracks when a worker last left, as far as this process knows: the scheduler needs a moment to use the freed capacity.
 
-    The one thing about rollouts that children do not tell. A process that has just started counts from its start, so that forgetting
-    makes a wait longer and never shorter.
+    This is the only state of rollouts that children do not show. A new process counts from its start, so lost state makes a wait longer and
+    never shorter.
     """
 
     def __init__(self, now: float) -> None:

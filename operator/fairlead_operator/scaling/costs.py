@@ -1,4 +1,4 @@
-"""Which pod a smaller fleet can spare: `controller.kubernetes.io/pod-deletion-cost`, by which the ReplicaSet controller chooses. Pure."""
+"""Computes `controller.kubernetes.io/pod-deletion-cost`, by which the ReplicaSet controller chooses the pod to delete. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ from fairlead_operator.scaling.demand import RouterReport, WorkerReport
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 ANSWER_TOKENS = 256
-"""What an answer under way still costs, its length not being known: a pod that drains keeps its GPU until the last is done."""
+"""Assumed cost of a running answer, whose length is unknown: a pod that drains keeps its GPU until the last answer is complete."""
 MAX_COST = 2**31 - 1
 
 
 def deletion_costs(pods: Iterable[Body], reports: Iterable[RouterReport | None]) -> dict[str, int]:
-    """Tokens by pod name: what its KV has saved lately, as far as no other pod holds the same, and what it has to finish.
+    """Return the cost in tokens by pod name: recent cache hits, as far as no other pod holds the same KV, and the remaining work.
 
-    Empty where no router says anything. A pod that no router knows of costs nothing; one that drains already is left out.
+    Empty where no router answered. A pod that no router knows costs nothing. A pod that drains already is left out.
     """
     received = [report for report in reports if report is not None]
     if not received:
@@ -30,7 +30,7 @@ def deletion_costs(pods: Iterable[Body], reports: Iterable[RouterReport | None])
 
 
 def pods_to_annotate(pods: Iterable[Body], costs: Mapping[str, int]) -> list[Body]:
-    """The pods that do not say it yet."""
+    """Return the pods whose annotation differs from their cost."""
     return [pod for pod in pods if pod["metadata"]["name"] in costs and _current_cost(pod) != str(costs[pod["metadata"]["name"]])]
 
 

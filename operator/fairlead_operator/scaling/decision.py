@@ -1,4 +1,4 @@
-"""The number of workers, from the one that is and what was needed lately. Pure."""
+"""Decides the number of workers from the present number and the recent recommendations. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from fairlead_operator.scaling.recommendation import WINDOW
 
 
 def decide(scaling: Scaling, current: int | None, recommendations: Sequence[Recommendation]) -> SizeDecision:
-    """`current`: what the Deployment says, None before there is one. `needs`: oldest first; none are known after the operator's restart.
+    """Return the size. `current`: the Deployment's size, None before it exists. `recommendations`: oldest first, none after a restart.
 
-    Up when it was needed for a whole window (so the newest need is that of the whole step, and noise does nothing), from zero at once.
-    Down to the most that was needed in the time of stabilization. To zero when nobody asked for long enough.
+    Scale up when every recommendation of a whole window asks for it: then the newest covers the whole step, and noise has no effect.
+    From zero scale up without delay. Scale down to the highest recommendation of the stabilization window, and to zero after the idle time.
     """
     if current is None:
-        return SizeDecision(max(1, scaling.min), "first worker")  # a service proves that it serves before it may go to zero
+        return SizeDecision(max(1, scaling.min), "first worker")  # a service must prove that it serves before it may scale to zero
     wanted, why = _unbounded(scaling, scaling.within(current), recommendations)
     bounded = scaling.within(wanted)
     if bounded == current:
@@ -48,7 +48,7 @@ def _unbounded(scaling: Scaling, current: int, recommendations: Sequence[Recomme
 
 
 def recent_recommendations(recommendations: Sequence[Recommendation], seconds: float) -> Sequence[Recommendation]:
-    """Those of the last `seconds`, and the one before, which held until the first of them."""
+    """Return those of the last `seconds`, and the one before, which was valid until the first of them."""
     oldest = recommendations[-1].at - seconds if recommendations else 0.0
     first = next((number for number, one in enumerate(recommendations) if one.at > oldest), 0)
     return recommendations[max(0, first - 1) :]

@@ -1,4 +1,4 @@
-"""What routers report (`GET /fairlead/demand`), and what it comes to for the whole service."""
+"""The routers' reports (`GET /fairlead/demand`), and their sum for the whole service."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,21 +9,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One worker, as one router sees it. Rates and times are 0 where they are not known."""
+    """One worker, as one router sees it. Unknown rates and times are 0."""
 
     pod: str
     address: str
     usable: bool
     running: int
     waiting: int
-    backlog_tokens: int  # prompt tokens to compute, as the worker says
-    pending_tokens: int  # of this router's requests that the worker has not begun to answer
+    backlog_tokens: int  # prompt tokens to compute, as the worker reports
+    pending_tokens: int  # of this router's requests that the worker has not started to answer
     step_seconds: float
     max_running: int
-    pages_used: int  # by requests; what is only cached can be evicted
+    pages_used: int  # by requests; pages that are only cached can be evicted
     pages_total: int
-    hit_tokens: float  # prompt tokens that its cache has saved lately
-    unique_share: float | None  # of what it holds, the share that no other worker does
+    hit_tokens: float  # prompt tokens that its cache saved recently
+    unique_share: float | None  # of its cached tokens, the share that no other worker holds
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class RouterReport:
     """One router's answer."""
 
     idle_seconds: float
-    active: int  # requests, waiting ones too
+    active: int  # requests, including waiting ones
     queued: int
     queued_tokens: int
     requests_per_second: float
     prompt_tokens_per_second: float
     cached_share: float
     answer_seconds: float
-    prefill_rate: float  # tokens a second of one worker, the last that was measured; 0: never
+    prefill_rate: float  # tokens per second of one worker, last measured; 0: never
     workers: tuple[WorkerReport, ...]
 
     @classmethod
     def of(cls, page: Mapping[str, Any]) -> "RouterReport":
-        """Raises ValueError, KeyError or TypeError for what is no such page."""
+        """Parse a report. Raises ValueError, KeyError or TypeError for any other page."""
         return cls(
             idle_seconds=float(page["idle_seconds"]),
             active=int(page["active"]),
@@ -64,23 +64,23 @@ class RouterReport:
 
 @dataclass(frozen=True)
 class Demand:
-    """All routers together."""
+    """The sum over all routers."""
 
-    complete: bool  # every router has answered: only then less may be concluded than was heard
+    complete: bool  # every router has answered: otherwise the demand is a lower bound
     idle_seconds: float
     active: int
     queued: int
-    queued_tokens: float  # to compute: without what caches will probably hold
+    queued_tokens: float  # to compute: without the expected cache hits
     requests_per_second: float
     tokens_per_second: float  # to compute
     answer_seconds: float  # of one answer, from its first byte to its end
     prefill_rate: float  # of one worker; 0: never measured
-    workers: tuple[WorkerReport, ...]  # usable ones: what drains takes nothing any more
-    backlog_tokens: float  # to compute, given to workers or waiting for them
+    workers: tuple[WorkerReport, ...]  # usable ones: a draining worker accepts no requests
+    backlog_tokens: float  # to compute: assigned to workers, or queued
 
     @classmethod
     def of(cls, reports: Iterable[RouterReport | None]) -> "Demand":
-        """None: a router that has not answered."""
+        """Add up the reports. None: a router that has not answered."""
         all_reports = list(reports)
         received = [report for report in all_reports if report is not None]
         prompts = sum(report.prompt_tokens_per_second for report in received)

@@ -1,8 +1,8 @@
-"""How many workers the present demand needs: from tokens that come and wait, and from what a worker was measured to do. Pure.
+"""Computes how many workers the demand needs, from arriving and waiting tokens and from measured rates. Pure.
 
-More are needed when the expected wait for a worker's start on a prompt leaves less of the target than the prompt's own computation takes:
-then as many as can compute what comes, at a load at which a queue stays as short as the target asks (the mean wait of an M/D/1 queue,
-Pollaczek and Khinchine), and work off what has piled up. Below the target nothing is ever added, however busy the workers are.
+More workers are needed when the expected wait before prefill leaves less of the TTFT target than the prompt's own prefill takes. Then as many
+are recommended as prefill the arriving prompts at a load that keeps the queue as short as the target requires (the mean wait of an
+M/D/1 queue, Pollaczek and Khinchine), and to work off the backlog. Below the target no worker is added, however busy the workers are.
 """
 
 import math
@@ -12,31 +12,33 @@ from statistics import fmean
 from fairlead_operator.observed import Recommendation
 from fairlead_operator.scaling.demand import Demand
 
-WINDOW = 15.0  # seconds: routers average what comes over as many, so a step of load is whole after that time
-MAX_LOAD, MIN_LOAD = 0.8, 0.3  # of a worker's measured rate: noise is never given less room, and no target asks for more
+WINDOW = 15.0  # seconds over which routers average arrivals, so that a step of load is complete after that time
+MAX_LOAD, MIN_LOAD = 0.8, 0.3  # of a worker's measured rate: noise always has this headroom, and no target requires more
 FULL_SHARE = 0.9  # of the requests that a worker can run
-SCALE_DOWN_SHARE = 0.8  # a smaller fleet must do with this part of what it could: between the two sizes nothing is changed
-MIN_WAIT_SHARE = 0.25  # of the target is left for waiting, where the prompts alone take longer than it
-CATCH_UP_FACTOR = 5.0  # times the seconds until more workers serve: what has piled up by then is gone, and causes no second raise
+SCALE_DOWN_SHARE = 0.8  # a smaller pool must do with this share of its capacity: hysteresis between two sizes
+MIN_WAIT_SHARE = 0.25  # of the target stays for waiting, where the prefill alone takes longer
+CATCH_UP_FACTOR = 5.0  # times the seconds until more workers serve: the backlog is gone by then, and causes no second scale-up
 
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """The workers. `start_seconds`: from a pod's creation to its readiness, as pods have shown it."""
+    """The workers. `start_seconds`: from a pod's creation to its readiness, as measured on pods."""
 
     wanted: int
     ready: int
     start_seconds: float
-    serving_since: float = 0.0  # seconds since the epoch, of the worker that is ready for longest; infinity: none is
+    serving_since: float = 0.0  # seconds since the epoch when the longest-ready worker became ready; infinity: none is ready
 
     def idle(self, seconds: float, at: float) -> float:
-        """Of `seconds` without a request, those in which a worker could have served one: one that loads for longer than an idle service
-        is kept would otherwise be taken away before it ever did."""
+        """Return the part of `seconds` without a request in which a worker was ready.
+
+        Otherwise a worker that loads for longer than the idle time would be removed before it ever served.
+        """
         return max(0.0, min(seconds, at - self.serving_since))
 
 
 def recommend(demand: Demand, pool: WorkerPool, target: float, at: float) -> Recommendation:
-    """`target`: seconds to the first token. A silent router's part is missing in `demand`: what is needed is then at least this much."""
+    """Return the sizes for `target`, the seconds to the first token. Without some router's report `demand` is a lower bound."""
     has_requests, had_requests = demand.active > 0 or demand.queued > 0, demand.requests_per_second > 0
     if pool.wanted == 0:
         waking = max(1, math.ceil(_steady_workers(demand, target))) if has_requests or had_requests else 0
@@ -54,8 +56,8 @@ def recommend(demand: Demand, pool: WorkerPool, target: float, at: float) -> Rec
 
 
 def _scale_up_target(demand: Demand, pool: WorkerPool, target: float) -> tuple[int, str]:
-    """0 where nothing more is needed, and why otherwise."""
-    starting = pool.ready < pool.wanted  # what piles up meanwhile is for those that come: counted again it would call for ever more
+    """Return the size and the reason; 0 where no more workers are needed."""
+    starting = pool.ready < pool.wanted  # the backlog is for the starting workers: counting it again would add workers without end
     workers, rate = len(demand.workers), demand.prefill_rate
     if workers and rate:
         own = _prefill_seconds(demand) + fmean(one.step_seconds for one in demand.workers)
@@ -76,24 +78,24 @@ def _scale_up_target(demand: Demand, pool: WorkerPool, target: float) -> tuple[i
 
 
 def _prefill_seconds(demand: Demand) -> float:
-    """Seconds in which a worker computes a prompt of mean length."""
+    """Return the seconds in which a worker prefills a prompt of mean length."""
     if not demand.requests_per_second or not demand.prefill_rate:
         return 0.0
     return demand.tokens_per_second / demand.requests_per_second / demand.prefill_rate
 
 
 def _steady_workers(demand: Demand, target: float) -> float:
-    """Workers for the prompts that come."""
+    """Return the workers that the arriving prompts need."""
     if not demand.prefill_rate:
         return 0.0
     own = _prefill_seconds(demand)
-    wait = max(target - own, MIN_WAIT_SHARE * target) / 2  # the mean: some wait longer
+    wait = max(target - own, MIN_WAIT_SHARE * target) / 2  # the mean: some requests wait longer
     load = max(MIN_LOAD, min(MAX_LOAD, 2 * wait / (2 * wait + own)))
     return demand.tokens_per_second / (demand.prefill_rate * load)
 
 
 def _decode_workers(demand: Demand) -> float:
-    """Workers for the answers that run at once: those that do, or that will (Little's law)."""
+    """Return the workers that concurrent answers need: the present ones, or the expected ones (Little's law)."""
     room = _capacity(demand)
     if not room:
         return 0.0
@@ -102,7 +104,7 @@ def _decode_workers(demand: Demand) -> float:
 
 
 def _capacity(demand: Demand) -> float:
-    """Answers that one worker can run at once: by its own limit, and by the pages that answers take; 0: unknown."""
+    """Return the answers that one worker can run at once, by its own limit and by the pages that answers take; 0: unknown."""
     limits = [float(one.max_running) for one in demand.workers if one.max_running]
     running, used = sum(one.running for one in demand.workers), sum(one.pages_used for one in demand.workers)
     if running and used:

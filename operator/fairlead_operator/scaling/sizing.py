@@ -1,4 +1,4 @@
-"""The size that the autoscaler decides, put where everything else finds it: in the spec that objects and status are made from. Pure."""
+"""Puts the autoscaler's decision into the spec from which objects and status are built. Pure."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from fairlead_operator.scaling.state import current_size
 
 
 def apply_size(service: InferenceService, observed: Observed) -> tuple[InferenceService, SizeDecision | None]:
-    """The service with the number of workers decided. As it is, and None, where `spec.replicas` says it."""
+    """Return the service with the decided number of workers; unchanged and None, where `spec.replicas` decides."""
     if service.spec.scaling is None or service.spec.scaling.target is None:
         return service, None
     decision = decide(service.spec.scaling, current_size(observed), observed.recommendations)
@@ -20,7 +20,7 @@ def apply_size(service: InferenceService, observed: Observed) -> tuple[Inference
 def add_scaling_status(
     status: ServiceStatus, service: InferenceService, observed: Observed, decision: SizeDecision | None
 ) -> ServiceStatus:
-    """With `status.scaling`: the reason of the last change stays until the next one."""
+    """Return the status with `status.scaling`. The reason of the last change stays until the next one."""
     if decision is None:
         return status
     before = service.status.scaling

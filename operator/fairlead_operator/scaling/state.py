@@ -1,4 +1,4 @@
-"""How the service's workers stand, as the cluster shows it: what needs are reckoned against, and what routers tell those that wait."""
+"""The state of a service's workers, for recommendations and for the hint that routers give to waiting clients."""
 
 import math
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from fairlead_operator.observed import Observed
 from fairlead_operator.scaling.recommendation import WorkerPool
 
 START_SECONDS, MIN_START_SECONDS, MAX_START_SECONDS = 60.0, 5.0, 900.0
-"""Of a worker, where none has shown it yet; and what is believed of what they show."""
+"""Seconds: assumed where no worker has shown it yet, and the bounds of what is measured."""
 
 
 @dataclass(frozen=True)
 class ScalingState:
-    """Of a service with `spec.scaling.target`."""
+    """The workers of a service with `spec.scaling.target`."""
 
     scaling: Scaling
     pool: WorkerPool
-    began: float  # seconds since the epoch: when the oldest worker that is not ready was made; 0: there is none
+    began: float  # seconds since the epoch: creation of the oldest worker that is not ready; 0: there is none
     reason: str  # why it is not ready, in one word
-    has_fault: bool = False  # by a fault: waiting alone will not make it ready
+    has_fault: bool = False  # waiting alone will not make it ready
 
     def hint(self, now: float) -> dict[str, Any]:
-        """For a router's query: how far the workers are that are being started."""
+        """Return a router's query parameters: the progress of the starting workers."""
         starting = max(0, self.pool.wanted - self.pool.ready)
         seconds = round(now - self.began) if self.began and starting else 0
         reason, advancing = (self.reason, int(not self.has_fault)) if starting else ("", 0)
@@ -34,7 +34,7 @@ class ScalingState:
 
 
 def current_size(observed: Observed) -> int | None:
-    """The state of the autoscaler: what the workers' Deployment says; None before there is one."""
+    """Return the autoscaler's state: the size of the workers' Deployment; None before it exists."""
     deployment = observed.deployments.get(names.WORKER)
     if deployment is None:
         return None
@@ -42,7 +42,7 @@ def current_size(observed: Observed) -> int | None:
 
 
 def scaling_state(service: InferenceService, observed: Observed, revision: str = "") -> ScalingState | None:
-    """None for a service whose size others decide, or that has no Deployment yet. A canary's pods come and go by themselves."""
+    """Return the state; None where others decide the size, or without a Deployment. Canary pods do not count."""
     size = current_size(observed)
     if service.spec.scaling is None or service.spec.scaling.target is None or size is None:
         return None

@@ -12,7 +12,7 @@ def find(conditions: Sequence[Condition], type_: str) -> Condition | None:
 
 
 class Conditions:
-    """The conditions of one service at one moment, beside those that were written before."""
+    """The new conditions of one service, built beside the previous ones."""
 
     def __init__(self, before: Sequence[Condition], generation: int, now: datetime) -> None:
         self._before = before
@@ -36,7 +36,7 @@ class Conditions:
         )
 
     def keep(self, type_: str) -> None:
-        """As it was, with the generation that it was said of."""
+        """Keep the previous condition, with the generation that it describes."""
         old = find(self._before, type_)
         if old is not None:
             self.items.append(old)

@@ -1,4 +1,4 @@
-"""Condition `GatewayReady`: whether the cluster has what `spec.exposure.gateway` asks for, and what the gateway says of the route. Pure."""
+"""Condition `GatewayReady`: whether the cluster serves what the spec needs, and whether the gateway accepts the route. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _MISSING = {
 
 
 def build_condition(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
-    """(truth, reason, message) of GatewayReady; None for a service without a gateway."""
+    """Return (truth, reason, message) of GatewayReady; None for a service without a gateway."""
     gateway_ref = service.spec.exposure.gateway
     if gateway_ref is None:
         return None
@@ -34,7 +34,7 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
 
 
 def condition_of_live_route(observed: Observed) -> tuple[bool, str, str] | None:
-    """The same of the route that is there, where the spec cannot be followed; None where there is no route."""
+    """Return the same for the existing route, where the spec cannot be followed; None where there is no route."""
     route = observed.optional_objects.get(gateway.HTTP_ROUTE)
     parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)
     if route is None or parent is None:
@@ -43,7 +43,7 @@ def condition_of_live_route(observed: Observed) -> tuple[bool, str, str] | None:
 
 
 def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
-    """What the gateway of that name says."""
+    """Return what the gateway of that name reports."""
     parents = _parents(observed, gateway.HTTP_ROUTE)
     for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
         for refused in _refused_conditions(parent):
@@ -55,14 +55,14 @@ def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[b
 
 
 def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
-    """What is no work under way: something is missing, or was refused."""
+    """Return a cause where something is missing or was refused; None where the condition is True, or still waits for a controller."""
     if verdict is None or verdict[0] or verdict[1] == "Waiting":
         return None
     return Cause(verdict[1], verdict[2], fault=True)
 
 
 def _parents(observed: Observed, kind: str) -> list[Mapping[str, Any]]:
-    """What each gateway has said of the object of this kind."""
+    """Return what each gateway reports about the object of this kind."""
     status = (observed.optional_objects.get(kind) or {}).get("status") or {}
     return list(status.get("parents") or [])
 

@@ -1,7 +1,7 @@
-"""A LeaderWorkerSet, as everything that knows Deployments of workers sees it: its bounds and template, and the counts of its leaders. Pure.
+"""Presents a LeaderWorkerSet as a Deployment of workers: its bounds and template, and the counts of its leaders. Pure.
 
-LeaderWorkerSet's own status does not say of which spec it speaks, and it knows no deadline. So what is counted is the pods, each of which
-says its revision itself; and what does not get on for `spec.rollout.progressDeadline` is said to, as a Deployment's controller would.
+LeaderWorkerSet's status does not say which spec it describes, and has no deadline. So the pods are counted, each of which carries its
+revision. A group without progress for `spec.rollout.progressDeadline` is reported as stalled, as a Deployment's controller would do.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from fairlead_operator.rollout.strategy import DEPLOYMENT_REVISION, revision_of
 
 
 def with_group_as_deployment(service: InferenceService, observed: Observed, now: datetime) -> Observed:
-    """With the service's LeaderWorkerSet where others have the workers' Deployment."""
+    """Return `observed` with the service's LeaderWorkerSet in place of the workers' Deployment."""
     live = observed.optional_objects.get(KIND)
     if not grouped(service) or live is None:
         return observed
@@ -38,7 +38,7 @@ def with_group_as_deployment(service: InferenceService, observed: Observed, now:
 
 
 def with_live_group_as_deployment(observed: Observed) -> Observed:
-    """The same whatever the spec says, where it cannot be read: without a deadline."""
+    """Return the same without a deadline, for a spec that cannot be read."""
     live = observed.optional_objects.get(KIND)
     if live is None or names.WORKER in observed.deployments:
         return observed
@@ -46,7 +46,7 @@ def with_live_group_as_deployment(observed: Observed) -> Observed:
 
 
 def as_deployment(live: Body, pods: Iterable[Body]) -> dict[str, Any]:
-    """Of kind LeaderWorkerSet still, for the words that people read."""
+    """Return a Deployment's fields. The kind stays LeaderWorkerSet, because messages contain it."""
     spec, metadata = live["spec"], live["metadata"]
     template = (spec.get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
     present = [
@@ -77,13 +77,13 @@ def as_deployment(live: Body, pods: Iterable[Body]) -> dict[str, Any]:
 
 
 def _bounds(live: Body) -> Body:
-    """A rollout that is paused begins anew when it goes on: with a surge."""
+    """Return the rollout's bounds. A paused rollout starts again with a surge when it resumes."""
     bounds: Body = (live["spec"].get("rolloutStrategy") or {}).get("rollingUpdateConfiguration") or {}
     return SURGE if bounds.get("partition") == NOT_BELOW else bounds
 
 
 def _last_step(live: Body, pods: Iterable[Body]) -> float:
-    """When anything last happened that brings the groups nearer, in seconds since the epoch."""
+    """Return the time of the groups' last progress, in seconds since the epoch."""
     times = [last_written_at(live["metadata"]) or 0.0]
     for pod in pods:
         if component_of(pod) in names.pod_components(names.WORKER):

@@ -1,4 +1,4 @@
-"""`status.loading`, and what the Ready message says of a load: of the pod that is furthest behind. Pure."""
+"""`status.loading`, and the loading progress in the Ready message: of the slowest pod. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,13 +9,11 @@ from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, ready_at
 from fairlead_operator.observed import PHASES, ObservedLoading
 
-MAX_PODS = (
-    8  # pods of one service that are asked: the ones furthest behind look alike, and a thousand that start together are not all asked
-)
+MAX_PODS = 8  # polled pods of one service: the slowest ones look alike, and of a thousand starting pods not all are polled
 
 
 def pods_to_poll(pods: Iterable[Body]) -> dict[str, str]:
-    """Pod name → host:port of workers that run and are not ready; none of a service whose workers all are."""
+    """Return pod name → host:port of the workers that run and are not ready; empty once all are ready."""
     found: dict[str, str] = {}
     for pod in sorted(pods, key=lambda body: str(body["metadata"].get("name", ""))):
         metadata, status = pod["metadata"], pod.get("status") or {}
@@ -28,7 +26,7 @@ def pods_to_poll(pods: Iterable[Body]) -> dict[str, str]:
 
 
 def build_status(before: LoadingStatus | None, pods: Iterable[Body], seen: Mapping[str, ObservedLoading]) -> LoadingStatus | None:
-    """What to write; None when nothing loads. Before the first answer (a restarted operator) what was written stays."""
+    """Return the new status; None when nothing loads. Before the first answer, as after a restart, the previous one stays."""
     asked = pods_to_poll(pods)
     known = {pod: load for pod, load in seen.items() if pod in asked}
     if not asked:
@@ -40,7 +38,7 @@ def build_status(before: LoadingStatus | None, pods: Iterable[Body], seen: Mappi
 
 
 def add_progress(cause: Cause | None, loading: LoadingStatus | None) -> Cause | None:
-    """A cause that says only that something loads, with how far that is."""
+    """Return a cause of reason Loading with the progress in its message; any other cause unchanged."""
     if cause is None or loading is None or cause.reason != "Loading":
         return cause
     amount = f" of {format_size(loading.total_bytes)}" if loading.total_bytes else ""
@@ -49,7 +47,7 @@ def add_progress(cause: Cause | None, loading: LoadingStatus | None) -> Cause | 
 
 
 def format_size(count: int) -> str:
-    """Bytes for people: `12.1 GiB`."""
+    """Return bytes for people: `12.1 GiB`."""
     for unit, power in (("GiB", 30), ("MiB", 20)):
         if count >= 2**power:
             return f"{count / 2**power:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Conditions WeightsReady and PodTemplateValid: whether the workers have their model, and whether Kubernetes takes their pods. Pure."""
+"""Conditions WeightsReady and PodTemplateValid: whether the workers have loaded, and whether their pods are accepted. Pure."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from fairlead_operator.status.conditions import Conditions
 
 
 def set_weights_ready(conditions: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
-    """True while every wanted worker has its model in memory; otherwise what keeps one from it."""
+    """Set True while every wanted worker has its model in memory; otherwise report what prevents it."""
     pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not (pod.get("metadata") or {}).get("deletionTimestamp")]
     failed = next(
         (cause for cause in (causes.of_pod(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision))) if cause and cause.weights),
@@ -31,7 +31,7 @@ def set_weights_ready(conditions: Conditions, observed: Observed, workers: Repli
 
 
 def set_template_valid(conditions: Conditions, obstacle: Cause | None) -> None:
-    """`obstacle`: what Ready says. A template that is refused is the first thing that stands in the way, so nothing hides it."""
+    """Set the condition from `obstacle`, the cause that Ready reports. A refused template is the first obstacle, so no other hides it."""
     refused = obstacle is not None and obstacle.template
     conditions.set(
         "PodTemplateValid",
@@ -51,7 +51,7 @@ def _containers(pod: Body) -> Iterable[Body]:
 
 
 def _has_loaded(pod: Body) -> bool:
-    """It was ready since it began: the model is in memory, even if the worker drains now."""
+    """Return whether the pod was ready since its start: the model is in memory, even if the worker drains now."""
     readiness: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
     return any(has_served(one, readiness) and "running" in (one.get("state") or {}) for one in _containers(pod))
 

@@ -1,4 +1,4 @@
-"""What the API server refused, as a cause that names the field to change. Pure."""
+"""Turns a refusal of the API server into a cause that names the field to change. Pure."""
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
@@ -8,9 +8,9 @@ from fairlead_operator.children import groups
 
 
 def cause(service: InferenceService, child: str, words: str) -> Cause:
-    """`child`: as in `Deployment/qwen-worker`; `words`: the API server's."""
+    """Return the cause. `child`: as in `Deployment/qwen-worker`; `words`: the API server's message."""
     workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in ("Deployment", groups.KIND))
-    # Without the feature the server drops the volume's source, and then misses one; older servers know no such field.
+    # Without the feature gate the server drops the volume's source, and then reports it as missing. Older servers do not know the field.
     if workers and service.spec.model.uri.startswith("oci://") and "volumes" in words:
         return make_cause(
             "PodTemplateInvalid",

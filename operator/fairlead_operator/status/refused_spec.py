@@ -1,6 +1,6 @@
-"""The status of a service whose spec cannot be followed: what is wrong with it, and how that which runs still fares. Pure.
+"""The status of a service whose spec cannot be followed: the error, and the state of the running children. Pure.
 
-Nothing is made or changed for such a spec. So what runs is what an earlier one asked for, and its own objects say how much that is.
+Nothing is created or changed for such a spec. The running children come from an earlier spec, so their own objects give the wanted counts.
 """
 
 from datetime import datetime
@@ -21,12 +21,14 @@ from fairlead_operator.status.conditions import Conditions
 
 
 def build_status(service: InferenceService, problem: Cause, observed: Observed, now: datetime) -> tuple[ServiceStatus, float | None]:
-    """The status, and when another may be due although nothing changes (seconds since the epoch). `service`: who it is and what was said
-    of it; its spec is not looked at."""
+    """Return the status, and when the next one may be due without any change (seconds since the epoch; None: never).
+
+    `service`: its identity and its previous status are used, its spec is not.
+    """
     before, observed = service.status, group_view.with_live_group_as_deployment(observed).stable
     conditions = Conditions(before.conditions, service.generation, now)
     conditions.set("Ready", False, problem.reason, problem.message)
-    if not observed.deployments:  # nothing was ever made of it
+    if not observed.deployments:  # no child was ever created
         conditions.set("Degraded", True, problem.reason, problem.message)
         return before.model_copy(update={"observed_generation": service.generation, "conditions": conditions.items}), None
     workers, routers = _running(observed, names.WORKER), _running(observed, names.ROUTER)
@@ -37,7 +39,7 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     pod_conditions.set_weights_ready(conditions, observed, workers, _revision(observed, names.WORKER))
     routable = routers.ready > 0
     conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
-    conditions.keep("PodTemplateValid")  # of the pods that run: this spec's were not tried
+    conditions.keep("PodTemplateValid")  # this describes the running pods: the template of this spec was not tried
     optional_objects = gateway_status.condition_of_live_route(observed)
     if optional_objects is not None:
         conditions.set("GatewayReady", *optional_objects)
@@ -67,7 +69,7 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
 
 
 def _running(observed: Observed, component: str) -> Replicas:
-    """As many are wanted as the Deployment says."""
+    """Return the counts; the Deployment gives the wanted number."""
     deployment = observed.deployments.get(component)
     return Replicas.of(deployment, int(deployment["spec"].get("replicas") or 0) if deployment is not None else 0)
 
@@ -88,7 +90,7 @@ def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, rout
 
 
 def _of_pods(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:
-    """What keeps pods of what runs from being made, or from serving."""
+    """Return the cause that prevents running children from creating pods, or their pods from serving."""
     for replicas in (workers, routers):
         if replicas.failure is not None and replicas.updated < replicas.wanted:
             return creation.of_failure(*replicas.failure)

@@ -1,4 +1,4 @@
-"""The status of a service: counts, conditions, and whether a request through the router is due. Pure."""
+"""Builds the status of a service: counts, conditions, and whether a probe through the router is due. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,17 +19,17 @@ from fairlead_operator.status import pods as pod_conditions
 from fairlead_operator.status import refusals, traffic
 from fairlead_operator.status.conditions import Conditions, find
 
-RETRY_LONGEST = 15.0  # seconds between requests through a router that does not answer
+RETRY_LONGEST = 15.0  # seconds between probes through a router that does not answer
 
 
 @dataclass(frozen=True)
 class StatusResult:
-    """What is to be written, and what has to happen before more can be said."""
+    """The status to write, and what must happen before it can change."""
 
     status: ServiceStatus
-    servable: bool  # every pod is as wanted: only a completed request is missing to Ready
+    servable: bool  # every pod is as wanted: only a completed probe is missing for Ready
     probe_due: bool
-    wake_at: float | None  # seconds since the epoch; None: nothing changes unless the cluster does
+    wake_at: float | None  # seconds since the epoch; None: only a change of the cluster changes the status
 
 
 def build_service_status(
@@ -40,7 +40,7 @@ def build_service_status(
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     silent, silent_at = silence.find(observed.deployments.values(), observed.pods, now)
-    observed = observed.stable  # of a canary only its plan speaks
+    observed = observed.stable  # the canary plan alone describes a canary
     loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
     obstacle = loading_status.add_progress(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
@@ -54,7 +54,7 @@ def build_service_status(
         look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; it is asked again by itself."
         conditions.set("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
     elif proof.was_ready:
-        conditions.keep("Ready")  # of the generation before; the request for this one is under way
+        conditions.keep("Ready")  # of the previous generation, while the probe for this one runs
     else:
         conditions.set("Ready", False, "Probing", "All pods are ready; a completion through the router is under way")
     serving = workers.ready > 0 and routers.ready > 0
@@ -125,7 +125,7 @@ def _progressing(
 
 
 def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> str:
-    """What the Deployment controller says, and what to do about it: where no other revision is left, there is no edit to be undone."""
+    """Return the Deployment controller's message with advice. Without pods of another revision there is no edit to undo."""
     activity = f" ({step.activity})" if workers.stalled and step.activity and workers.total > workers.updated else ""
     kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
     advice = "Undo the edit, or name a kept revision in spec.rollout.revision"
@@ -138,12 +138,12 @@ def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, st
 def _obstacle(
     service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step, silent: Cause | None
 ) -> Cause | None:
-    """The most telling reason why the service is not as wanted; None when only a request is missing."""
+    """Return the most specific reason why the service is not as wanted; None when only a probe is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
         return refusals.cause(service, child, words)
     for replicas in (workers, routers):
-        # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
+        # An older ReplicaSet may still be refused pods when all pods of the present template exist.
         if replicas.failure is not None and replicas.updated < replicas.wanted and not (step.capacity_expected and replicas is workers):
             return creation.of_failure(*replicas.failure)
     held = "Paused" if service.spec.rollout.paused else "RollingOut"
@@ -180,14 +180,14 @@ def _obstacle(
 
 
 def _paused(observed: Observed, component: str) -> bool:
-    """Somebody has paused the Deployment itself; we never write that field, so it stays theirs."""
+    """Return whether a user paused the Deployment itself. The operator never writes that field, so the user keeps owning it."""
     deployment = observed.deployments.get(component)
     return deployment is not None and bool((deployment.get("spec") or {}).get("paused"))
 
 
 @dataclass(frozen=True)
 class _Proof:
-    """Whether a completion has gone through the router since the service was last not servable."""
+    """Whether a completion succeeded through the router since the service was last not servable."""
 
     proven: bool = False
     was_ready: bool = False

@@ -1,4 +1,4 @@
-"""Which changes of a status are worth an Event. Pure: a restarted operator finds the status as it was, and says nothing."""
+"""Selects the changes of a status that are worth an Event. Pure: a restarted operator finds the previous status, and repeats no Event."""
 
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.status import Condition
@@ -8,8 +8,13 @@ EventText = tuple[str, str, str]  # type (Normal or Warning), reason, message
 
 
 def events_for(before: ServiceStatus, after: ServiceStatus) -> list[EventText]:
-    """What Ready says when its truth or reason has changed, of a fault also when only its words have; then faults that Ready does not tell:
-    an index that is lost, a pod that does not end, a rollout that does not go on. Each decision of the autoscaler is told too."""
+    """Return the Events of a change, in this order:
+
+    - Ready, when its status or reason changed; for a fault also when only its message changed;
+    - faults that Ready does not report: an unavailable index, a pod that does not terminate, a stalled rollout.
+
+    Each decision of the autoscaler comes first.
+    """
     items: list[EventText] = []
     size = after.scaling
     if size is not None and size.reason and before.scaling is not None and before.scaling.wanted != size.wanted:

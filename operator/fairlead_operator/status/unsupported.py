@@ -1,5 +1,7 @@
-"""What the API takes and this release, or this cluster, cannot do: said at once, and nothing is changed, rather than pods that hold GPUs
-and crash."""
+"""Specs that the API accepts, but this release or this cluster cannot serve.
+
+They are reported immediately and change nothing. Otherwise their pods would hold GPUs and crash.
+"""
 
 from collections.abc import Collection
 
@@ -8,12 +10,14 @@ from fairlead_operator.children import groups
 
 REASON, MISSING = "TensorParallelUnsupported", "LeaderWorkerSetMissing"
 MAX_GPUS_PER_NODE = 8
-"""Of one machine, as clouds and makers sell them nearly all: a pod that asks for more would wait for ever."""
+"""GPUs of one node, as nearly all clouds and vendors sell them: a pod that requests more would wait for ever."""
 
 
 def find_unsupported(service: InferenceService, served: Collection[str], unknown: Collection[str] = ()) -> tuple[str, str] | None:
-    """Reason and message: why nothing is made of this spec; None for one that can be served. `served`: optional kinds that there are,
-    `unsure`: those of which nobody has said."""
+    """Return reason and message where the spec cannot be served; None otherwise.
+
+    `served`: the optional kinds that the cluster serves. `unknown`: the kinds for which no answer has come yet.
+    """
     engine = service.spec.engine
     ranks, nodes = engine.tensor_parallel, engine.nodes
     stays = "What runs stays as it is."

@@ -28,4 +28,4 @@ async def test_a_missed_removal_and_a_missed_arrival_are_found(server: apiserver
         woken.clear()
         assert await resync.resync() == 2
         assert cache.service(owner) is None and not cache.children(owner) and set(woken) == {owner}
-        assert await cluster.get(SERVICES, namespace, "qwen") is None and not resync.stale
+        assert await cluster.get(SERVICES, namespace, "qwen") is None and not resync.is_stale
