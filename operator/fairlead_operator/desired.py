@@ -32,7 +32,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     service, decision = apply_size(service, observed)
     trial = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, trial.sides.stable or worker_revision(service), now)
-    said = build_service_status(service, observed, step, now, trial)
+    built = build_service_status(service, observed, step, now, trial)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they protect
@@ -41,12 +41,12 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
-        status=add_scaling_status(said.status, service, observed, decision),
-        servable=said.servable,
-        probe_due=said.probe_due,
+        status=add_scaling_status(built.status, service, observed, decision),
+        servable=built.servable,
+        probe_due=built.probe_due,
         split=trial.sides.split,
         decision=decision if decision is not None and decision.reason else None,
         wake_at=min(
-            (at for at in (said.wake_at, step.wake_at, trial.wake_at, observed.progress_deadline_at) if at is not None), default=None
+            (at for at in (built.wake_at, step.wake_at, trial.wake_at, observed.progress_deadline_at) if at is not None), default=None
         ),
     )

@@ -19,7 +19,7 @@ def of_failure(reason: str, message: str) -> Cause:
         return make_cause(
             "AdmissionDenied",
             f"no pod may be made: {message}",
-            "Change what it refuses in spec.podTemplate, or ask who owns that policy.",
+            "Change what it refuses in spec.podTemplate, or ask the owner of that policy.",
             template=True,
         )
     if "LimitRange" in message or re.search(r"(?:maximum|minimum) (?:cpu|memory|\S+/\S+) usage per", message):

@@ -20,13 +20,13 @@ def of(service: "InferenceService", field_conflicts: Iterable["FieldConflict"]) 
     if not found:
         return None, None
     one = found[0]
-    who = _KNOWN.get(one.manager, f"field manager {one.manager!r}")
-    what = f"{who} sets the replicas of {one.kind} {one.name} again and again, and each time they are put back"
+    writer = _KNOWN.get(one.manager, f"field manager {one.manager!r}")
+    what = f"{writer} keeps setting the replicas of {one.kind} {one.name}; the operator restores them each time"
     return make_cause(REASON, what, _advice(service, one)), max(each.until for each in found)
 
 
 def _advice(service: "InferenceService", one: "FieldConflict") -> str:
-    look = f"Find it with kubectl get hpa,scaledobject -n {service.namespace}" if one.manager in _KNOWN else "Find who that is"
+    look = f"Find it with kubectl get hpa,scaledobject -n {service.namespace}" if one.manager in _KNOWN else "Find that writer"
     if one.component != names.WORKER:
         return f"{look} and stop it: spec.routing.replicas says how many routers there are."
     if service.spec.scaling is not None and service.spec.scaling.target is not None:

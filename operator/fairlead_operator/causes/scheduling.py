@@ -19,7 +19,7 @@ _ADVICE = (
     (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),
     (r"Too many pods", "Every node that fits holds as many pods as it may: add a node."),
     (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct the name in spec.model."),
-    (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it anew."),
+    (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it again."),
     (
         r"unbound immediate PersistentVolumeClaims",
         "See why the claim is not bound: kubectl describe pvc (no such StorageClass, or no volume).",
@@ -31,7 +31,7 @@ _ADVICE = (
     (r"untolerated taint \{([^}]+)\}", "Tolerate {0} in spec.podTemplate.spec.tolerations, if workers may run there."),
     (
         r"match Pod's node affinity|node selector",
-        "No node has the labels asked for: correct the nodeSelector or affinity, or label a node.",
+        "No node has the required labels: correct the nodeSelector or affinity, or label a node.",
     ),
     (r"topology spread constraints", "Relax the topologySpreadConstraints of spec.podTemplate."),
     (r"were unschedulable", "Nodes are cordoned: kubectl uncordon NODE when they may be used again."),

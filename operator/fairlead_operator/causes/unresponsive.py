@@ -30,13 +30,13 @@ def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
         return []
     name = metadata["name"]
     kind = deployment.get("kind") or "Deployment"
-    who = "kube-controller-manager runs (kubectl -n kube-system get pods)"
-    who = who if kind == "Deployment" else f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
-    do = f"See whether {who}, and kubectl describe {kind.lower()} {name}."
+    component = "kube-controller-manager runs (kubectl -n kube-system get pods)"
+    component = component if kind == "Deployment" else f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
+    do = f"See whether {component}, and kubectl describe {kind.lower()} {name}."
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
         what = f"{kind} {name}: its controller has not looked at it for {GRACE:.0f} s"
     elif not status.get("replicas") and not _failed(status) and not _has_pods(deployment, pods):
-        what = f"{kind} {name}: no pod was made for {GRACE:.0f} s, and nobody says why"
+        what = f"{kind} {name}: no pod was created for {GRACE:.0f} s, and no reason is reported"
     else:
         return []
     return [(since + GRACE, make_cause("ControllerSilent", what, do))]
@@ -60,7 +60,7 @@ def _of_pod(pod: Body) -> list[_Late]:
     if gone is not None:
         held = ", ".join(metadata.get("finalizers") or [])
         do = (
-            f"Whoever set its finalizers ({held}) must remove them."
+            f"The controllers that set its finalizers ({held}) must remove them."
             if held
             else f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
         )

@@ -62,7 +62,7 @@ _KINDS = (
     (
         r"missing weights|weights cannot be loaded|safetensors",
         "WeightsInvalid",
-        "Copy or download the model anew: its files are incomplete or damaged.",
+        "Copy or download the model again: its files are incomplete or damaged.",
     ),
     (
         r"--quantization ",

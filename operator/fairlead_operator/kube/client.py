@@ -139,7 +139,7 @@ class Cluster:
         return list((await self._request("GET", f"/apis/{api_version}"))["resources"])
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
-        """Apply exactly these fields (server-side apply). Forced: we own the fields that we send, whoever wrote them last."""
+        """Apply exactly these fields (server-side apply). Forced: we own the fields that we send, even after other writers."""
         metadata = body["metadata"]
         path = kind_of(body).path(metadata["namespace"], metadata["name"])
         query = [("fieldManager", FIELD_MANAGER), ("force", "true"), ("fieldValidation", "Strict")]

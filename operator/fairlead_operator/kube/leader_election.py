@@ -144,7 +144,7 @@ class LeaderElector:
             self._still_leading()
             began = self._clock()
             if not await self._try() and self.holder != self.holder_identity:
-                self._fence(f"{self.holder or 'nobody'} holds the lease {'/'.join(self._key)} now")
+                self._fence(f"{self.holder or 'no process'} holds the lease {'/'.join(self._key)} now")
             self._still_leading()
             pause = max(0.0, self._timing.retry - (self._clock() - began))  # the time that the request took counts as part of the pause
 

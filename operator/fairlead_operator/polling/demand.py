@@ -67,7 +67,7 @@ class DemandPoller:
 
     async def _ask(self, address: str) -> float:
         router, state = self._routers[address], self._state
-        asked, wait = time.monotonic(), router.wait
+        started, wait = time.monotonic(), router.wait
         try:
             router.report = await self._prober.demand.ask(address, wait, state.hint(time.time()) if state is not None else {})
         except DemandUnavailable:
@@ -77,7 +77,7 @@ class DemandPoller:
             return min(RETRY_LONGEST, 2.0 ** min(router.failures, 5)) * random.uniform(0.5, 1.0)
         router.failures = 0
         self._recommend()
-        waited = time.monotonic() - asked >= wait / 2
+        waited = time.monotonic() - started >= wait / 2
         router.wait = self._patience(router.report) if router.report.idle else 0.0
         return 0.0 if router.report.idle and waited else BUSY_PERIOD * random.uniform(0.8, 1.0)
 

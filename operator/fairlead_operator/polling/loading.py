@@ -33,10 +33,10 @@ class LoadingPoller:
         self.seen = {}
 
     async def _ask(self) -> float:
-        asked = dict(self._addresses)
-        answers = await asyncio.gather(*(self._prober.loading(address) for address in asked.values()))
+        polled = dict(self._addresses)
+        answers = await asyncio.gather(*(self._prober.loading(address) for address in polled.values()))
         # A pod that does not answer, for example while it imports, keeps its last progress.
-        seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(asked, answers, strict=True)}
+        seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(polled, answers, strict=True)}
         known = {pod: load for pod, load in seen.items() if load is not None}
         if known != self.seen:
             self.seen = known

@@ -62,26 +62,26 @@ class Prober:
             await self._session.close()
         await self.demand.close()
 
-    async def complete(self, asked: ProbeTarget) -> str:
+    async def complete(self, target: ProbeTarget) -> str:
         """Request one token. Returns an empty string after a completion, and otherwise the error."""
-        base = self._base_url or f"http://{asked.name}.{asked.namespace}.svc.{self._domain}"
+        base = self._base_url or f"http://{target.name}.{target.namespace}.svc.{self._domain}"
         url = f"{base}/v1/completions"
         try:
             async with self._completions:
-                if asked.requires_key:
+                if target.requires_key:
                     # The operator has no key: a router sends the completion itself. /health shows whether the Service leads to a router.
                     url = f"{base}/health"
-                    status, text = await self._ask("GET", url, None, LOOK_TIMEOUT)
+                    status, text = await self._request("GET", url, None, LOOK_TIMEOUT)
                     if status == 200:
-                        url = f"{self._base_url or f'http://{asked.router}'}/fairlead/probe"
-                        status, text = await self._ask("GET", url, None, TIMEOUT)
+                        url = f"{self._base_url or f'http://{target.router}'}/fairlead/probe"
+                        status, text = await self._request("GET", url, None, TIMEOUT)
                 else:
-                    body = {"model": asked.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
-                    status, text = await self._ask("POST", url, body, TIMEOUT)
+                    body = {"model": target.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+                    status, text = await self._request("POST", url, body, TIMEOUT)
         except (*_FAILURES, ValueError) as error:
             return f"{url}: {type(error).__name__}: {error}"
         if status == 400 and NO_GENERATION in text:
-            return await self._embed(f"{base}{EMBEDDINGS}", asked.model)
+            return await self._embed(f"{base}{EMBEDDINGS}", target.model)
         if status != 200:
             return f"{url} answered {status}: {text[:300]}"
         try:
@@ -95,7 +95,7 @@ class Prober:
         """Probe a model without a head by an embedding. Returns as `complete` does."""
         try:
             async with self._completions:
-                status, text = await self._ask("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
+                status, text = await self._request("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
             return "" if status == 200 and json.loads(text)["data"] else f"{url} answered {status}: {text[:300]}"
         except (*_FAILURES, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
@@ -103,36 +103,36 @@ class Prober:
     async def loading(self, address: str) -> ObservedLoading | None:
         """Return the loading progress of the worker at `address` (host:port); None when it does not report any."""
         try:
-            _, text = await self._look(address, "/ready")
+            _, text = await self._get(address, "/ready")
             return ObservedLoading.of(json.loads(text))
         except (*_FAILURES, ValueError, TypeError, AttributeError):
             return None
 
     async def page(self, address: str) -> Mapping[str, Any]:
         """Return what the router at `address` (host:port) reports about itself and all workers. Raises RouterUnavailable."""
-        page = await self._said(address, "/fairlead/workers", dict[str, Any])
+        page = await self._fetch(address, "/fairlead/workers", dict[str, Any])
         if not isinstance(page.get("workers"), list):
             raise RouterUnavailable(f"{address}/fairlead/workers: not a router's answer")
         return page
 
     async def split(self, address: str) -> SplitReport:
         """Return the results of both sides of a split from the router at `address` (host:port). Raises RouterUnavailable."""
-        return await self._said(address, "/fairlead/split", SplitReport)
+        return await self._fetch(address, "/fairlead/split", SplitReport)
 
-    async def _said(self, address: str, path: str, kind: type[Answer]) -> Answer:
+    async def _fetch(self, address: str, path: str, kind: type[Answer]) -> Answer:
         try:
-            status, text = await self._look(address, path)
+            status, text = await self._get(address, path)
             if status != 200:
                 raise ValueError(f"answered {status}: {text[:300]}")
             return msgspec.json.decode(text, type=kind)
         except (*_FAILURES, ValueError) as error:
             raise RouterUnavailable(f"{address}{path}: {type(error).__name__}: {error}") from None
 
-    async def _look(self, address: str, path: str) -> tuple[int, str]:
+    async def _get(self, address: str, path: str) -> tuple[int, str]:
         async with self._looks:
-            return await self._ask("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
+            return await self._request("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
 
-    async def _ask(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
+    async def _request(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
         """Return status and text. Each request opens a new connection, so that kube-proxy chooses among the present routers."""
         if self._session is None:  # aiohttp requires a running event loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))

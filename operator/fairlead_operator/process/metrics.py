@@ -26,21 +26,21 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._seconds = Histogram(
             "fairlead_operator_reconcile_seconds",
-            "One pass over a service, without its wait for a lane",
+            "Duration of one reconcile of a service, without its time in the queue",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._errors = Counter("fairlead_operator_reconcile_errors", "Passes that failed, by error", ["error"], registry=registry)
-        self._waiting = Gauge("fairlead_operator_reconcile_queue", "Passes that wait for a lane", registry=registry)
+        self._errors = Counter("fairlead_operator_reconcile_errors", "Reconciles that failed, by error", ["error"], registry=registry)
+        self._waiting = Gauge("fairlead_operator_reconcile_queue", "Reconciles that wait for a free slot", registry=registry)
         self._requests = Counter(
-            "fairlead_operator_api_requests", "Requests of the loops to the API server", ["method", "code"], registry=registry
+            "fairlead_operator_api_requests", "Requests of the reconcilers to the API server", ["method", "code"], registry=registry
         )
-        self._probes = Counter("fairlead_operator_probes", "Completions asked of services, by outcome", ["outcome"], registry=registry)
+        self._probes = Counter("fairlead_operator_probes", "Probes of services, by outcome", ["outcome"], registry=registry)
         self._leading = Gauge("fairlead_operator_leading", "1 for the operator that holds the lease", registry=registry)
         self._seconds_since_resync = Gauge(
-            "fairlead_operator_seconds_since_resync", "Since everything was listed last; of the leader", registry=registry
+            "fairlead_operator_seconds_since_resync", "Seconds since the last full resync; 0 on a standby", registry=registry
         )
-        self._services = Gauge("fairlead_operator_services", "Services with a loop", registry=registry)
+        self._services = Gauge("fairlead_operator_services", "Services that are being reconciled", registry=registry)
 
     @asynccontextmanager
     async def measure_reconcile(self, work_queue: WorkQueue, *, urgent: bool) -> AsyncIterator[None]:
@@ -95,7 +95,7 @@ class _Services(Collector):
         conditions = GaugeMetricFamily(
             "fairlead_service_condition", "1 while a condition of the service is True, 0 while it is False", labels=[*labels, "type"]
         )
-        workers = GaugeMetricFamily("fairlead_service_workers", "Workers that are wanted, exist, are ready", labels=[*labels, "state"])
+        workers = GaugeMetricFamily("fairlead_service_workers", "Workers by state: wanted, existing, ready", labels=[*labels, "state"])
         for body in self._services():
             metadata, status = body["metadata"], body.get("status") or {}
             service_labels = [metadata["namespace"], metadata["name"]]

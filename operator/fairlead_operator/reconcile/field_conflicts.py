@@ -38,7 +38,7 @@ class FieldConflictTracker:
     def current(self) -> tuple[FieldConflict, ...]:
         """Return the conflicts that go on."""
         now = self._clock()
-        self._times = {who: times for who, times in self._times.items() if now - times[-1] < WINDOW}
+        self._times = {writer: times for writer, times in self._times.items() if now - times[-1] < WINDOW}
         return tuple(
             FieldConflict(key[0], key[1], self._components[key], manager, times[-1] + WINDOW)
             for (key, manager), times in self._times.items()

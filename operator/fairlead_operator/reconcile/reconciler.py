@@ -115,7 +115,7 @@ class Reconciler:
                     self._dependencies.metrics.count_error(error)
                     wait = min(BACKOFF_FIRST * 2.0 ** min(failures, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
                     level = logging.DEBUG if isinstance(error, ApiError) and error.code == 409 else logging.WARNING
-                    log.log(level, "%s/%s: pass failed, again in %.1f s: %s: %s", *self._owner, wait, type(error).__name__, error)
+                    log.log(level, "%s/%s: reconcile failed, again in %.1f s: %s: %s", *self._owner, wait, type(error).__name__, error)
                     self._wake_event.clear()
                     await self._sleep(wait)
                     wait = 0.0

@@ -36,17 +36,17 @@ NO_TRIAL = CanaryPlan()
 
 def plan_canary(service: InferenceService, observed: Observed, now: datetime) -> CanaryPlan:
     """Plan the canary. It starts when the main Deployment runs another revision than the wanted one, and ends by its results."""
-    asked, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
+    canary_spec, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
     trial = _Trial.of(service, observed)
-    if asked is None or not trial.running or service.spec.rollout.revision is not None:
+    if canary_spec is None or not trial.running or service.spec.rollout.revision is not None:
         return NO_TRIAL
     if trial.running == trial.wanted:
         complete = Replicas.of(main, _size(main)).complete
         return NO_TRIAL if complete or not trial.present else trial.promote()
-    if asked.promote == trial.wanted:
+    if canary_spec.promote == trial.wanted:
         return trial.promote()
     failure = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
-    if failure and failure.retry == (asked.retry or ""):
+    if failure and failure.retry == (canary_spec.retry or ""):
         return trial.fail(failure.reason)
     if main is None:
         return NO_TRIAL
@@ -60,8 +60,8 @@ def plan_canary(service: InferenceService, observed: Observed, now: datetime) ->
 
 
 def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
-    asked = service.spec.rollout.canary
-    assert asked is not None
+    canary_spec = service.spec.rollout.canary
+    assert canary_spec is not None
     since = _ready_since(observed, trial.wanted, trial.size)
     if not trial.size:
         return trial.hold("Waiting", "the service is scaled to zero")
@@ -69,21 +69,20 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
         return _not_ready(service, observed, trial, now)
     seen = observed.canary
     report = seen.report if seen is not None and seen.report.speaks_of(trial.split) else None
-    enough = report is not None and report.canary.requests >= asked.min_requests
-    if report is not None and enough and (problem := error_problem(report, asked)):
+    enough = report is not None and report.canary.requests >= canary_spec.min_requests
+    if report is not None and enough and (problem := error_problem(report, canary_spec)):
         return trial.fail(problem)  # a failing canary does not get the rest of its time
-    if asked.manual:
+    if canary_spec.manual:
         return trial.hold("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
-    due = since + asked.pause_seconds
+    due = since + canary_spec.pause_seconds
     if now < due:
         text = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
         return trial.hold("Judging", text, wake_at=due)
     if report is None or not enough:
-        text = (
-            f"{asked.pause} are over; it has not had {asked.min_requests} requests yet (spec.rollout.canary.minRequests){figures(report)}"
-        )
+        missing = f"it has not had {canary_spec.min_requests} requests yet (spec.rollout.canary.minRequests)"
+        text = f"{canary_spec.pause} are over; {missing}{figures(report)}"
         return trial.hold("Judging", text)
-    problem = ttft_problem(report, asked)
+    problem = ttft_problem(report, canary_spec)
     return trial.fail(problem) if problem else trial.promote()
 
 
@@ -130,16 +129,16 @@ class _Trial:
     @classmethod
     def of(cls, service: InferenceService, observed: Observed) -> "_Trial":
         main, canary = (_template(observed.deployments.get(one)) for one in (names.WORKER, names.CANARY))
-        wanted, asked = worker_revision(service), service.spec.rollout.canary
-        size = asked.replicas if asked is not None and _size(observed.deployments.get(names.WORKER)) else 0
+        wanted, canary_spec = worker_revision(service), service.spec.rollout.canary
+        size = canary_spec.replicas if canary_spec is not None and _size(observed.deployments.get(names.WORKER)) else 0
         uid = str(((observed.deployments.get(names.CANARY) or {}).get("metadata") or {}).get("uid", ""))
         running = revision_of(main) or _last_good(service, observed, wanted)
         return cls(service, wanted, running, revision_of(canary) == wanted, bool(canary), size, uid, main)
 
     @property
     def split(self) -> Split:
-        asked = self.service.spec.rollout.canary
-        return Split(self.wanted, asked.weight, self.uid) if asked is not None else Split()
+        canary_spec = self.service.spec.rollout.canary
+        return Split(self.wanted, canary_spec.weight, self.uid) if canary_spec is not None else Split()
 
     def hold(self, phase: str, text: str, *, keep: bool = True, wake_at: float | None = None) -> CanaryPlan:
         """Keep the main Deployment unchanged, and the canary too, unless `keep` is False."""
@@ -156,8 +155,8 @@ class _Trial:
             f"canary {name}-{self.wanted} was rolled back, {name}-{self.running} serves: {why}. Edit the spec, or try it again: "
             "give spec.rollout.canary.retry another value"
         )
-        asked = self.service.spec.rollout.canary
-        sides = Sides(self.running, self.live, failure=CanaryFailure(why, (asked.retry if asked is not None else None) or ""))
+        canary_spec = self.service.spec.rollout.canary
+        sides = Sides(self.running, self.live, failure=CanaryFailure(why, (canary_spec.retry if canary_spec is not None else None) or ""))
         return CanaryPlan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
     def promote(self) -> CanaryPlan:

@@ -59,18 +59,18 @@ def revision_of(body: Body) -> str:
 
 def _choose_revision(service: InferenceService, observed: Observed, own: str, live: Body | None) -> tuple[str, Cause | None]:
     """Return the spec's own revision, or the stored one that it names. If that one does not exist, the present one stays."""
-    asked = service.spec.rollout.revision
-    if asked is None:
+    requested = service.spec.rollout.revision
+    if requested is None:
         return own, None
     prefix = f"{names.deployment(service, names.WORKER)}-"
     kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if belongs_to(body, service, names.WORKER)}
-    digest = asked.removeprefix(prefix)
+    digest = requested.removeprefix(prefix)
     if digest in kept | {own}:
         return digest, None
     running = revision_of(live["spec"].get("template") or {}) if live is not None else ""
     stays = running if running in kept else own
     known = ", ".join(f"{prefix}{one}" for one in sorted(kept)) or "none"
-    message = f"spec.rollout.revision {asked} is not kept; workers stay at {prefix}{stays}. Remove it, or name one of: {known}"
+    message = f"spec.rollout.revision {requested} is not kept; workers stay at {prefix}{stays}. Remove it, or name one of: {known}"
     return stays, Cause("RevisionNotFound", message, fault=True)
 
 

@@ -1,8 +1,8 @@
 """Computes how many workers the demand needs, from arriving and waiting tokens and from measured rates. Pure.
 
-More workers are needed when the expected wait before prefill leaves less of the TTFT target than the prompt's own prefill takes. Then as many
-are recommended as prefill the arriving prompts at a load that keeps the queue as short as the target requires (the mean wait of an
-M/D/1 queue, Pollaczek and Khinchine), and to work off the backlog. Below the target no worker is added, however busy the workers are.
+More workers are needed when the expected wait before prefill leaves less of the TTFT target than the prompt's own prefill takes.
+Then enough are recommended to prefill the arriving prompts at a load that keeps the queue as short as the target requires (the mean wait
+of an M/D/1 queue, Pollaczek and Khinchine), and to work off the backlog. Below the target no worker is added, however busy they are.
 """
 
 import math

@@ -27,12 +27,12 @@ def pods_to_poll(pods: Iterable[Body]) -> dict[str, str]:
 
 def build_status(before: LoadingStatus | None, pods: Iterable[Body], seen: Mapping[str, ObservedLoading]) -> LoadingStatus | None:
     """Return the new status; None when nothing loads. Before the first answer, as after a restart, the previous one stays."""
-    asked = pods_to_poll(pods)
-    known = {pod: load for pod, load in seen.items() if pod in asked}
-    if not asked:
+    polled = pods_to_poll(pods)
+    known = {pod: load for pod, load in seen.items() if pod in polled}
+    if not polled:
         return None
     if not known:
-        return before if before is not None and before.pod in asked else None
+        return before if before is not None and before.pod in polled else None
     pod, load = min(known.items(), key=lambda item: (PHASES[item[1].phase], item[1].percent, item[0]))
     return LoadingStatus.model_validate({"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes, "pod": pod})
 

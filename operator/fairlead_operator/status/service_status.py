@@ -51,7 +51,7 @@ def build_service_status(
     elif proof.proven:
         conditions.set("Ready", True, "Serving", "A completion went through the router")
     elif proof.failure:
-        look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; it is asked again by itself."
+        look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; the probe is repeated automatically."
         conditions.set("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
     elif proof.was_ready:
         conditions.keep("Ready")  # of the previous generation, while the probe for this one runs

@@ -30,11 +30,11 @@ def find_unsupported(service: InferenceService, served: Collection[str], unknown
     if nodes > 1 and groups.KIND in unknown:
         return MISSING, (
             f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}), and the API server has not said yet whether "
-            f"it serves it: the operator's log says what it answers. It is asked again within 30 s. {stays}"
+            f"it serves it: the operator's log says what it answers. It is queried again within 30 s. {stays}"
         )
     if nodes > 1 and groups.KIND not in served:
         return MISSING, (
             f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}, release 0.9 or newer), and this cluster does "
-            f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. It is looked for every 30 s. {stays}"
+            f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. The operator checks again every 30 s. {stays}"
         )
     return None

@@ -114,7 +114,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("disk full", hub("download failed: [Errno 28] No space left on device"), None, "DiskFull", "larger volume"),
     ("no folder", hub("there is no /mnt/model/x; is the volume mounted?"), None, "ModelNotFound", "Correct the path"),
     ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
-    ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "anew"),
+    ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "download the model again"),
     (
         "quantization",
         hub("--quantization int8 goes with --dtype bfloat16 or float32"),
@@ -226,7 +226,7 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
             "privileged.*Remove what it names",
             True,
         ),
-        ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "who owns that policy", True),
+        ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "owner of that policy", True),
         ('pods "x" is forbidden: maximum memory usage per Container is 1Gi', "LimitRange", "kubectl describe limitrange", True),
         ('error looking up service account ns/own: serviceaccount "own" not found', "FailedCreate", "Create that ServiceAccount", True),
         ('Pod "x" is invalid: spec.volumes[0]', "FailedCreate", r"Correct spec\.podTemplate", True),
@@ -271,7 +271,7 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     )
     made["status"] = {"observedGeneration": 1}
     cause, _ = silence.find([made], [], at(200))
-    assert cause is not None and "no pod was made" in cause.message
+    assert cause is not None and "no pod was created" in cause.message
     assert silence.find([made], [pod()], at(200))[0] is None, "a pod of it is there"
     going = pod("qwen-worker-canary-1")
     going["metadata"]["labels"]["fairlead.dev/track"] = "canary"

@@ -82,7 +82,7 @@ async def test_with_keys_the_service_is_asked_for_its_health_and_a_router_for_th
         asked.append(url)
         return 200, '{"choices": [{"text": "x"}]}'
 
-    monkeypatch.setattr(Prober, "_ask", ask)
+    monkeypatch.setattr(Prober, "_request", ask)
     assert await Prober("cluster.local").complete(ProbeTarget.of(service(**KEYS), "10.0.0.9:8082")) == ""
     assert asked == ["http://qwen.default.svc.cluster.local/health", "http://10.0.0.9:8082/fairlead/probe"]
 
