@@ -1,4 +1,4 @@
-"""Kubernetes: API types, desired state, server-side apply, status.
+"""The operator: API types, desired state, server-side apply and status.
 
-Imports `fairlead_index` and no other room.
+It imports `fairlead_common` and `fairlead_index`, and no other package of Fairlead.
 """

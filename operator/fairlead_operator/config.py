@@ -1,4 +1,4 @@
-"""The operator's configuration: flags and, for each, an environment variable FAIRLEAD_<FLAG>; flags win."""
+"""The operator's configuration: flags, and an environment variable FAIRLEAD_<FLAG> for each; flags win."""
 
 from typing import Self
 
@@ -66,7 +66,7 @@ class OperatorConfig(BaseSettings):
 
     @property
     def redis_files(self) -> tuple[str, ...]:
-        """Keys of the Secrets that workers and routers get."""
+        """Keys of the Secrets that workers and routers mount."""
         if not (self.redis_url and self.credentials_secret):
             return ()
         has_authority = self.redis_ca_file or (self.redis_bundled and self.redis_url.startswith("rediss"))

@@ -1,4 +1,4 @@
-"""Everything that should exist for one service, and what should be said about it: a pure function of what is wanted and what is seen."""
+"""All objects that should exist for one service, and its status: a pure function of the spec and the observed cluster."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,13 +7,13 @@ from fairlead_common.canary_split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import gateway, network_policy, redis, router, worker
 from fairlead_operator.objects import Object
-from fairlead_operator.observed import Decision, Observed
+from fairlead_operator.observed import Observed, SizeDecision
 from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
-from fairlead_operator.scaling.sizing import sized, with_size
+from fairlead_operator.scaling.sizing import add_scaling_status, apply_size
 from fairlead_operator.settings import Settings
-from fairlead_operator.status.verdict import verdict
+from fairlead_operator.status.service_status import build_service_status
 
 
 @dataclass(frozen=True)
@@ -21,30 +21,32 @@ class Desired:
     objects: list[Object]  # for server-side apply, in this order
     status: ServiceStatus
     servable: bool  # every pod is as wanted
-    probe_due: bool  # ask for a completion through the router, and come back with the result
-    split: Split  # what the routers are told of a canary
-    decision: Decision | None  # of our own autoscaler, where it changes the size
-    wake_at: float | None  # seconds since the epoch at which to look again, even if nothing has changed
+    probe_due: bool  # send a probe through the router, and reconcile again with its result
+    split: Split  # the canary split for the routers
+    decision: SizeDecision | None  # of the operator's autoscaler, where it changes the size
+    wake_at: float | None  # seconds since the epoch of the next reconcile, even without a change
 
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
-    """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
-    service, decision = sized(service, observed)
-    trial = canary.plan(service, observed, now)
+    """Return the same objects for the same inputs: no I/O, no clock, no randomness, and no state beside what the cluster shows."""
+    service, decision = apply_size(service, observed)
+    trial = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, trial.sides.stable or worker_revision(service), now)
-    said = verdict(service, observed, step, now, trial)
+    built = build_service_status(service, observed, step, now, trial)
     return Desired(
         objects=[
-            *network_policy.objects(service, settings),  # before the pods that they guard
-            *redis.objects(service, settings, observed.redis),  # or the kubelet would mount them a minute later
+            *network_policy.objects(service, settings),  # before the pods that they protect
+            *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, trial.sides),
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
-        status=with_size(said.status, service, observed, decision),
-        servable=said.servable,
-        probe_due=said.probe_due,
+        status=add_scaling_status(built.status, service, observed, decision),
+        servable=built.servable,
+        probe_due=built.probe_due,
         split=trial.sides.split,
         decision=decision if decision is not None and decision.reason else None,
-        wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at, observed.stalls_at) if at is not None), default=None),
+        wake_at=min(
+            (at for at in (built.wake_at, step.wake_at, trial.wake_at, observed.progress_deadline_at) if at is not None), default=None
+        ),
     )

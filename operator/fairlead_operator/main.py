@@ -1,4 +1,4 @@
-"""`fairlead-operator`."""
+"""The command `fairlead-operator`."""
 
 import asyncio
 import logging

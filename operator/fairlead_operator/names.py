@@ -13,23 +13,23 @@ REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
 WORKER, ROUTER = "worker", "router"
-FOLLOWER = "follower"  # a pod of a worker over several nodes, other than the one that serves
-CANARY = "worker-canary"  # of the Deployment; its pods are workers, set apart by TRACK
+FOLLOWER = "follower"  # a pod of a worker over several nodes that does not serve HTTP
+CANARY = "worker-canary"  # the canary's Deployment; its pods are workers, distinguished by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
-CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back, in words
-CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retry of that trial
+CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back
+CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retry at that time
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
-WORKER_ADMIN_PORT, ROUTER_ADMIN_PORT = 8002, 8082  # of metrics, polls, probes and adapters: not for clients
+WORKER_ADMIN_PORT, ROUTER_ADMIN_PORT = 8002, 8082  # for metrics, polls, probes and adapters, not for clients
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
 
 
 def host_port(ip: str, port: int) -> str:
-    """Return host:port of a pod's address, of either family."""
+    """Return host:port of a pod's address, IPv4 or IPv6."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def parts(component: str) -> tuple[str, ...]:
-    """Labels of the pods that a component is made of."""
+def pod_components(component: str) -> tuple[str, ...]:
+    """Return the component labels of the pods of a component."""
     return (WORKER, FOLLOWER) if component == WORKER else (component,)
 
 
@@ -42,17 +42,20 @@ def deployment(service: InferenceService, component: str) -> str:
 
 
 def split(service: InferenceService) -> str:
-    """The ConfigMap that tells routers of the canary."""
+    """Return the name of the ConfigMap that gives routers the canary split."""
     return f"{service.name}-split"
 
 
 def nodes_secret(service: InferenceService) -> str:
-    """The Secret that the pods of one model know each other by. The uid keeps apart services that follow each other under one name."""
+    """Return the name of the Secret that authenticates the pods of one model to each other.
+
+    The uid distinguishes successive services of one name.
+    """
     return f"{service.name}-nodes-{digest(service.uid)}"
 
 
 def redis_secret(service: InferenceService, role: str) -> str:
-    """The Secret with the Redis credentials of one role (worker or router)."""
+    """Return the name of the Secret with the Redis credentials of one role (worker or router)."""
     return f"{service.name}-redis-{role}"
 
 
@@ -61,7 +64,7 @@ def index_namespace(service: InferenceService) -> str:
 
 
 def url(service: InferenceService) -> str:
-    """What people put into their clients."""
+    """Return the base URL for clients."""
     return f"http://{service.name}.{service.namespace}.svc/v1"
 
 
@@ -70,13 +73,16 @@ def selector(service: InferenceService, component: str) -> dict[str, str]:
 
 
 def selector_text(service: InferenceService) -> str:
-    """The workers, for `/scale`: without a canary's, which are no part of `replicas`, and would be taken into an autoscaler's mean."""
+    """Return the label selector of the workers for `/scale`.
+
+    It excludes canary pods: they are not part of `replicas`, and would count in an autoscaler's mean.
+    """
     labels = [f"{key}={value}" for key, value in sorted(selector(service, WORKER).items())]
-    return ",".join([*labels, f"{TRACK} notin ({CANARY_TRACK})"])  # `!=` means the same, and /scale cannot be read with it
+    return ",".join([*labels, f"{TRACK} notin ({CANARY_TRACK})"])  # equivalent to `!=`, with which /scale cannot be read
 
 
 def metadata(service: InferenceService, name: str, component: str) -> dict[str, Any]:
-    """Name, labels and the owner reference by which the cluster's garbage collector removes the child after its service."""
+    """Return name, labels and the owner reference by which the garbage collector removes the child after its service."""
     made: dict[str, Any] = {"name": name, "namespace": service.namespace, "labels": selector(service, component)}
     if service.uid:
         made["ownerReferences"] = [
@@ -93,6 +99,6 @@ def metadata(service: InferenceService, name: str, component: str) -> dict[str, 
 
 
 def digest(value: Any) -> str:
-    """Ten hexadecimal digits of what the user's spec says; equal specs have equal digests on every machine and Python."""
+    """Return ten hexadecimal digits. Equal values have equal digests on every machine and Python version."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -1,4 +1,4 @@
-"""Kubernetes objects as dicts: those that this package makes, and what it reads from those of the API server. Pure."""
+"""Kubernetes objects as dicts: the ones that this package builds, and readers for those of the API server. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,7 +9,7 @@ from fairlead_operator import names
 Object = dict[str, Any]
 """An object for server-side apply."""
 Body = Mapping[str, Any]
-"""An object as the API server has it."""
+"""An object as the API server returned it."""
 
 
 def is_canary(pod: Body) -> bool:
@@ -20,17 +20,19 @@ def component_of(body: Body) -> str:
     return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))
 
 
-def ended(pod: Body) -> bool:
-    """Evicted, say: it stays on the list for days, and another has taken its place."""
+def has_ended(pod: Body) -> bool:
+    """Return whether the pod has ended, for example by eviction: it stays listed for days, while another replaces it."""
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
 def ready_at(pod: Body) -> float | None:
-    """Since when it is ready, in seconds since the epoch; None: it is not."""
+    """Return since when the pod is ready, in seconds since the epoch; None: it is not."""
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return next((instant(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None)
+    return next(
+        (parse_time(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None
+    )
 
 
-def instant(text: Any) -> float:
-    """An RFC 3339 time in seconds since the epoch; 0.0 for none."""
+def parse_time(text: Any) -> float:
+    """Return an RFC 3339 time in seconds since the epoch; 0.0 for none."""
     return datetime.fromisoformat(str(text)).timestamp() if text else 0.0

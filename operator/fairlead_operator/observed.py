@@ -1,4 +1,4 @@
-"""What the cluster shows of one service: Deployments, pods, what the API server refused, and the last request through the router."""
+"""The observed state of one service: Deployments, pods, refusals of the API server, and the last probe through the router."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,81 +10,81 @@ from fairlead_operator.objects import Body, is_canary
 
 LOADING_STEP = 5  # percent
 PHASES = {phase: place for place, phase in enumerate(get_args(Phase))}
-"""Phases of a load, in their order."""
+"""Phases of loading, in their order."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One completion of one token, asked of the service's own address."""
+    """The result of one completion of one token, requested at the service's own address."""
 
-    generation: int  # of the service, when it was asked
+    generation: int  # of the service, when the probe was sent
     succeeded: bool
-    message: str  # what went wrong; empty when it succeeded
-    attempts: int  # failures in a row, this one included
+    message: str  # the error; empty after success
+    attempts: int  # consecutive failures, including this one
     at: float  # seconds since the epoch
 
 
 @dataclass(frozen=True)
-class IndexSeen:
-    """The prefix index, as one router answered."""
+class ObservedIndex:
+    """The prefix index, as one router reports it."""
 
     state: str  # Ok, Unavailable, Off, Unused, Unknown
     reason: str = ""
-    read: str = ""  # Mirror, Remote or nothing
-    error_percent: int | None = None  # of a prompt, the worst worker's; None: too few answers to judge
+    read: str = ""  # Mirror, Remote or empty
+    error_percent: int | None = None  # of a prompt's prediction, of the worst worker; None: too few answers to judge
 
 
 @dataclass(frozen=True)
-class RedisSeen:
-    """With which credentials workers and routers reach the index's Redis."""
+class ObservedRedis:
+    """The credentials with which workers and routers reach the index's Redis."""
 
-    state: Literal["", "PerService", "Shared", "None"]  # empty: not known yet, Redis has not answered
+    state: Literal["", "PerService", "Shared", "None"]  # empty: unknown, Redis has not answered yet
     reason: str = ""  # why it is not PerService
     installation: str = ""
     key: str = field(default="", repr=False)  # from which the passwords of services are derived
-    files: Mapping[str, str] = field(default_factory=dict, repr=False)  # of all services: authorities, client certificate
-    login: Mapping[str, str] = field(default_factory=dict, repr=False)  # username and password that all services share
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)  # for all services: authorities, client certificate
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)  # shared by all services: username and password
 
 
 @dataclass(frozen=True)
-class TrafficSeen:
-    """What went through all workers between two looks at a router."""
+class ObservedTraffic:
+    """The traffic of all workers between two polls of a router."""
 
     tokens_per_second: int
     prompt_tokens_per_second: int
-    cache_hit_percent: int | None  # None: no prompt came
+    cache_hit_percent: int | None  # None: there was no prompt
 
 
 @dataclass(frozen=True)
-class CanarySeen:
-    """How both sides of a split fared, added up over the routers that answered."""
+class ObservedCanary:
+    """The results of both sides of a split, summed over the routers that answered."""
 
     report: SplitReport
-    routers: int  # that answered and know of this split
+    routers: int  # that answered, and know this split
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Somebody sets the replicas of a child again and again."""
+class FieldConflict:
+    """Another writer that keeps setting the replicas of a child."""
 
     kind: str
     name: str
     component: str
-    manager: str  # of the field, as the API server has it
-    until: float  # seconds since the epoch: when it counts as over, should it not happen again
+    manager: str  # the field manager
+    until: float  # seconds since the epoch: the end of the conflict, unless it happens again
 
 
 @dataclass(frozen=True)
-class LoadingSeen:
-    """What one worker answered while it was not ready."""
+class ObservedLoading:
+    """The answer of one worker that is not ready."""
 
     phase: str = "Starting"
     percent: int = 0
     total_bytes: int = 0
 
     @classmethod
-    def of(cls, page: Mapping[str, Any]) -> "LoadingSeen | None":
-        """From `GET /ready` (docs/contracts.md); None for a worker that does not load: it drains, has failed, or is of an older release."""
+    def of(cls, page: Mapping[str, Any]) -> "ObservedLoading | None":
+        """Parse `GET /ready` (docs/contracts.md). Returns None for a worker that drains, has failed, or is of an older release."""
         if page.get("stage") not in PHASES:
             return None
         percent = max(0, min(100, int(page.get("percent") or 0)))
@@ -92,29 +92,32 @@ class LoadingSeen:
 
 
 @dataclass(frozen=True)
-class Happened:
-    """The newest telling Event of one pod."""
+class PodEvent:
+    """The newest relevant Event of one pod."""
 
     reason: str
     message: str
 
 
 @dataclass(frozen=True)
-class Need:
-    """At one moment. `more`: workers that should be there, 0 while those that are there do; `fewest`: with so few it would still hold."""
+class Recommendation:
+    """The recommended sizes at one moment.
+
+    `scale_up_to`: workers that are needed, 0 while the present ones suffice. `scale_down_to`: the fewest workers that would still suffice.
+    """
 
     at: float  # seconds since the epoch
-    more: int
-    fewest: int
-    idle_seconds: float  # since anybody asked anything of a worker that served, 0 while that is not known
-    asked: bool  # requests are there now
-    lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
-    why: str = ""  # of `more`
+    scale_up_to: int
+    scale_down_to: int
+    idle_seconds: float  # since the last request that a ready worker could serve; 0 while unknown
+    has_requests: bool  # requests are present now
+    had_requests: bool = False  # or arrived in the last window, some of which a router sees only for a moment
+    why: str = ""  # for `scale_up_to`
 
 
 @dataclass(frozen=True)
-class Decision:
-    """`reason`: in words, empty while nothing changes."""
+class SizeDecision:
+    """`reason` is empty while nothing changes."""
 
     wanted: int
     reason: str = ""
@@ -122,50 +125,50 @@ class Decision:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything that `desired` may know beside the service itself."""
+    """All inputs of `desired` beside the service itself."""
 
     deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment
     pods: tuple[Body, ...] = ()
     revisions: tuple[Body, ...] = ()  # ControllerRevisions: the pod templates of this service so far
-    refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
+    refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's message
     probe: ProbeResult | None = None
-    index: IndexSeen | None = None  # None: nobody was asked yet
-    redis: RedisSeen | None = None  # None: the operator has not looked yet
-    served: frozenset[str] = frozenset()  # those of the kinds that a cluster may lack which this one has
-    exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
-    traffic: TrafficSeen | None = None
-    pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
-    canary: CanarySeen | None = None  # None: nobody was asked yet
-    quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
-    loading: Mapping[str, LoadingSeen] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
-    needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
-    stalls_at: float | None = None  # seconds since the epoch at which workers of several pods have not got on for too long
-    contests: tuple[Contest, ...] = ()  # as far as this process has seen
-    decision: Decision | None = None  # the last change of the size that this process has decided
+    index: ObservedIndex | None = None  # None: no router has answered yet
+    redis: ObservedRedis | None = None  # None: the credentials are not known yet
+    served: frozenset[str] = frozenset()  # the optional kinds that this cluster serves
+    optional_objects: Mapping[str, Body] = field(default_factory=dict)  # optional kind → this service's object of it
+    traffic: ObservedTraffic | None = None
+    pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod → its newest relevant Event, of pods that are stuck
+    canary: ObservedCanary | None = None  # None: no router has answered yet
+    last_departure_at: float = 0.0  # seconds since the epoch when a worker last left, as far as this process knows
+    loading: Mapping[str, ObservedLoading] = field(default_factory=dict)  # pod → its loading progress, of pods that are not ready
+    recommendations: tuple[Recommendation, ...] = ()  # of the last minutes, from the routers' reports; oldest first
+    progress_deadline_at: float | None = None  # seconds since the epoch when workers of several pods exceed their progress deadline
+    field_conflicts: tuple[FieldConflict, ...] = ()  # as far as this process knows
+    decision: SizeDecision | None = None  # the last change of the size that this process decided
 
     @property
     def stable(self) -> "Observed":
-        """Without a canary's pods: what the workers' own Deployment and the routers' have made."""
+        """Without canary pods: the pods of the workers' own Deployment and of the routers'."""
         return replace(self, pods=tuple(pod for pod in self.pods if not is_canary(pod)))
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """The counts of one Deployment; all zero until its controller has seen the spec that was written last."""
+    """The counts of one Deployment; zero until its controller has observed the latest spec."""
 
     wanted: int
     total: int = 0
     ready: int = 0
     updated: int = 0
-    current: bool = False  # the counts speak of the present spec
-    failure: tuple[str, str] | None = None  # reason, message: no pod can be made (quota, Pod Security)
-    stalled: str = ""  # past its progress deadline
+    current: bool = False  # the counts describe the latest spec
+    failure: tuple[str, str] | None = None  # reason, message: no pod can be created (quota, Pod Security)
+    stalled: str = ""  # the message after the progress deadline
 
     @classmethod
     def of(cls, deployment: Body | None, wanted: int, *, settled: bool = False) -> "Replicas":
-        """`settled`: this spec was seen complete before, so a controller that is behind by a generation has not yet said otherwise.
+        """Read the counts. `settled`: this spec was complete before, so a controller one generation behind has not reported otherwise.
 
-        A mere annotation raises a Deployment's generation; without this each one would make a serving service unready for a moment.
+        An annotation alone raises a Deployment's generation. Without `settled` each one would make a ready service not ready for a moment.
         """
         if deployment is None:
             return cls(wanted)
@@ -186,7 +189,7 @@ class Replicas:
 
     @property
     def complete(self) -> bool:
-        """All wanted pods are of the present template and ready, and no other is left."""
+        """All wanted pods are ready and of the latest template, and no other pod exists."""
         return self.current and self.total == self.updated == self.ready == self.wanted
 
     @property

@@ -1,8 +1,8 @@
-"""Pod templates pinned by revision, so that only the user's spec restarts pods.
+"""Pins pod templates by revision, so that only the user's spec restarts pods.
 
-A template is rendered once, when a spec is first seen, and kept in a ControllerRevision (whose data the API server lets nobody change).
-As long as the spec says the same, the kept template is used, whatever an operator of another version or configuration would render.
-A spec that is edited back gets its old template back. Pure.
+A template is rendered when a spec is first seen, and stored in a ControllerRevision (whose data is immutable). While the spec stays the
+same, the stored template is used, even if an operator of another version or configuration would render another one. A spec that is
+reverted gets its old template back. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,14 +18,15 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.objects import Object
 
 KIND = "ControllerRevision"
-KEPT = 5  # revisions of one component, the wanted one included
+MAX_REVISIONS = 5  # revisions of one component, including the wanted one
 
 
-def said(part: BaseModel, *only: str) -> dict[str, Any]:
-    """What a part of the spec says beyond its defaults: a field that a later version adds, with a default, changes no digest.
+def non_default_fields(part: BaseModel, *only: str) -> dict[str, Any]:
+    """Return the fields of a part of the spec that differ from their defaults.
 
-    The API server writes defaults into the spec, so what the user left out cannot be told from the spec itself. This relies on
-    Kubernetes' own rule that within one API version no default changes (tests/operator/rollout/test_revisions.py holds them).
+    A field with a default that a later version adds changes no digest. The API server writes defaults into the spec, so the spec does not
+    show what the user left out. This relies on Kubernetes' rule that no default changes within one API version
+    (tests/operator/rollout/test_revisions.py checks it).
     """
     made: dict[str, Any] = {}
     dumped = part.model_dump(mode="json", by_alias=True)
@@ -34,7 +35,7 @@ def said(part: BaseModel, *only: str) -> dict[str, Any]:
         if (only and name not in only) or value is None:
             continue
         if isinstance(value, BaseModel):
-            inner = said(value)
+            inner = non_default_fields(value)
             if inner:
                 made[key] = inner
         elif field.is_required() or value != _defaults(type(part))[name]:
@@ -44,122 +45,124 @@ def said(part: BaseModel, *only: str) -> dict[str, Any]:
 
 @cache
 def _defaults(part: type[BaseModel]) -> dict[str, Any]:
-    """Asked of pydantic once for each model: it inspects every factory's signature anew, which was half of the time of `desired`."""
+    """Return the defaults, cached per model: pydantic inspects every factory's signature again, which took half the time of `desired`."""
     fields = part.model_fields.items()
     return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 def worker_revision(service: InferenceService) -> str:
-    """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
-    shaping = said(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _of_index(service)
-    return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
+    """Return a digest of what the spec says about worker pods. It does not depend on the operator's version or configuration."""
+    shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _of_index(service)
+    return names.digest([shaping, non_default_fields(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
 def router_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about router pods."""
     choices = ("policy", "index_mode", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
-    routing = said(service.spec.routing, *choices)
-    parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    routing = non_default_fields(service.spec.routing, *choices)
+    parts: list[Any] = [routing, non_default_fields(service.spec.rollout, "drain_timeout"), service.served_model_name]
     if service.spec.access is not None:
-        parts.append(said(service.spec.access))
+        parts.append(non_default_fields(service.spec.access))
     if service.spec.exposure.picks_endpoints:
         parts.append("picker")
     if service.spec.rollout.canary is not None:
-        parts.append("split")  # that there may be canaries; their weight is no part of a router
+        parts.append("split")  # whether there may be canaries; their weight does not change the router's pods
     if service.spec.image_pull_secrets:
-        parts.append(said(service.spec, "image_pull_secrets"))
+        parts.append(non_default_fields(service.spec, "image_pull_secrets"))
     if scales_to_zero(service):
         parts.append("ready without workers")
     return names.digest(parts)
 
 
 def scales_to_zero(service: InferenceService) -> bool:
-    """Whether routers must be there for requests while no worker is, or nobody would learn of them."""
+    """Return whether routers must accept requests while no worker exists: otherwise nothing would notice a request."""
     return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
 
 
 def _of_index(service: InferenceService) -> dict[str, object]:
-    """What the spec says about the index. Workers and routers must agree on it, so both are rolled when it changes."""
-    return said(service.spec.routing, "index_groups")
+    """Return what the spec says about the index. Workers and routers must agree on it, so a change rolls both."""
+    return non_default_fields(service.spec.routing, "index_groups")
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retry` of that trial. False where `why` is empty."""
+class CanaryFailure:
+    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retry` at that time. False where `reason` is empty."""
 
-    why: str = ""
+    reason: str = ""
     retry: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.why)
+        return bool(self.reason)
 
 
-NO_FAILURE = Failure()
+NO_FAILURE = CanaryFailure()
 
 
 @dataclass(frozen=True)
-class Pinned:
-    """The template to use now, and the revisions of its component to be kept, the wanted one first."""
+class PinnedTemplate:
+    """The template to use now, and the revisions of its component to keep, the wanted one first."""
 
     template: Object
     revisions: list[Object]
 
 
-def pinned(
+def pin(
     service: InferenceService,
     component: str,
     digest: str,
     rendered: Object,
     seen: Iterable[Mapping[str, Any]],
     in_use: Collection[str] = (),
-    failed: Failure = NO_FAILURE,
-) -> Pinned:
-    """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
-    pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between.
-    `failed`: how `digest` failed as a canary, to be remembered."""
-    others = {body["metadata"]["name"]: body for body in seen if is_of(body, service, component)}
+    failed: CanaryFailure = NO_FAILURE,
+) -> PinnedTemplate:
+    """Return the template of revision `digest`; `rendered` where none is stored yet.
+
+    Revisions beyond MAX_REVISIONS are left out, and so deleted, unless pods still run them (`in_use`): an edit that is reverted must find
+    their template unchanged, after any number of edits. `failed`: how `digest` failed as a canary, which is stored with it.
+    """
+    others = {body["metadata"]["name"]: body for body in seen if belongs_to(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
     newest = max(map(_number, others.values()), default=0)
     data = {"template": deepcopy(rendered)} if held is None else held["data"]
     number = newest + 1 if held is None else max(_number(held), newest + 1)
     last_used = sorted(others.values(), key=lambda body: (_number(body), body["metadata"]["name"]), reverse=True)
-    running = [body for body in last_used[KEPT - 1 :] if body["metadata"]["name"].rpartition("-")[2] in in_use]
+    running = [body for body in last_used[MAX_REVISIONS - 1 :] if body["metadata"]["name"].rpartition("-")[2] in in_use]
     kept = [
         _revision(service, component, body["metadata"]["name"], _number(body), body["data"], failure_of(body))
-        for body in [*last_used[: KEPT - 1], *running]
+        for body in [*last_used[: MAX_REVISIONS - 1], *running]
     ]
-    return Pinned(deepcopy(data["template"]), [_revision(service, component, wanted, number, data, failed), *kept])
+    return PinnedTemplate(deepcopy(data["template"]), [_revision(service, component, wanted, number, data, failed), *kept])
 
 
 def find(service: InferenceService, component: str, digest: str, seen: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The ControllerRevision of `digest`, if it is there."""
+    """Return the ControllerRevision of `digest`; None: there is none."""
     wanted = f"{names.deployment(service, component)}-{digest}"
-    return next((body for body in seen if body["metadata"]["name"] == wanted and is_of(body, service, component)), None)
+    return next((body for body in seen if body["metadata"]["name"] == wanted and belongs_to(body, service, component)), None)
 
 
-def failure_of(revision: Mapping[str, Any] | None) -> Failure:
-    """Return how it failed as a canary."""
+def failure_of(revision: Mapping[str, Any] | None) -> CanaryFailure:
+    """Return how the revision failed as a canary."""
     annotations = ((revision or {}).get("metadata") or {}).get("annotations") or {}
-    return Failure(str(annotations.get(names.CANARY_FAILED, "")), str(annotations.get(names.CANARY_RETRY, "")))
+    return CanaryFailure(str(annotations.get(names.CANARY_FAILED, "")), str(annotations.get(names.CANARY_RETRY, "")))
 
 
 def _number(body: Mapping[str, Any]) -> int:
     return int(body.get("revision") or 0)
 
 
-def is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
-    """Of this very service: one that was deleted and made again begins anew."""
+def belongs_to(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
+    """Return whether a revision is of this uid: a service that was deleted and created again starts without revisions."""
     metadata = body["metadata"]
     owned = any(reference.get("uid") == service.uid for reference in metadata.get("ownerReferences") or [])
     return owned and (metadata.get("labels") or {}).get(names.COMPONENT) == component
 
 
-def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any], failed: Failure) -> Object:
-    """`number` grows with use: the one used last has the highest."""
+def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any], failed: CanaryFailure) -> Object:
+    """Build a ControllerRevision. `number` grows with use: the revision used last has the highest."""
     metadata = names.metadata(service, name, component)
     if failed:
-        metadata["annotations"] = {names.CANARY_FAILED: failed.why} | ({names.CANARY_RETRY: failed.retry} if failed.retry else {})
+        metadata["annotations"] = {names.CANARY_FAILED: failed.reason} | ({names.CANARY_RETRY: failed.retry} if failed.retry else {})
     return {
         "apiVersion": "apps/v1",
         "kind": KIND,

@@ -1,5 +1,6 @@
-"""The operator as one coroutine: watches and resync from the first moment, loops once the lease is ours, until a stop or the end of
-something essential. Health is served throughout.
+"""The operator as one coroutine: it watches and resyncs from the start, and reconciles once it holds the lease.
+
+It runs until a stop, or until an essential task ends. Health is served throughout.
 """
 
 import asyncio
@@ -12,152 +13,173 @@ from typing import Any, cast
 import kopf
 
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials.keeper import Keeper
+from fairlead_operator.credentials.manager import CredentialsManager
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster, own_namespace
-from fairlead_operator.kube.discovery import OptionalKinds
-from fairlead_operator.kube.event_recorder import Announcer
-from fairlead_operator.kube.leader_election import Elector
-from fairlead_operator.kube.reflector import Watches
+from fairlead_operator.kube.discovery import KindDiscovery
+from fairlead_operator.kube.event_recorder import EventRecorder
+from fairlead_operator.kube.leader_election import LeaderElector
+from fairlead_operator.kube.reflector import Reflectors
 from fairlead_operator.kube.resync import STALE, Resync
-from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.process import health
-from fairlead_operator.process.loop_thread import Aside
-from fairlead_operator.process.memory import give_back, steady
+from fairlead_operator.process.loop_thread import LoopThread
+from fairlead_operator.process.memory import limit_heap, trim_forever
 from fairlead_operator.process.metrics import Metrics
 from fairlead_operator.reconcile import handlers
-from fairlead_operator.reconcile.controller import Fleet
-from fairlead_operator.reconcile.reconciler import Tools
+from fairlead_operator.reconcile.controller import Controller
+from fairlead_operator.reconcile.reconciler import Dependencies
 
 log = logging.getLogger(__name__)
-LANES = 16  # services that are written at the same time: the API server's own fairness does the rest
+MAX_CONCURRENT_RECONCILES = 16  # services that are written at the same time; the API server's priority and fairness bounds the rest
 
 
 async def operate(
     config: OperatorConfig, stop: asyncio.Event, prober: Prober | None = None, started: Callable[[], None] = lambda: None
 ) -> None:
-    """Run until `stop` is set. Raises what ended it when that was not a stop: the process then exits and is started anew.
+    """Run until `stop` is set. Otherwise raises the error of the task that ended: the process then exits and is restarted.
 
-    `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
+    `started` is called after kopf has installed its signal handlers, so that the caller can install its own again.
     """
-    steady()
+    limit_heap()
     async with AsyncExitStack() as stack:
-        aside = await stack.enter_async_context(Aside.started("lease"))
-        renewing = await stack.enter_async_context(aside.entered(Cluster.connect(config.kubeconfig)))
-        elector = Elector(renewing, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
+        loop_thread = await stack.enter_async_context(LoopThread.start("lease"))
+        renewing = await stack.enter_async_context(loop_thread.enter(Cluster.connect(config.kubeconfig)))
+        elector = LeaderElector(renewing, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
         metrics = Metrics()
-        writing = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.answered))
+        writing = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.count_response))
         prober = prober or Prober(config.cluster_domain)
         stack.push_async_callback(prober.close)
-        operator = _Operator(config, writing, elector, aside, prober, metrics)
-        port = await stack.enter_async_context(health.served(config.health_port, operator.problem, operator.readiness, metrics.text))
+        operator = _Operator(config, writing, elector, loop_thread, prober, metrics)
+        port = await stack.enter_async_context(health.serve(config.health_port, operator.problem, operator.readiness, metrics.text))
         log.info("health on port %d", port)
         await operator.run(stop, started)
 
 
 class _Operator:
-    """A standby runs all of this but the loops: it follows services and children, so that on the day that the lease is its own it has
-    only to start a loop for each service. Whatever is written is written by a loop."""
+    """A standby runs everything but the reconcilers. It follows services and children, so that taking over means only starting them.
 
-    def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, aside: Aside, prober: Prober, metrics: Metrics) -> None:
-        """`aside`: where the elector and its connection live. It renews there, whatever the passes here take: an operator that is busy with
-        a thousand services must not lose its lease for it. One that hangs answers /healthz no more, and is ended by the kubelet."""
+    Only reconcilers write.
+    """
+
+    def __init__(
+        self, config: OperatorConfig, cluster: Cluster, elector: LeaderElector, loop_thread: LoopThread, prober: Prober, metrics: Metrics
+    ) -> None:
+        """`loop_thread` runs the elector and its connection, so that it renews the lease however busy the reconcilers are.
+
+        An operator with a thousand services must not lose its lease. One that hangs no longer answers /healthz: the kubelet restarts it.
+        """
         self._config = config
         self._elector = elector
-        self._aside = aside
-        self._fleet = Fleet()
-        self._store = Store(self._fleet.wake)
-        self._watches = Watches(cluster, self._store, config.namespace)
-        self._resync = Resync(cluster, self._store, config.namespace)
-        self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
-        self._announcer = Announcer(cluster)
-        self._watching = asyncio.Event()  # services
+        self._loop_thread = loop_thread
+        self._controller = Controller()
+        self._cache = Cache(self._controller.wake)
+        self._reflectors = Reflectors(cluster, self._cache, config.namespace)
+        self._resync = Resync(cluster, self._cache, config.namespace)
+        self._optional = KindDiscovery(cluster, self._cache, config.namespace, self._controller.wake_all)
+        self._event_recorder = EventRecorder(cluster)
+        self._watching = asyncio.Event()  # set once services are watched
         home = config.lease_namespace or own_namespace(config.namespace)
         secret = OwnSecret(cluster, home, config.credentials_secret, config.deployment)
-        self._keeper = Keeper(config, secret, self._store.identities, self._fleet.wake_all)
-        served, unsure = (lambda: self._optional.served), (lambda: self._optional.unsure)
-        lanes, announce = Lanes(LANES), self._announcer.announce
-        self._tools = Tools(
-            cluster, self._store, prober, config.settings, announce, lanes, served, unsure, metrics, lambda: self._keeper.seen
+        self._credentials = CredentialsManager(config, secret, self._cache.identities, self._controller.wake_all)
+        served, unknown = (lambda: self._optional.served), (lambda: self._optional.unknown)
+        work_queue, record_event = WorkQueue(MAX_CONCURRENT_RECONCILES), self._event_recorder.record
+        self._dependencies = Dependencies(
+            cluster,
+            self._cache,
+            prober,
+            config.settings,
+            record_event,
+            work_queue,
+            served,
+            unknown,
+            metrics,
+            lambda: self._credentials.seen,
         )
-        metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._acted_for)
+        metrics.register_sources(
+            lambda: elector.leading, lambda: self._resync.seconds_since_resync, lambda: len(self._controller), self._acted_for
+        )
 
     def _acted_for(self) -> Iterable[Mapping[str, Any]]:
-        """The services of which this process speaks: each is told of once, by the leader."""
-        return self._store.services() if self._elector.leading else ()
+        """Return the services that this process reports in metrics: only the leader reports them."""
+        return self._cache.services() if self._elector.leading else ()
 
     def problem(self) -> str:
-        unheard = self._watches.silent_for > STALE or self._elector.silent_for > STALE or self._resync.stale
-        return "no answer for too long: the API server cannot be reached" if unheard else ""
+        unresponsive = (
+            self._reflectors.seconds_since_response > STALE or self._elector.seconds_since_response > STALE or self._resync.is_stale
+        )
+        return "no answer for too long: the API server cannot be reached" if unresponsive else ""
 
     def readiness(self) -> health.Readiness:
-        """Of a standby: that it knows everything it needs to take over."""
+        """Return whether the process is ready. A standby is ready when it knows everything that it needs to take over."""
         leading, holder = self._elector.leading, self._elector.holder
-        informed = self._watching.is_set() and self._watches.complete
-        return health.Readiness(informed and (self._fleet.opened if leading else bool(holder)), leading, holder)
+        informed = self._watching.is_set() and self._reflectors.has_synced
+        return health.Readiness(informed and (self._controller.is_started if leading else bool(holder)), leading, holder)
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
-        ours = {
+        tasks = {
             asyncio.create_task(work, name=name)
             for name, work in (
-                ("watches of children", self._watches.run()),
+                ("watches of children", self._reflectors.run()),
                 ("resync", self._resync.run()),
                 ("optional kinds", self._optional.run()),
                 ("lease", self._lead()),
-                ("memory", give_back()),
+                ("memory", trim_forever()),
             )
         }
-        watching = asyncio.create_task(_watch(self._config, self._store, stop, self._watching, started), name="watch of services")
-        stopping = asyncio.create_task(stop.wait(), name="stop")
+        watch_task = asyncio.create_task(_watch(self._config, self._cache, stop, self._watching, started), name="watch of services")
+        stop_task = asyncio.create_task(stop.wait(), name="stop")
         try:
-            done, _ = await asyncio.wait({*ours, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*tasks, watch_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await self._end(ours | {stopping})
+            await self._end(tasks | {stop_task})
             if not stop.is_set():
-                watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-        for task in (*done, watching):
+                watch_task.cancel()
+            await asyncio.gather(watch_task, return_exceptions=True)
+        for task in (*done, watch_task):
             if not task.cancelled():
                 task.result()
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
 
     async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
-        """First whatever writes, then the lease: its next holder need not wait for the rest (kopf takes seconds)."""
-        await self._fleet.close()
-        await self._announcer.close()
+        """Stop the writers first, then release the lease: its next holder need not wait for kopf, which takes seconds."""
+        await self._controller.close()
+        await self._event_recorder.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._aside.do(self._elector.release())
+        await self._loop_thread.run(self._elector.release())
 
     async def _lead(self) -> None:
         here, leads = asyncio.get_running_loop(), asyncio.Event()
-        electing = self._aside.do(self._elector.lead(lambda: here.call_soon_threadsafe(leads.set)))
+        electing = self._loop_thread.run(self._elector.lead(lambda: here.call_soon_threadsafe(leads.set)))
         await asyncio.gather(electing, self._act(leads))
 
     async def _act(self, leads: asyncio.Event) -> None:
-        """Only when all children are known: a loop that had not yet seen the pods of a running service would call it not ready. And the
-        optional kinds: it would take a gateway for missing."""
-        await self._watches.listed()
-        await self._optional.looked.wait()
+        """Reconcile once all children and the optional kinds are known and the lease is held.
+
+        A reconciler that had not seen the pods of a running service would report it as not ready, and an unlisted gateway as missing.
+        """
+        await self._reflectors.wait_synced()
+        await self._optional.discovered.wait()
         await leads.wait()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keeper.run(), name="redis credentials")
-            await self._keeper.looked.wait()  # or a new pod would be started before its Secret is there
-            self._fleet.open(self._tools)
+            group.create_task(self._credentials.run(), name="redis credentials")
+            await self._credentials.reconciled.wait()  # otherwise a new pod would start before its Secret exists
+            self._controller.start(self._dependencies)
 
 
-async def _watch(config: OperatorConfig, store: Store, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:
-    """`kopf.operator`, in its two halves: between them kopf has taken the signals, and `started` may take them back."""
+async def _watch(config: OperatorConfig, cache: Cache, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:
+    """Run both halves of `kopf.operator`. Between them kopf has installed its signal handlers, and `started` may replace them."""
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
-        registry=handlers.registry(store),
+        registry=handlers.registry(cache),
         settings=handlers.settings(),
         standalone=True,
-        identity=cast(Any, socket.gethostname()),  # else kopf asks for the user's name, which a container's bare user id has not
+        identity=cast(Any, socket.gethostname()),  # otherwise kopf looks up the user's name, which a container's bare user id does not have
         clusterwide=not config.namespace,
         namespaces=[config.namespace] if config.namespace else [],
         stop_flag=stop,

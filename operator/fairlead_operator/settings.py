@@ -1,4 +1,4 @@
-"""What the operator's own configuration contributes to desired state. Pure data: `fairlead up` makes one too."""
+"""The part of the operator's configuration that desired state depends on. Pure data; `fairlead up` builds one too."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class Settings:
     worker_image: str
     router_image: str
     image_pull_policy: str = "IfNotPresent"
-    redis_url: str = ""  # empty: no index, the routers go by load
-    redis_files: tuple[str, ...] = ()  # keys of the Secrets with which workers and routers reach Redis; empty: they need none
-    default_gpus: int = 1  # of a worker whose manifest says nothing, times engine.tensorParallel
+    redis_url: str = ""  # empty: no index, routers route by load
+    redis_files: tuple[str, ...] = ()  # keys of the Secrets with which workers and routers reach Redis; empty: none is needed
+    default_gpus: int = 1  # of a worker whose manifest has no value, times engine.tensorParallel
     cluster_domain: str = "cluster.local"
-    operator_namespace: str = ""  # from which the operator asks workers and routers; empty: any
-    monitoring_namespaces: tuple[str, ...] = ()  # which may read /metrics of all pods
+    operator_namespace: str = ""  # from which the operator polls workers and routers; empty: any
+    monitoring_namespaces: tuple[str, ...] = ()  # that may read /metrics of all pods

@@ -52,9 +52,11 @@ async def test_a_service_is_put_together_from_its_routers(fleet: Fleet) -> None:
     (second,) = add_rates([first], [row(SERVICE, pods, second_live)], 10.0)
     assert second.pods[0].figures.tokens_per_second == 30.0 == second.figures.tokens_per_second
     assert second.pods[0].figures.hit_rate == 0.9, "of what came between the two looks"
-    before, after = (traffic.Look.of({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0)))
+    before, after = (
+        traffic.CounterSnapshot.of({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0))
+    )
     assert before is not None and after is not None
-    seen = traffic.between(before, after)
+    seen = traffic.measure_traffic(before, after)
     assert seen is not None and (seen.tokens_per_second, seen.prompt_tokens_per_second, seen.cache_hit_percent) == (30, 100, 90)
 
 

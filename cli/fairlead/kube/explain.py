@@ -9,8 +9,9 @@ from fairlead.kube import sections
 from fairlead.kube.facts import Facts
 from fairlead.kube.sections import Line
 from fairlead_operator import causes, names
-from fairlead_operator.causes import Cause, creation, silence
-from fairlead_operator.causes.happened import newest
+from fairlead_operator.causes import Cause, creation
+from fairlead_operator.causes import unresponsive as silence
+from fairlead_operator.causes.events import newest_relevant
 
 Body = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
         if body is None:
             words = f"{kind} {name}, which {facts.why[kind, name]} refers to, does not exist. Create it in this namespace."
             yield Cause(f"{kind}Missing", words, fault=True)
-    events = {pod["metadata"]["name"]: newest(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
+    events = {pod["metadata"]["name"]: newest_relevant(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
     telling = {name: event for name, event in events.items() if event is not None}
     for part, component in ((names.WORKER, names.WORKER), (names.CANARY, names.WORKER), (names.ROUTER, names.ROUTER)):
         deployment = facts.deployments.get(part)
@@ -84,7 +85,7 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             yield cause
         if deployment is not None and (deployment.get("spec") or {}).get("paused"):
             yield creation.paused(deployment["metadata"]["name"])
-    silent, _ = silence.of(facts.deployments.values(), facts.pods, now)
+    silent, _ = silence.find(facts.deployments.values(), facts.pods, now)
     if silent is not None:
         yield silent
 

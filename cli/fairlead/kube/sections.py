@@ -9,9 +9,9 @@ from fairlead.kube.facts import GPU, Facts
 from fairlead.kube.live import is_ready
 from fairlead.kube.snapshot import row
 from fairlead_operator import causes, names
-from fairlead_operator.causes.happened import newest
+from fairlead_operator.causes.events import newest_relevant
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import Happened
+from fairlead_operator.observed import PodEvent
 
 Body = Mapping[str, Any]
 MOST_EVENTS = 8
@@ -83,8 +83,8 @@ def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[L
             counts = f"wants {wants}, has {observed.get('replicas', 0)}, {observed.get('readyReplicas', 0)} ready"
             yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(observed.get("readyReplicas") or 0) >= wants)
     for pod in facts.pods:
-        if component_of(pod) in names.parts(component):
-            yield _pod(pod, newest(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
+        if component_of(pod) in names.pod_components(component):
+            yield _pod(pod, newest_relevant(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
 
 
 def _counts(deployment: Body) -> Line:
@@ -108,7 +108,7 @@ def canary(facts: Facts) -> Iterator[Line]:
         yield _counts(deployment)
 
 
-def _pod(pod: Body, event: Happened | None, ready_message: str) -> Line:
+def _pod(pod: Body, event: PodEvent | None, ready_message: str) -> Line:
     """Return the line of one pod. `ready_message`: the message of condition Ready, which is not repeated."""
     name, node = pod["metadata"]["name"], (pod.get("spec") or {}).get("nodeName")
     where = f" on {node}" if node else ""

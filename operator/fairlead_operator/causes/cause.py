@@ -1,32 +1,32 @@
-"""One cause, and how its words are put together."""
+"""A cause, and how its message is built."""
 
 from dataclasses import dataclass
 
-LONGEST = 1024  # characters of a message: an Event takes no more
+LONGEST = 1024  # characters of a message: the limit of an Event
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One word for machines, sentences for people, and whether it is a fault (rather than work under way)."""
+    """A reason for machines, a message for people, and whether it is a fault (rather than work in progress)."""
 
     reason: str
     message: str
     fault: bool
-    weights: bool = False  # the model cannot be had, read or held: condition WeightsReady
+    weights: bool = False  # the model cannot be fetched, read or held in memory: condition WeightsReady
     template: bool = False  # pods of this template are refused: condition PodTemplateValid
 
 
-def told(reason: str, what: str, do: str, *, fault: bool = True, weights: bool = False, template: bool = False) -> Cause:
-    """`what` is wrong, and what to `do`: a long story is cut, the advice stays whole."""
-    what = short(what.strip().rstrip("."), LONGEST - len(do) - 2)
+def make_cause(reason: str, what: str, do: str, *, fault: bool = True, weights: bool = False, template: bool = False) -> Cause:
+    """Return a cause that says `what` is wrong and what to `do`. A long description is truncated, the advice is not."""
+    what = truncate(what.strip().rstrip("."), LONGEST - len(do) - 2)
     return Cause(reason, f"{what}. {do}", fault, weights, template)
 
 
-def short(message: str, longest: int = LONGEST) -> str:
+def truncate(message: str, longest: int = LONGEST) -> str:
     return message if len(message) <= longest else message[: longest - 1] + "…"
 
 
 def last_line(text: str) -> str:
-    """The last line that says something: of a traceback, the exception."""
+    """Return the last line that is not blank: in a traceback, the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -1,17 +1,17 @@
-"""Why a container does not run, from its waiting, running and terminated states."""
+"""Finds why a container does not run, from its waiting, running and terminated states."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from fairlead_operator.causes import weights
-from fairlead_operator.causes.cause import Cause, last_line, short, told
-from fairlead_operator.causes.happened import probe_failed
-from fairlead_operator.observed import Happened
+from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncate
+from fairlead_operator.causes.events import probe_failed
+from fairlead_operator.observed import PodEvent
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 _CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}
-_KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM: what a kubelet sends after a probe has failed
+_KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends after a failed probe
 
 _IMAGE_ADVICE = (
     (
@@ -41,16 +41,18 @@ _CONFIG_ADVICE = (
 
 
 def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bool:
-    """It was ready since its present start: only then did its pod's readiness (condition Ready) change after that. That it has passed a
-    startup probe says less, for one that follows a load's progress passes before the load has ended."""
+    """Return whether the container was ready since its present start: only then did its pod's condition Ready change after the start.
+
+    A passed startup probe means less: one that follows the loading progress passes before the load has ended.
+    """
     since, changed = ((container.get("state") or {}).get("running") or {}).get("startedAt"), readiness.get("lastTransitionTime")
     return str(changed) > str(since) if since and changed else bool(container.get("started"))
 
 
 def of_container(
-    pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: Happened | None = None
+    pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: PodEvent | None = None
 ) -> Cause | None:
-    """None for a container that is well, or has done its work. `readiness`: the pod's condition Ready; `event`: its newest telling one."""
+    """Return None for a healthy or completed container. `readiness`: the pod's condition Ready; `event`: its newest relevant Event."""
     if container.get("ready"):
         return None
     state, last = container.get("state") or {}, container.get("lastState") or {}
@@ -60,9 +62,9 @@ def of_container(
         return _image(pod, container, reason, str(waiting.get("message") or reason))
     if reason in _CONTAINER:
         words = str(waiting.get("message") or reason)
-        return told(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
+        return make_cause(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
     if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):
-        return None  # an init container that is done
+        return None  # a completed init container
     served = has_served(container, readiness or {})
     ended = terminated or (None if served else last.get("terminated"))
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
@@ -72,43 +74,45 @@ def of_container(
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
         seen = probe_failed(pod, event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"
-        return Cause("NotReady", short(f"pod {pod} runs and does not take requests{why}"), fault=False)
+        return Cause("NotReady", truncate(f"pod {pod} runs and does not take requests{why}"), fault=False)
     return Cause("Starting", f"pod {pod} is being started", fault=False)
 
 
 def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> Cause:
-    # ErrImagePull and ImagePullBackOff alternate; the detail of the first stands behind the prefix of the second.
+    # ErrImagePull and ImagePullBackOff alternate. The second contains the first one's detail after a prefix.
     detail = words.rsplit("ErrImagePull: ", 1)[-1]
     what = f"pod {pod}: image {container.get('image', '?')}: {detail}"
     if reason == "InvalidImageName":
-        return told(reason, what, "Correct the image's name: registry/repository:tag, in lower case.")
+        return make_cause(reason, what, "Correct the image's name: registry/repository:tag, in lower case.")
     if reason == "ErrImageNeverPull":
-        return told(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
-    return told(
+        return make_cause(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
+    return make_cause(
         "ImagePullBackOff", what, _advice(_IMAGE_ADVICE, detail) or "Try the pull by hand on the node: the registry's words are above."
     )
 
 
-def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], waiting: str, event: Happened | None) -> Cause:
-    """An OutOfMemory kill and a model that cannot be loaded are named; otherwise the second end, or a back-off, makes a crash loop
-    (restartCount never goes back)."""
+def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], waiting: str, event: PodEvent | None) -> Cause:
+    """Return a specific cause for an OutOfMemory kill and for a model that cannot be loaded.
+
+    Otherwise the second exit, or a back-off, counts as a crash loop (restartCount never decreases).
+    """
     said = last_line(str(ended.get("message") or ""))
     if ended.get("reason") == "OOMKilled":
         what = f"pod {pod}: {container.get('name')} was killed: {said or 'it used more memory than spec.resources.memory allows'}"
-        return told(
+        return make_cause(
             "OOMKilled", what, "Raise spec.resources.memory (weights on CPUs, page buffers and downloads count), or remove its limit."
         )
-    loading = weights.of_last_words(pod, said)
+    loading = weights.of_termination_message(pod, said)
     if loading is not None:
         return loading
     code = ended.get("exitCode")
     seen = probe_failed(pod, event)
     if code in _KILLED and seen:
         do = f"It was restarted for that: see kubectl logs {pod} --previous, and give it more time or less load."
-        return told("ProbeFailed", f"pod {pod}: {seen}", do)
+        return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)
     looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2
     what = f"pod {pod}: {container.get('name')} exited with code {code}: {said or 'it left no message'}"
-    return told("CrashLoopBackOff" if looping else "Crashed", what, f"See kubectl logs {pod} -c {container.get('name')} --previous.")
+    return make_cause("CrashLoopBackOff" if looping else "Crashed", what, f"See kubectl logs {pod} -c {container.get('name')} --previous.")
 
 
 def _advice(table: tuple[tuple[str, str], ...], words: str) -> str:

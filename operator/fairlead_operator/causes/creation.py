@@ -1,36 +1,36 @@
-"""Pods that may not be made: what a Deployment's condition ReplicaFailure says, and a template that the API server refuses."""
+"""Refused creations: a Deployment's condition ReplicaFailure, and a template that the API server refuses."""
 
 import re
 
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
 
 def of_failure(reason: str, message: str) -> Cause:
-    """From ReplicaFailure: the ReplicaSet controller's words, which are those of the admission that said no."""
+    """Return the cause of a ReplicaFailure. Its message is that of the admission that refused the pod."""
     if "exceeded quota" in message or "failed quota" in message:
         quota = re.search(r"(?:exceeded|failed) quota: ([\w.-]+)", message)
         which = quota[1] if quota else "of the namespace"
         do = f"Raise the ResourceQuota {which} (kubectl describe quota), or lower spec.replicas or spec.resources."
-        return told("QuotaExceeded", f"no pod may be made: {message}", do)
+        return make_cause("QuotaExceeded", f"no pod may be made: {message}", do)
     if "violates PodSecurity" in message:
         do = "Remove what it names from spec.podTemplate, or label the namespace with a level that allows it."
-        return told("PodSecurity", f"no pod may be made: {message}", do, template=True)
+        return make_cause("PodSecurity", f"no pod may be made: {message}", do, template=True)
     if "admission webhook" in message or "ValidatingAdmissionPolicy" in message:
-        return told(
+        return make_cause(
             "AdmissionDenied",
             f"no pod may be made: {message}",
-            "Change what it refuses in spec.podTemplate, or ask who owns that policy.",
+            "Change what it refuses in spec.podTemplate, or ask the owner of that policy.",
             template=True,
         )
     if "LimitRange" in message or re.search(r"(?:maximum|minimum) (?:cpu|memory|\S+/\S+) usage per", message):
-        return told(
+        return make_cause(
             "LimitRange",
             f"no pod may be made: {message}",
             "Set spec.resources within the namespace's LimitRange (kubectl describe limitrange).",
             template=True,
         )
     if "serviceaccount" in message.replace(" ", "").lower() and "not found" in message:
-        return told(
+        return make_cause(
             reason,
             f"no pod may be made: {message}",
             "Create that ServiceAccount, or remove serviceAccountName from spec.podTemplate.",
@@ -38,13 +38,16 @@ def of_failure(reason: str, message: str) -> Cause:
         )
     invalid = "is invalid:" in message
     do = "Correct spec.podTemplate." if invalid else "The controller tries again by itself; kubectl describe replicaset says more."
-    return told(reason, f"no pod may be made: {message}", do, template=invalid)
+    return make_cause(reason, f"no pod may be made: {message}", do, template=invalid)
 
 
 def of_refusal(child: str, words: str, *, template: bool) -> Cause:
-    """`child` ("Deployment/qwen-worker") was refused by the API server. `template`: it is the workers', and the user has a podTemplate."""
+    """Return the cause of a `child` ("Deployment/qwen-worker") that the API server refuses.
+
+    `template`: the child is the workers', and the user's spec has a podTemplate.
+    """
     if template:
-        return told(
+        return make_cause(
             "PodTemplateInvalid",
             f"{child}: {words}",
             "Correct spec.podTemplate: the running pods stay as they are until then.",
@@ -54,11 +57,11 @@ def of_refusal(child: str, words: str, *, template: bool) -> Cause:
         do = "Give the operator that right: its chart's roles are those of its version (helm upgrade)."
     else:
         do = "It is tried again every 30 s."
-    return told("ApplyFailed", f"{child}: {words}", do)
+    return make_cause("ApplyFailed", f"{child}: {words}", do)
 
 
 def paused(deployment: str) -> Cause:
-    """Somebody has paused the Deployment by hand: nothing goes on, and nothing would say so."""
-    return told(
+    """Return the cause of a Deployment that a user paused: it makes no progress, and nothing else reports that."""
+    return make_cause(
         "RolloutPaused", f"Deployment {deployment} is paused", f"Go on with kubectl rollout resume deployment/{deployment}.", fault=False
     )

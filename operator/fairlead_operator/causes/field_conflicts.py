@@ -1,32 +1,32 @@
-"""An autoscaler that was pointed at a Deployment of ours: who it is, and what it should be pointed at. Pure."""
+"""Names an autoscaler that targets one of our Deployments, and what it should target instead. Pure."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fairlead_operator import names
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
 if TYPE_CHECKING:
     from fairlead_operator.api import InferenceService
-    from fairlead_operator.observed import Contest
+    from fairlead_operator.observed import FieldConflict
 
 REASON = "ReplicasContested"
 _KNOWN = {"kube-controller-manager": "a HorizontalPodAutoscaler (field manager kube-controller-manager)", "keda-operator": "KEDA"}
 
 
-def of(service: "InferenceService", contests: Iterable["Contest"]) -> tuple[Cause | None, float | None]:
-    """The fault, if there is one, and until when it stands (seconds since the epoch). Its words are the same while it lasts."""
-    found = sorted(contests, key=lambda one: (one.component != names.WORKER, one.name, one.manager))
+def of(service: "InferenceService", field_conflicts: Iterable["FieldConflict"]) -> tuple[Cause | None, float | None]:
+    """Return the fault, if there is one, and until when it lasts (seconds since the epoch). Its message does not change meanwhile."""
+    found = sorted(field_conflicts, key=lambda one: (one.component != names.WORKER, one.name, one.manager))
     if not found:
         return None, None
     one = found[0]
-    who = _KNOWN.get(one.manager, f"field manager {one.manager!r}")
-    what = f"{who} sets the replicas of {one.kind} {one.name} again and again, and each time they are put back"
-    return told(REASON, what, _advice(service, one)), max(each.until for each in found)
+    writer = _KNOWN.get(one.manager, f"field manager {one.manager!r}")
+    what = f"{writer} keeps setting the replicas of {one.kind} {one.name}; the operator restores them each time"
+    return make_cause(REASON, what, _advice(service, one)), max(each.until for each in found)
 
 
-def _advice(service: "InferenceService", one: "Contest") -> str:
-    look = f"Find it with kubectl get hpa,scaledobject -n {service.namespace}" if one.manager in _KNOWN else "Find who that is"
+def _advice(service: "InferenceService", one: "FieldConflict") -> str:
+    look = f"Find it with kubectl get hpa,scaledobject -n {service.namespace}" if one.manager in _KNOWN else "Find that writer"
     if one.component != names.WORKER:
         return f"{look} and stop it: spec.routing.replicas says how many routers there are."
     if service.spec.scaling is not None and service.spec.scaling.target is not None:

@@ -1,7 +1,7 @@
-"""Why a pod does not serve, in a form that does not flap.
+"""Finds why a pod does not serve, in a form that does not flap.
 
-A crashing container alternates between waiting, running and terminated every few seconds. A pod's last failure stays its cause
-until the pod has been ready again, so that what people see is the failure and not the moment at which they looked.
+A crashing container alternates between waiting, running and terminated every few seconds. A pod's last failure stays its cause until the
+pod has been ready again, so that people see the failure and not the state of one moment.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,37 +9,39 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.causes import scheduling
-from fairlead_operator.causes.cause import Cause, short, told
+from fairlead_operator.causes.cause import Cause, make_cause, truncate
 from fairlead_operator.causes.containers import of_container
-from fairlead_operator.causes.happened import node_gone, of_event
-from fairlead_operator.observed import Happened
+from fairlead_operator.causes.events import node_gone, of_event
+from fairlead_operator.observed import PodEvent
 
-__all__ = ["Happened", "of_pod", "of_pods"]
+__all__ = ["PodEvent", "of_pod", "of_pods"]
 
 Body = Mapping[str, Any]
 _LOST = ("NodeLost", "NodeUnreachable")
 _EVICTED = "Kubernetes makes another one. Give the node what it lacks, or ask for it in spec.resources so that the scheduler counts it."
 
 
-def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, Happened] | None = None) -> Cause | None:
-    """The worst cause among the pods of one component; those of the wanted revision first, for it is their spec that people edit.
-    `events`: name of a pod → its newest telling Event."""
+def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
+    """Return the worst cause among the pods of one component. Pods of the wanted revision come first, because users edit their spec.
+
+    `events`: pod name → its newest relevant Event.
+    """
     found = []
     for pod in pods:
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
         labels, name = metadata.get("labels") or {}, metadata.get("name", "")
         leaving = metadata.get("deletionTimestamp") and status.get("reason") not in _LOST
-        if labels.get(names.COMPONENT) not in names.parts(component) or leaving:
+        if labels.get(names.COMPONENT) not in names.pod_components(component) or leaving:
             continue
         cause = of_pod(pod, (events or {}).get(name))
         if cause is not None:
-            ended = status.get("phase") in ("Failed", "Succeeded")  # it is being replaced: what lives comes first
+            ended = status.get("phase") in ("Failed", "Succeeded")  # it is being replaced: running pods come first
             found.append((not cause.fault, ended, labels.get(names.REVISION) != revision, name, cause))
     return min(found, key=lambda item: item[:4])[4] if found else None
 
 
-def of_pod(pod: Body, event: Happened | None = None) -> Cause | None:
-    """What keeps this pod from being ready; None for a ready one."""
+def of_pod(pod: Body, event: PodEvent | None = None) -> Cause | None:
+    """Return what keeps this pod from being ready; None for a ready one."""
     status = pod.get("status") or {}
     name = (pod.get("metadata") or {}).get("name", "?")
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
@@ -55,11 +57,11 @@ def of_pod(pod: Body, event: Happened | None = None) -> Cause | None:
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":
         why = disrupted.get("message") or disrupted.get("reason") or "it is to leave its node"
-        return told("Disrupted", f"pod {name} is being evicted: {why}", "Another one is made by itself.", fault=False)
+        return make_cause("Disrupted", f"pod {name} is being evicted: {why}", "Another one is made by itself.", fault=False)
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    if _unheard(status, conditions.get("Ready")):
+    if _node_stopped_reporting(status, conditions.get("Ready")):
         return node_gone(name)
-    early = of_event(name, event) if event is not None and not any(_begun(one) for one in containers) else None
+    early = of_event(name, event) if event is not None and not any(_has_run(one) for one in containers) else None
     for container in containers:
         cause = of_container(name, container, conditions.get("Ready"), event)
         if cause is not None:
@@ -67,15 +69,17 @@ def of_pod(pod: Body, event: Happened | None = None) -> Cause | None:
     return early or Cause("Starting", f"pod {name} is being started", fault=False)
 
 
-def _unheard(status: Body, ready: Mapping[str, Any] | None) -> bool:
-    """All its containers were ready when the kubelet last spoke, and the node controller has since said that the pod is not: it gives
-    no reason, where a kubelet always does."""
+def _node_stopped_reporting(status: Body, ready: Mapping[str, Any] | None) -> bool:
+    """Return whether the node controller, and not the kubelet, set the pod to not ready.
+
+    All containers were ready in the kubelet's last report. The node controller gives no reason, and a kubelet always does.
+    """
     containers = status.get("containerStatuses") or []
     return bool(containers) and all(one.get("ready") for one in containers) and ready is not None and not ready.get("reason")
 
 
-def _begun(container: Mapping[str, Any]) -> bool:
-    """It has run: what was to be mounted is mounted."""
+def _has_run(container: Mapping[str, Any]) -> bool:
+    """Return whether the container has run: then its volumes are mounted."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     return "running" in state or "terminated" in state or bool(last)
 
@@ -83,8 +87,8 @@ def _begun(container: Mapping[str, Any]) -> bool:
 def _ended(name: str, status: Body) -> Cause:
     reason, words = status.get("reason") or "PodFailed", status.get("message") or status.get("phase")
     if reason == "Evicted":
-        return told(reason, f"pod {name} was evicted: {words}", _EVICTED, fault=False)
+        return make_cause(reason, f"pod {name} was evicted: {words}", _EVICTED, fault=False)
     if reason.startswith("OutOf") or reason in ("UnexpectedAdmissionError", "NodeAffinity", "NodePorts"):
         do = "The node refused it after the scheduler had chosen it: see the node's device plugin, or cordon the node."
-        return told(reason, f"pod {name} was turned away by its node: {words}", do)
-    return Cause(reason, short(f"pod {name} has ended: {words}"), fault=False)
+        return make_cause(reason, f"pod {name} was turned away by its node: {words}", do)
+    return Cause(reason, truncate(f"pod {name} has ended: {words}"), fault=False)

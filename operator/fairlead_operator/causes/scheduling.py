@@ -1,13 +1,13 @@
-"""A pod without a node: which resource lacks, in the scheduler's words, and what to do about each of them."""
+"""A pod without a node: which resource is insufficient, as the scheduler reports it, and what to do about it."""
 
 import re
 
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
 _LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
 _OF = re.compile(r"0/(\d+) nodes")
 
-# What the scheduler says → what to do. The first two that fit are said: a message of ten reasons is read by nobody.
+# The scheduler's message → advice. Only the first two matches are given: ten reasons at once are too many to read.
 _ADVICE = (
     (
         r"Insufficient nvidia\.com/gpu",
@@ -19,7 +19,7 @@ _ADVICE = (
     (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),
     (r"Too many pods", "Every node that fits holds as many pods as it may: add a node."),
     (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct the name in spec.model."),
-    (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it anew."),
+    (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it again."),
     (
         r"unbound immediate PersistentVolumeClaims",
         "See why the claim is not bound: kubectl describe pvc (no such StorageClass, or no volume).",
@@ -31,7 +31,7 @@ _ADVICE = (
     (r"untolerated taint \{([^}]+)\}", "Tolerate {0} in spec.podTemplate.spec.tolerations, if workers may run there."),
     (
         r"match Pod's node affinity|node selector",
-        "No node has the labels asked for: correct the nodeSelector or affinity, or label a node.",
+        "No node has the required labels: correct the nodeSelector or affinity, or label a node.",
     ),
     (r"topology spread constraints", "Relax the topologySpreadConstraints of spec.podTemplate."),
     (r"were unschedulable", "Nodes are cordoned: kubectl uncordon NODE when they may be used again."),
@@ -40,19 +40,19 @@ _ADVICE = (
 
 
 def of_condition(pod: str, reason: str, message: str) -> Cause:
-    """From the pod's condition PodScheduled, which is False."""
+    """Return the cause of a pod whose condition PodScheduled is False."""
     if reason == "SchedulingGated":
-        return told(
+        return make_cause(
             "SchedulingGated", f"pod {pod} waits for its scheduling gates: {message}", "A queue (such as Kueue) admits it.", fault=False
         )
     words = message or "no node takes it"
     nodes = _OF.search(words)
     lacks = ", ".join(f"{name} on {count} of {nodes[1] if nodes else '?'} nodes" for count, name in _LACKS.findall(words)[:3])
     what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {words.partition(' preemption:')[0]}"
-    return told("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
+    return make_cause("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
 
 
 def advice(message: str) -> list[str]:
-    """What to do about each thing that the scheduler names."""
+    """Return the advice for each reason that the scheduler names."""
     found = ((re.search(pattern, message), text) for pattern, text in _ADVICE)
     return [text.format(*match.groups()) for match, text in found if match]

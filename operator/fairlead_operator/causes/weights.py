@@ -1,13 +1,13 @@
-"""A worker that cannot get, read or hold its model: what it wrote as its last words (worker/fairlead_worker/errors.py), sorted."""
+"""Causes of a worker that cannot fetch, read or hold its model, from its termination message (worker/fairlead_worker/errors.py)."""
 
 import re
 
-from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.causes.cause import Cause, make_cause
 
-_OURS = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
+_LOAD_FAILURE = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
 _TOKEN = "in the Secret of spec.model.secretRef (kubectl create secret generic hub --from-literal=token=…)"
 
-# Words → reason, and what to do. In this order: the hub answers 401 for a repository that is private or is not there.
+# Pattern → reason and advice. The order matters: the hub answers 401 both for a private repository and for one that does not exist.
 _KINDS = (
     (
         r"No space left|Errno 28\b|Errno 122\b|disk quota|is full \(",
@@ -62,7 +62,7 @@ _KINDS = (
     (
         r"missing weights|weights cannot be loaded|safetensors",
         "WeightsInvalid",
-        "Copy or download the model anew: its files are incomplete or damaged.",
+        "Copy or download the model again: its files are incomplete or damaged.",
     ),
     (
         r"--quantization ",
@@ -77,11 +77,11 @@ _KINDS = (
 )
 
 
-def of_last_words(pod: str, said: str) -> Cause | None:
-    """None where the words are not of a model that could not be loaded."""
-    if not _OURS.search(said):
+def of_termination_message(pod: str, said: str) -> Cause | None:
+    """Return the cause; None where the message is not about loading a model."""
+    if not _LOAD_FAILURE.search(said):
         return None
     for pattern, reason, do in _KINDS:
         if re.search(pattern, said):
-            return told(reason, f"pod {pod}: {said}", do, weights=True)
-    return told("ModelLoadFailed", f"pod {pod}: {said}", f"See kubectl logs {pod} --previous.", weights=True)
+            return make_cause(reason, f"pod {pod}: {said}", do, weights=True)
+    return make_cause("ModelLoadFailed", f"pod {pod}: {said}", f"See kubectl logs {pod} --previous.", weights=True)

@@ -8,7 +8,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import secrets
 from fairlead_operator.children.redis_users import ROLES, password_of, prefix_of
 from fairlead_operator.objects import Object
-from fairlead_operator.observed import RedisSeen
+from fairlead_operator.observed import ObservedRedis
 from fairlead_operator.settings import Settings
 
 MOUNT = "/etc/fairlead/redis"
@@ -32,7 +32,7 @@ def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
     return made
 
 
-def objects(service: InferenceService, settings: Settings, seen: RedisSeen | None) -> list[Object]:
+def objects(service: InferenceService, settings: Settings, seen: ObservedRedis | None) -> list[Object]:
     """Return one Secret for each role, so that a router never holds a worker's credential. Without `seen` what exists stays."""
     if not (settings.redis_url and settings.redis_files) or seen is None:
         return []
@@ -44,7 +44,7 @@ def objects(service: InferenceService, settings: Settings, seen: RedisSeen | Non
     return made
 
 
-def _login(service: InferenceService, seen: RedisSeen, role: Role) -> Mapping[str, str]:
+def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mapping[str, str]:
     """Return username and password. While Redis has not answered, each service keeps the kind that it had."""
     index = service.status.index
     if seen.state == "Shared" or (seen.state == "" and index is not None and index.credentials == "Shared"):

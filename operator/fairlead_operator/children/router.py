@@ -8,9 +8,9 @@ from fairlead_operator.api.fields import seconds
 from fairlead_operator.children import canary, pods, redis, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import pinned, router_revision, said, scales_to_zero
+from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
 from fairlead_operator.rollout.step import SURGE
-from fairlead_operator.rollout.strategy import pausing
+from fairlead_operator.rollout.strategy import is_pausing
 from fairlead_operator.settings import Settings
 
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
@@ -19,10 +19,10 @@ KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
     """A template is kept, among the ControllerRevisions that are seen, before it is used. Routers always surge: they need no GPU."""
     seen = observed or Observed()
-    pin = pinned(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
-    paused = pausing(service, seen.deployments.get(names.ROUTER))
+    pinned = pin(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
+    paused = is_pausing(service, seen.deployments.get(names.ROUTER))
     budget = pods.disruption_budget(service, names.ROUTER, 1)
-    return [_service(service), *pin.revisions, _deployment(service, pin.template, paused), budget]
+    return [_service(service), *pinned.revisions, _deployment(service, pinned.template, paused), budget]
 
 
 def _service(service: InferenceService) -> Object:
@@ -120,7 +120,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
         "split-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
     }
-    if said(routing, "hold_timeout"):
+    if non_default_fields(routing, "hold_timeout"):
         flags["hold-timeout"] = seconds(routing.hold_timeout)
     if routing.max_expected_ttft is not None:
         flags["max-expected-ttft"] = seconds(routing.max_expected_ttft)

@@ -11,9 +11,9 @@ from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import canary, groups, pods, redis, security
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.children.placement import placement
-from fairlead_operator.kube.merge import merged
+from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
-from fairlead_operator.revisions import pinned, worker_revision
+from fairlead_operator.revisions import pin, worker_revision
 from fairlead_operator.rollout.sides import ONE_SIDE, Sides
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
@@ -41,12 +41,12 @@ def objects(
     """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used. `step`: of the rollout; None: its first."""
     step, seen = step or Step(worker_revision(service)), list(revisions)
     tried = worker_revision(service) if sides.stable else step.revision
-    pin = pinned(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
+    pinned = pin(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
     stable = canary.stable_template(service, sides, seen)
     return [
-        *(_account(service), _headless_service(service), *groups.secret(service), *pin.revisions),
-        *canary.objects(service, tried, pin.template, sides, SETTLE),
-        *(_deployment(service, stable or pin.template, step), _budget(service)),
+        *(_account(service), _headless_service(service), *groups.secret(service), *pinned.revisions),
+        *canary.objects(service, tried, pinned.template, sides, SETTLE),
+        *(_deployment(service, stable or pinned.template, step), _budget(service)),
     ]
 
 
@@ -105,7 +105,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        template = merged(template, extra)
+        template = merge(template, extra)
     return pods.labelled(service, names.WORKER, worker_revision(service), template)
 
 

@@ -14,21 +14,21 @@ _REFUSED = frozenset({"WRONGPASS", "NOAUTH"})
 
 
 class LoginRefused(Exception):
-    """Redis takes none of the administrator's passwords."""
+    """Redis rejects all of the administrator's passwords."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """How the operator connects. `passwords` are tried in turn: during a rotation a restarted server may know only the older one."""
+    """How the operator connects. `passwords` are tried in order: during a rotation a restarted server may know only the older one."""
 
     access: RedisAccess  # without a password file
     passwords: tuple[str, ...] = field(repr=False)
 
 
 async def log_in(login: Login, folder: Path) -> RedisClient:
-    """Return a client with the first password that Redis takes. `folder`: private to this process, for RedisAccess reads files.
+    """Return a client with the first password that Redis accepts.
 
-    Raises LoginRefused, and what the connection raises.
+    `folder` is private to this process, because RedisAccess reads files. Raises LoginRefused, and errors of the connection.
     """
     refusal = ""
     file = folder / "password"
@@ -48,16 +48,16 @@ async def log_in(login: Login, folder: Path) -> RedisClient:
 
 
 def hashes_of(passwords: Sequence[str]) -> list[str]:
-    """Return what ACL SETUSER takes in place of `passwords`: SHA-256, so that none is sent."""
+    """Return the SHA-256 hashes that ACL SETUSER accepts in place of `passwords`, so that no password is sent."""
     return [hashlib.sha256(password.encode()).hexdigest() for password in passwords]
 
 
 async def set_own_passwords(client: RedisClient, username: str, passwords: Sequence[str]) -> None:
-    """Make the administrator's user accept exactly `passwords`. Its open connections stay."""
+    """Make the administrator's user accept exactly `passwords`. Open connections stay open."""
     await client.on_every_node("ACL", "SETUSER", username, "resetpass", *(f"#{each}" for each in hashes_of(passwords)))
 
 
 async def reload_certificate(client: RedisClient) -> None:
-    """Make the server read its certificate's files again: setting the path that it has does that (Redis 6.2 and later)."""
+    """Make the server reload its certificate files: setting the same path again does that (Redis 6.2 and later)."""
     _, path = await client.execute("CONFIG", "GET", "tls-cert-file")
     await client.execute("CONFIG", "SET", "tls-cert-file", path)

@@ -1,4 +1,4 @@
-"""The certificate of the chart's Redis, signed by an authority of the installation's own."""
+"""The certificate of the chart's Redis, signed by the installation's own authority."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SKEW = timedelta(hours=1)  # a client's clock may be behind ours
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM texts. `authority` is what clients trust; `authority_key` signs the next server certificate."""
+    """PEM texts. Clients trust `authority`; `authority_key` signs the next server certificate."""
 
     authority: str
     authority_key: str
@@ -52,7 +52,7 @@ def issue(host: str, now: datetime, authority: Certificates | None = None) -> Ce
 
 
 def is_due(held: Certificates, host: str, now: datetime) -> bool:
-    """Return whether the server certificate nears its end, names another host, or cannot be read."""
+    """Return whether the server certificate expires soon, names another host, or cannot be read."""
     try:
         server = x509.load_pem_x509_certificate(held.server.encode())
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

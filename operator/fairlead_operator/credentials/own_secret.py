@@ -1,4 +1,4 @@
-"""The operator's own Secret in its own namespace: created at the first start, changed by rotations and renewals."""
+"""The operator's own Secret in its own namespace: created at the first start, updated by rotations and renewals."""
 
 import logging
 from base64 import b64decode
@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from fairlead_operator.children.secrets import encoded
-from fairlead_operator.credentials.contents import ROTATE, Contents, following
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.credentials.secret_data import ROTATE, SecretData, next_secret_data
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import SECRETS, Kind
 
 log = logging.getLogger(__name__)
@@ -19,31 +19,31 @@ LABELS = {"app.kubernetes.io/name": "fairlead", "app.kubernetes.io/component": "
 
 @dataclass(frozen=True)
 class OwnSecret:
-    """`owner`: the operator's own Deployment, so that `helm uninstall` removes the Secret too; empty: none."""
+    """`owner`: the operator's own Deployment, so that `helm uninstall` also removes the Secret; empty: none."""
 
     cluster: Cluster
     namespace: str
     name: str
     owner: str = ""
 
-    async def hold(self, *, settled: Set[str], host: str, now: datetime) -> Contents:
-        """Read it, write what is due (see `following`), and return what it holds. Raises ApiRefused."""
+    async def ensure(self, *, settled: Set[str], host: str, now: datetime) -> SecretData:
+        """Read the Secret, write what is due (see `next_secret_data`), and return its data. Raises ApiError."""
         body = await self.cluster.get(SECRETS, self.namespace, self.name)
         metadata: Mapping[str, Any] = body["metadata"] if body is not None else {}
         annotations = dict(metadata.get("annotations") or {})
-        held = Contents.read({key: b64decode(value).decode() for key, value in ((body or {}).get("data") or {}).items()})
-        wanted = following(held, rotate=ROTATE in annotations, settled=settled, host=host, now=now)
-        if wanted == held:
-            return wanted
-        data = {key: encoded(value) for key, value in wanted.written().items()}
+        current = SecretData.parse({key: b64decode(value).decode() for key, value in ((body or {}).get("data") or {}).items()})
+        updated = next_secret_data(current, rotate=ROTATE in annotations, settled=settled, host=host, now=now)
+        if updated == current:
+            return updated
+        data = {key: encoded(value) for key, value in updated.to_data().items()}
         if body is None:
             await self._create(data)
         else:
-            if held is None or (wanted.rotating and not held.rotating):
+            if current is None or (updated.rotating and not current.rotating):
                 annotations.pop(ROTATE, None)
             await self.cluster.replace(SECRETS, {**body, "metadata": {**metadata, "annotations": annotations}, "data": data})
-        log.info("Secret %s/%s: %s", self.namespace, self.name, _change(held, wanted))
-        return wanted
+        log.info("Secret %s/%s: %s", self.namespace, self.name, _change(current, updated))
+        return updated
 
     async def _create(self, data: Mapping[str, str]) -> None:
         metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace, "labels": LABELS}
@@ -53,17 +53,17 @@ class OwnSecret:
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": dict(data)}
         try:
             await self.cluster.create(SECRETS, body)
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code == 409:
-                raise ApiRefused(409, f"Secret {self.namespace}/{self.name} was created by another process: it is read next") from None
+                raise ApiError(409, f"Secret {self.namespace}/{self.name} was created by another process: it is read next") from None
             raise
 
 
-def _change(held: Contents | None, wanted: Contents) -> str:
-    if held is None:
+def _change(current: SecretData | None, updated: SecretData) -> str:
+    if current is None:
         return "created"
-    if wanted.rotating and not held.rotating:
+    if updated.rotating and not current.rotating:
         return "rotation begun"
-    if held.rotating and not wanted.rotating:
+    if current.rotating and not updated.rotating:
         return "rotation complete, the previous credentials are dropped"
     return "certificate renewed"

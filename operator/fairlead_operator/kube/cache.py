@@ -1,7 +1,7 @@
-"""What the watches have shown: services, and the children of each. The newest version of an object wins, whatever its way here.
+"""The objects that the watches delivered: services, and the children of each. The newest version of an object wins.
 
-Objects are held packed (`packing`), a hundredth of what the same dicts take, and are read out for each pass: with a thousand services and
-five thousand pods that is the difference between 6 MiB and half a GiB.
+Objects are kept compressed (`compression`), a hundredth of the memory of the same dicts, and are decompressed for each reconcile. With a
+thousand services and five thousand pods that is the difference between 6 MiB and half a GiB.
 """
 
 import sys
@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
+from fairlead_operator.kube.compression import CompressedObject, Compressor
 from fairlead_operator.kube.difference import slim_managed_fields
 from fairlead_operator.kube.kinds import SERVICES, Kind, kind_of
-from fairlead_operator.kube.packing import Held, Packing
 from fairlead_operator.names import INSTANCE
 
 Body = Mapping[str, Any]
@@ -19,114 +19,114 @@ Owner = tuple[str, str]  # namespace, name of a service
 Key = tuple[str, str]  # kind, name of a child
 
 
-class Store:
-    """`woken(owner)` is called whenever something of a service has changed."""
+class Cache:
+    """Calls `on_change(owner)` whenever the service or one of its children has changed."""
 
-    def __init__(self, woken: Callable[[Owner], None]) -> None:
-        self._woken = woken
-        self._services: dict[Owner, Held] = {}
-        self._children: dict[Owner, dict[Key, Held]] = defaultdict(dict)
-        self._packing = Packing()
-        self._homes: dict[str, Owner] = {}  # uid of everything held → the service it is held for
+    def __init__(self, on_change: Callable[[Owner], None]) -> None:
+        self._on_change = on_change
+        self._services: dict[Owner, CompressedObject] = {}
+        self._children: dict[Owner, dict[Key, CompressedObject]] = defaultdict(dict)
+        self._compressor = Compressor()
+        self._owners: dict[str, Owner] = {}  # uid of each cached object → the service that it is cached under
 
     def service(self, owner: Owner) -> Body | None:
         held = self._services.get(owner)
-        return None if held is None else held.read()
+        return None if held is None else held.decompress()
 
     def exists(self, owner: Owner) -> bool:
-        """The service is there and not being deleted."""
+        """Return whether the service exists and is not being deleted."""
         body = self.service(owner)
         return body is not None and not body["metadata"].get("deletionTimestamp")
 
     def keys(self, owner: Owner) -> list[Key]:
-        """Which children there are."""
+        """Return the keys of the children that exist."""
         return list(self._children.get(owner, ()))
 
     def child(self, owner: Owner, key: Key) -> Body | None:
         held = self._children.get(owner, {}).get(key)
-        return None if held is None else held.read()
+        return None if held is None else held.decompress()
 
     def version(self, owner: Owner, key: Key) -> int:
-        """resourceVersion of the child; 0: there is none."""
+        """Return the resourceVersion of the child; 0: there is none."""
         held = self._children.get(owner, {}).get(key)
         return 0 if held is None else held.version
 
     def versions(self, owner: Owner) -> dict[Key, int]:
-        """Of all children: equal twice, nothing of them has changed in between."""
+        """Return the versions of all children. Two equal results mean that nothing changed in between."""
         return {key: held.version for key, held in self._children.get(owner, {}).items()}
 
     def children(self, owner: Owner, kinds: Container[str] | None = None) -> dict[Key, Body]:
-        """All children, or those of some kinds; what is returned is the caller's own."""
-        shelf = self._children.get(owner, {})
-        return {key: held.read() for key, held in shelf.items() if kinds is None or key[0] in kinds}
+        """Return all children, or those of some kinds. The caller owns the result."""
+        objects = self._children.get(owner, {})
+        return {key: held.decompress() for key, held in objects.items() if kinds is None or key[0] in kinds}
 
-    def holds(self, kind: Kind) -> bool:
-        """Whether any service has a child of this kind."""
-        return any(key[0] == kind.kind for shelf in self._children.values() for key in shelf)
+    def has_children_of_kind(self, kind: Kind) -> bool:
+        """Return whether any service has a child of this kind."""
+        return any(key[0] == kind.kind for objects in self._children.values() for key in objects)
 
     def owners(self) -> list[Owner]:
-        """Of all services."""
+        """Return the keys of all services."""
         return list(self._services)
 
     def identities(self) -> Iterator[tuple[str, str, str]]:
-        """Namespace, name and uid of all services, without unpacking them."""
+        """Yield namespace, name and uid of all services, without decompressing them."""
         for (namespace, name), held in list(self._services.items()):
             yield namespace, name, held.uid
 
     def services(self) -> Iterator[Body]:
         for held in list(self._services.values()):
-            yield held.read()
+            yield held.decompress()
 
     def put(self, body: Body) -> None:
-        """Take an object in; an older version than the one held is ignored (a watch may lag behind our own writes)."""
+        """Store an object. A version older than the cached one is ignored: a watch may lag behind our own writes."""
         uid, owner = body["metadata"]["uid"], _owner(body)
-        home = self._homes.get(uid)
-        if home is not None and home != owner:
-            # Somebody has edited the label by which a child is found: the service that loses it must see that, and put it back.
-            shelf, key = self._place(home, body)
-            if _version(body) <= shelf[key].version:
+        previous_owner = self._owners.get(uid)
+        if previous_owner is not None and previous_owner != owner:
+            # The label that names the service was edited: the service that loses the child must see that, and restore the label.
+            objects, key = self._locate(previous_owner, body)
+            if _version(body) <= objects[key].version:
                 return
             self.remove(body)
         if owner is None:
             return
-        shelf, key = self._place(owner, body)
-        held = shelf.get(key)
+        objects, key = self._locate(owner, body)
+        held = objects.get(key)
         if held is not None and _version(body) <= held.version:
             return
         if held is not None:
-            self._homes.pop(held.uid, None)
-        shelf[key] = held = self._packing.pack(_slim(body), _version(body))
-        self._homes[held.uid] = owner
-        self._woken(owner)
+            self._owners.pop(held.uid, None)
+        objects[key] = held = self._compressor.compress(_strip_unused(body), _version(body))
+        self._owners[held.uid] = owner
+        self._on_change(owner)
 
     def remove(self, body: Body) -> None:
-        """An object is gone. A successor of the same name, already held, stays."""
-        home = self._homes.get(body["metadata"]["uid"])
-        if home is not None:
-            shelf, key = self._place(home, body)
-            self._drop(home, shelf, key)
+        """Remove an object. A cached successor of the same name stays."""
+        previous_owner = self._owners.get(body["metadata"]["uid"])
+        if previous_owner is not None:
+            objects, key = self._locate(previous_owner, body)
+            self._drop(previous_owner, objects, key)
 
     def retain(self, kind: Kind, present: Container[str], version: int) -> int:
-        """Drop what a full list as of resourceVersion `version`, of the uids `present`, does not have. Returns how many that were."""
-        places: list[tuple[Owner, dict[Any, Held], Any]] = [(owner, self._services, owner) for owner in self._services]
+        """Remove the objects that a full list at resourceVersion `version` lacks (`present`: its uids). Returns how many there were."""
+        entries: list[tuple[Owner, dict[Any, CompressedObject], Any]] = [(owner, self._services, owner) for owner in self._services]
         if kind is not SERVICES:
-            places = [(owner, shelf, key) for owner, shelf in self._children.items() for key in shelf if key[0] == kind.kind]
-        gone = [place for place in places if (held := place[1][place[2]]).uid not in present and held.version <= version]
-        for owner, shelf, key in gone:
-            self._drop(owner, shelf, key)
+            entries = [(owner, objects, key) for owner, objects in self._children.items() for key in objects if key[0] == kind.kind]
+        gone = [entry for entry in entries if (held := entry[1][entry[2]]).uid not in present and held.version <= version]
+        for owner, objects, key in gone:
+            self._drop(owner, objects, key)
         return len(gone)
 
     def forget(self, kind: Kind) -> None:
-        """The cluster no longer serves this kind."""
+        """Remove all objects of a kind that the cluster no longer serves."""
         self.retain(kind, (), sys.maxsize)
 
-    def _drop(self, owner: Owner, shelf: dict[Any, Held], key: Any) -> None:
-        self._homes.pop(shelf.pop(key).uid, None)
+    def _drop(self, owner: Owner, objects: dict[Any, CompressedObject], key: Any) -> None:
+        self._owners.pop(objects.pop(key).uid, None)
         if not self._children.get(owner):
             self._children.pop(owner, None)
-        self._woken(owner)
+        self._on_change(owner)
 
-    def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Held], Any]:
+    def _locate(self, owner: Owner, body: Body) -> tuple[dict[Any, CompressedObject], Any]:
         kind = kind_of(body)
         if kind is SERVICES:
             return self._services, owner
@@ -134,19 +134,19 @@ class Store:
 
 
 def _owner(body: Body) -> Owner | None:
-    """The service that an object is, or that its label names."""
+    """Return the service that an object is, or that its label names."""
     metadata = body["metadata"]
     name = metadata["name"] if kind_of(body) is SERVICES else (metadata.get("labels") or {}).get(INSTANCE)
     return None if name is None else (sys.intern(metadata["namespace"]), sys.intern(name))
 
 
 def _version(body: Body) -> int:
-    """resourceVersion as a number: of objects of one kind, the larger is the newer (KEP-5504)."""
+    """Return the resourceVersion as a number: among objects of one kind the larger one is newer (KEP-5504)."""
     return int(body["metadata"]["resourceVersion"])
 
 
-def _slim(body: Body) -> Body:
-    """Without what nobody reads: others' managedFields are a third of every object, and of a pod only metadata and status matter."""
+def _strip_unused(body: Body) -> Body:
+    """Drop unused parts: other managers' fields are a third of every object, and of a pod only metadata and status are read."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     slim: dict[str, Any] = {**body, "metadata": metadata}
     if body["kind"] == "Pod":

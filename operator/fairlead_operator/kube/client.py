@@ -16,25 +16,25 @@ from fairlead_operator.kube.kinds import Kind, kind_of
 from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
 
 Body = dict[str, Any]
-Answered = Callable[[str, int], None]  # method, HTTP status
-PAGE = 100  # objects of one list request: what a page takes while it is read is not given back to the system
+OnResponse = Callable[[str, int], None]  # method, HTTP status
+PAGE = 100  # objects of one list request: the memory of a page is not given back to the system
 TIMEOUT = 30.0  # seconds for one request
-WATCH = 300  # seconds of one watch request
-SILENCE = 150.0  # seconds without a byte on a watch: it is dead
-BUFFER = 1 << 16  # bytes: twice as many of an answer are taken before they are read: by the client's own 2 MiB, 32 MiB over eight watches
+WATCH_SECONDS = 300  # seconds of one watch request
+WATCH_IDLE_TIMEOUT = 150.0  # seconds without a byte on a watch, after which it counts as dead
+BUFFER = 1 << 16  # bytes; twice as many are buffered per response. The client's own 2 MiB would take 32 MiB over eight watches
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def own_namespace(otherwise: str) -> str:
-    """The namespace of the pod that this process runs in; outside a cluster `otherwise`, or "default"."""
+    """Return the namespace of this process' pod; outside a cluster `otherwise`, or "default"."""
     try:
         return (_ACCOUNT / "namespace").read_text().strip()
     except OSError:
         return otherwise or "default"
 
 
-class ApiRefused(Exception):
-    """The API server said no. `code` is the HTTP status, the text its message."""
+class ApiError(Exception):
+    """An error response of the API server. `code` is the HTTP status, the text its message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -42,71 +42,86 @@ class ApiRefused(Exception):
 
     @property
     def permanent(self) -> bool:
-        """The same request would be refused again: what was sent is at fault, or what the operator may do."""
+        """Return whether the same request would be refused again: the request is wrong, or the operator lacks the right."""
         return self.code in (400, 403, 404, 415, 422) or (self.code == 500 and "failed to create typed patch object" in str(self))
 
 
 class Cluster:
-    """Reads and writes of the operator. Raises ApiRefused for an answer that is not 2xx; what the transport raises passes through."""
+    """Reads and writes of the operator. Raises ApiError for a response that is not 2xx; errors of the transport pass through."""
 
     def __init__(
-        self, api: aio.ApiClient, may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
+        self,
+        api: aio.ApiClient,
+        authorize_write: Callable[[], float] = lambda: TIMEOUT,
+        on_response: OnResponse = lambda method, code: None,
     ) -> None:
-        """`may_write` is asked before each write, and returns the seconds that it may take; `answered` is told of each answer."""
+        """`authorize_write` is called before each write and returns the seconds that it may take. `on_response` is called per response."""
         self._api = api
-        self._may_write = may_write
-        self._answered = answered
+        self._authorize_write = authorize_write
+        self._on_response = on_response
 
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, kubeconfig: str = "", may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
+        cls,
+        kubeconfig: str = "",
+        authorize_write: Callable[[], float] = lambda: TIMEOUT,
+        on_response: OnResponse = lambda method, code: None,
     ) -> "AsyncIterator[Cluster]":
-        """The pod's service account, or a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config).
+        """Connect with the pod's service account, or with a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config).
 
-        `may_write` is asked when a write is made, and once more when its connection is there and its first byte is about to be sent.
+        `authorize_write` is called when a write starts, and again when its connection is open and its first byte is about to be sent.
         """
-        configuration = aio.Configuration(trace_configs=[_asked_again(may_write)], client_session_kwargs={"read_bufsize": BUFFER})
+        configuration = aio.Configuration(
+            trace_configs=[_check_before_send(authorize_write)], client_session_kwargs={"read_bufsize": BUFFER}
+        )
         if not kubeconfig and (_ACCOUNT / "token").exists():
             aio_config.load_incluster_config(client_configuration=configuration)
         else:
             await aio_config.load_kube_config(config_file=kubeconfig or None, client_configuration=configuration)
         async with aio.ApiClient(configuration) as api:
-            yield cls(api, may_write, answered)
+            yield cls(api, authorize_write, on_response)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
         try:
             return await self._request("GET", kind.path(namespace, name))
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code == 404:
                 return None
             raise
 
     async def pages(self, kind: Kind, namespace: str = "", *, labelled: bool = True) -> AsyncGenerator[tuple[list[Body], int], None]:
-        """All objects of a kind (only those labelled as ours) page by page, and the resourceVersion that the list speaks of."""
+        """Yield all objects of a kind (by default only those with our label) page by page, and the list's resourceVersion."""
         more = ""
         while True:
             query = [("limit", str(PAGE)), *_selector(labelled), *([("continue", more)] if more else [])]
             page = await self._request("GET", kind.path(namespace), query)
-            yield [_whole(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
+            yield [_with_type(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
             more = page["metadata"].get("continue") or ""
             if not more:
                 return
 
     async def watch(self, kind: Kind, namespace: str, version: int) -> AsyncGenerator[tuple[str, Body], None]:
-        """What happens after `version` to the objects labelled as ours: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
+        """Yield the changes after `version` to objects with our label: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
 
-        Ends when the API server ends it, after WATCH seconds. Raises ApiRefused(410) when `version` is too old, TimeoutError when not even
-        a bookmark (one a minute) has come for SILENCE seconds.
+        Returns when the API server ends the request, after WATCH_SECONDS. Raises ApiError(410) when `version` is too old, and TimeoutError
+        when not even a bookmark (one a minute) arrives for WATCH_IDLE_TIMEOUT seconds.
         """
-        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", str(version)), ("timeoutSeconds", str(WATCH))]
-        response = await self._send("GET", kind.path(namespace), [*query, *_selector(labelled=True)], timeout=WATCH + SILENCE)
+        query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", str(version)),
+            ("timeoutSeconds", str(WATCH_SECONDS)),
+        ]
+        response = await self._send(
+            "GET", kind.path(namespace), [*query, *_selector(labelled=True)], timeout=WATCH_SECONDS + WATCH_IDLE_TIMEOUT
+        )
         try:
             if response.status > 299:
-                raise ApiRefused(response.status, _message(await response.read()))
+                raise ApiError(response.status, _message(await response.read()))
             rest = b""
             while True:
-                async with asyncio.timeout(SILENCE):
+                async with asyncio.timeout(WATCH_IDLE_TIMEOUT):
                     chunk = await response.content.readany()
                 if not chunk:
                     return
@@ -114,42 +129,42 @@ class Cluster:
                 for line in lines:
                     event = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
-                        raise ApiRefused(int(event["object"].get("code") or 500), str(event["object"].get("message")))
-                    yield event["type"], _whole(kind, event["object"])
+                        raise ApiError(int(event["object"].get("code") or 500), str(event["object"].get("message")))
+                    yield event["type"], _with_type(kind, event["object"])
         finally:
             response.close()
 
     async def resources(self, api_version: str) -> list[Body]:
-        """What the API server serves of one group and version; 404 when it has none of it."""
+        """Return the resources that the API server serves for a group and version. Raises ApiError(404) when it serves none."""
         return list((await self._request("GET", f"/apis/{api_version}"))["resources"])
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
-        """Server-side apply of exactly these fields. Force: of the fields that we send we are the owner, whoever wrote them last."""
+        """Apply exactly these fields (server-side apply). Forced: we own the fields that we send, even after other writers."""
         metadata = body["metadata"]
         path = kind_of(body).path(metadata["namespace"], metadata["name"])
         query = [("fieldManager", FIELD_MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
         return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
 
     async def patch_status(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> Body:
-        """Write status if the object is still the one that was read (409 otherwise): two writers cannot mix their views."""
+        """Write the status if the object is still the version that was read (409 otherwise), so that two writers cannot mix their views."""
         metadata = body["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}, "status": status}
         path = kind_of(body).path(metadata["namespace"], metadata["name"], "status")
         return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
 
     async def annotate(self, body: Mapping[str, Any], annotations: Mapping[str, str]) -> Body:
-        """Set these annotations on this very object (its uid); 404 or 409 when it is gone."""
+        """Set annotations on the object of this uid. Raises ApiError 404 or 409 when it is gone."""
         metadata = body["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
         path = kind_of(body).path(metadata["namespace"], metadata["name"])
         return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """409 when it exists."""
+        """Create an object. Raises ApiError 409 when it exists."""
         return await self._request("POST", kind.path(body["metadata"]["namespace"]), [("fieldManager", FIELD_MANAGER)], body)
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """Write the whole object if it is still the one that was read; 409 otherwise."""
+        """Replace the whole object if it is still the version that was read. Raises ApiError 409 otherwise."""
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._request("PUT", path, [("fieldManager", FIELD_MANAGER)], body)
 
@@ -159,13 +174,13 @@ class Cluster:
         return await self._request("PATCH", kind.path(namespace, name), query, patch, "application/merge-patch+json")
 
     async def events_of(self, kind: str, namespace: str, name: str) -> list[Body]:
-        """The warnings about one object, in the core API's words, a hundred at most."""
+        """Return the Warning Events of one object, as core/v1 Events, at most a hundred."""
         fields = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
         page = await self._request("GET", f"/api/v1/namespaces/{namespace}/events", [("fieldSelector", fields), ("limit", "100")])
         return list(page["items"])
 
     async def delete(self, body: Mapping[str, Any]) -> None:
-        """Delete this very object (its uid), not a successor of the same name."""
+        """Delete the object of this uid, not a successor of the same name."""
         metadata = body["metadata"]
         path = kind_of(body).path(metadata["namespace"], metadata["name"])
         options = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
@@ -179,14 +194,14 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Body:
-        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._may_write())
+        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._authorize_write())
         response = await self._send(method, path, query, body, content_type, timeout)
         text = await response.read()
-        self._answered(method, response.status)
+        self._on_response(method, response.status)
         if 200 <= response.status <= 299:
             answer: Body = msgspec.json.decode(text)
             return answer
-        raise ApiRefused(response.status, _message(text))
+        raise ApiError(response.status, _message(text))
 
     async def _send(
         self,
@@ -197,7 +212,7 @@ class Cluster:
         content_type: str = "application/json",
         timeout: float = TIMEOUT,
     ) -> Any:
-        """aiohttp's response, its body unread."""
+        """Return aiohttp's response, its body unread."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -205,16 +220,16 @@ class Cluster:
         return (await self._api.call_api(*request, _request_timeout=timeout)).response
 
 
-def _asked_again(may_write: Callable[[], float]) -> aiohttp.TraceConfig:
-    """A write may have waited for its connection (one that is free, a name, TCP, TLS), or be made a second time on another one after the
-    first was closed; meanwhile the process may have slept.
+def _check_before_send(authorize_write: Callable[[], float]) -> aiohttp.TraceConfig:
+    """Return a trace that calls `authorize_write` right before a write is sent.
 
-    aiohttp sends the head of a request together with the first part of its body, and tells of that right before, without letting go of
-    the event loop in between. Every write has a body, and no read has one.
+    A write may have waited for its connection (a free one, DNS, TCP, TLS), or be repeated on another one after the first was closed.
+    Meanwhile the process may have been suspended. aiohttp sends the head of a request together with the first part of its body, and calls
+    the trace right before, without yielding to the event loop in between. Every write has a body, and no read has one.
     """
 
     async def sending(*_: object) -> None:
-        may_write()
+        authorize_write()
 
     trace = aiohttp.TraceConfig()
     trace.on_request_chunk_sent.append(sending)
@@ -225,8 +240,8 @@ def _selector(labelled: bool) -> list[tuple[str, str]]:
     return [("labelSelector", f"{MANAGED_BY}=fairlead")] if labelled else []
 
 
-def _whole(kind: Kind, item: Mapping[str, Any]) -> Body:
-    """Items of a list come without apiVersion and kind."""
+def _with_type(kind: Kind, item: Mapping[str, Any]) -> Body:
+    """Add apiVersion and kind, which the items of a list lack."""
     return {**item, "apiVersion": kind.api_version, "kind": kind.kind}
 
 

@@ -1,7 +1,7 @@
-"""Kinds that a cluster may lack: which of them it serves, and what of ours there is of them.
+"""Discovers the optional kinds that the cluster serves, and lists our objects of them.
 
-They come and go with other people's installs, so they are asked for every half minute while a service wants or has one: one GET for each
-kind, and one list of our own objects. A kind of which an answer has never come is neither there nor missing: nothing is taken away for it.
+These kinds come and go with other installations. They are queried every 30 seconds while a service needs or has one: one GET per kind, and
+one list of our objects. A kind without any answer so far is unknown: no object is deleted for it.
 """
 
 import asyncio
@@ -9,91 +9,96 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, Kind
 from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
-PERIOD = 30.0  # seconds between two looks
+PERIOD = 30.0  # seconds between two queries
 TIMEOUT = 5.0  # seconds for one kind
-FIRST, RETRY = 3, 1.0  # looks before loops start without knowing of every kind, seconds between them
+FIRST, RETRY = 3, 1.0  # queries before reconcilers start without knowing every kind; seconds between these queries
 
 
-class OptionalKinds:
-    """`served` holds the names of kinds, once `looked` is set; `unsure` those of which no answer has come. `changed()` is called when
-    either has become another."""
+class KindDiscovery:
+    """`served`: names of the kinds that the cluster serves, valid once `discovered` is set. `unknown`: kinds without any answer yet.
 
-    def __init__(self, cluster: Cluster, store: Store, namespace: str, changed: Callable[[], None] = lambda: None) -> None:
+    Calls `on_change()` when either changes.
+    """
+
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str, on_change: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
-        self._store = store
+        self._cache = cache
         self._namespace = namespace
-        self._changed = changed
+        self._on_change = on_change
         self.served: frozenset[str] = frozenset()
-        self.unsure = frozenset(kind.kind for kind in OPTIONAL)
-        self.looked = asyncio.Event()
+        self.unknown = frozenset(kind.kind for kind in OPTIONAL)
+        self.discovered = asyncio.Event()
 
     async def run(self) -> None:
         for _ in range(FIRST):
-            await self.look()
-            if not self.unsure:
+            await self.discover()
+            if not self.unknown:
                 break
             await asyncio.sleep(RETRY)
-        self.looked.set()
+        self.discovered.set()
         while True:
             await asyncio.sleep(PERIOD)
-            if self._wanted():
-                await self.look()
+            if self._is_wanted():
+                await self.discover()
 
-    async def look(self) -> None:
-        """In bounded time. Of a kind whose look fails (an older chart's rules, an API server that is busy) what was known stays."""
-        served, unsure = set(self.served), set(self.unsure)
+    async def discover(self) -> None:
+        """Query all kinds, in bounded time. Where a query fails (an older chart's roles, a busy API server) the last answer stays."""
+        served, unknown = set(self.served), set(self.unknown)
         for kind in OPTIONAL:
             try:
                 async with asyncio.timeout(TIMEOUT):
-                    there = await self._is_served(kind) and await self._listed(kind)
+                    is_served = await self._is_served(kind) and await self._list_objects(kind)
             except Exception as error:
                 log.warning("cannot tell whether the cluster serves %s: %s: %s", kind.kind, type(error).__name__, error)
                 continue
-            unsure.discard(kind.kind)
-            if there:
+            unknown.discard(kind.kind)
+            if is_served:
                 served.add(kind.kind)
             elif kind.kind in served:
                 served.discard(kind.kind)
-                self._store.forget(kind)
-        if served != self.served or unsure != self.unsure:
+                self._cache.forget(kind)
+        if served != self.served or unknown != self.unknown:
             log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(served)) or "none")
-            self.served, self.unsure = frozenset(served), frozenset(unsure)
-            self._changed()
+            self.served, self.unknown = frozenset(served), frozenset(unknown)
+            self._on_change()
 
     async def _is_served(self, kind: Kind) -> bool:
         try:
             page = await self._cluster.resources(kind.api_version)
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code == 404:
                 return False
             raise
         return any(resource["name"] == kind.plural for resource in page)
 
-    async def _listed(self, kind: Kind) -> bool:
-        """Takes in what there is of it."""
+    async def _list_objects(self, kind: Kind) -> bool:
+        """List our objects of this kind into the cache. Returns False where the kind is not served."""
         try:
-            await relist(self._cluster, self._store, kind, self._namespace)
+            await relist(self._cluster, self._cache, kind, self._namespace)
         except NotServed:
             return False
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code != 403:
                 raise
             raise PermissionError(f"{refusal}. The chart's roles are those of its version (helm upgrade)") from None
         return True
 
-    def _wanted(self) -> bool:
-        """By a service, or held for one that was deleted or has given its gateway up: only a list tells that those are gone."""
-        if any(self._store.holds(kind) for kind in OPTIONAL):
+    def _is_wanted(self) -> bool:
+        """Return whether a service needs an optional kind, or the cache has an object of one.
+
+        Such an object may belong to a deleted service, or to one that removed its gateway: only a list shows that it is gone.
+        """
+        if any(self._cache.has_children_of_kind(kind) for kind in OPTIONAL):
             return True
-        return any(_wants(body["spec"]) for body in self._store.services())
+        return any(needs_optional_kind(body["spec"]) for body in self._cache.services())
 
 
-def _wants(spec: Mapping[str, Any]) -> bool:
-    """A gateway, or workers over several nodes."""
+def needs_optional_kind(spec: Mapping[str, Any]) -> bool:
+    """Return whether a spec needs an optional kind: a gateway, or workers over several nodes."""
     return bool((spec.get("exposure") or {}).get("gateway")) or int((spec.get("engine") or {}).get("nodes") or 1) > 1

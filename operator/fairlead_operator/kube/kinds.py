@@ -42,7 +42,7 @@ WRITTEN = (
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
 )
-# Of APIs that a cluster may lack: not watched, see `optional`.
+# Kinds that a cluster may not serve. They are not watched: see `discovery`.
 OPTIONAL = (
     Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),

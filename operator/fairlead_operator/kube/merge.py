@@ -1,4 +1,4 @@
-"""`podTemplate` merged into ours: maps by key, lists by the key that Kubernetes uses for them, everything else replaced."""
+"""Merges `podTemplate` into our pod template: maps by key, lists by Kubernetes' merge key, everything else is replaced."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -21,13 +21,13 @@ MERGE_KEYS = {
 }
 
 
-def merged(ours: Any, theirs: Any, field: str = "") -> Any:
-    """`theirs` laid over `ours`; neither is changed. null removes a key, as in a strategic merge patch."""
+def merge(ours: Any, theirs: Any, field: str = "") -> Any:
+    """Merge `theirs` over `ours`; neither is changed. null removes a key, as in a strategic merge patch."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         result = {key: deepcopy(value) for key, value in ours.items() if theirs.get(key, value) is not None}
         for key, value in theirs.items():
             if value is not None:
-                result[key] = merged(result.get(key), value, key)
+                result[key] = merge(result.get(key), value, key)
         return result
     if isinstance(ours, list) and isinstance(theirs, list) and _keyed(theirs, field) and _keyed(ours, field):
         return _merged_lists(ours, theirs, MERGE_KEYS[field])
@@ -42,5 +42,5 @@ def _keyed(items: list[Any], field: str) -> bool:
 def _merged_lists(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
     result = {item[key]: deepcopy(item) for item in ours}
     for item in theirs:
-        result[item[key]] = merged(result.get(item[key]), item)
+        result[item[key]] = merge(result.get(item[key]), item)
     return list(result.values())

@@ -1,4 +1,4 @@
-"""The children's watches: each kind is listed into the store, then followed; a list is repeated only when the watch has lost its place."""
+"""The children's watches. Each kind is listed into the cache, then watched. The list is repeated only when the watch cannot resume."""
 
 import asyncio
 import logging
@@ -7,13 +7,13 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import CHILDREN, SERVICES, Kind
 
 log = logging.getLogger(__name__)
-BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a watch that fails
-ABSENT = 60.0  # seconds until a kind that the API server does not serve is asked for again
+BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a failing watch
+NOT_SERVED_RETRY = 60.0  # seconds until a kind that the API server does not serve is requested again
 
 
 class NotServed(Exception):
@@ -21,13 +21,13 @@ class NotServed(Exception):
 
 
 @dataclass(frozen=True)
-class Listed:
-    version: int  # that the list speaks of
-    missed: int  # removals that nobody had told the store
+class ListResult:
+    version: int  # resourceVersion of the list
+    missed_deletions: int  # deletions that no watch had delivered
 
 
-async def relist(cluster: Cluster, store: Store, kind: Kind, namespace: str) -> Listed:
-    """Make the store agree with the API server about one kind. Raises NotServed; what the API server refuses passes through."""
+async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> ListResult:
+    """Make the cache agree with the API server for one kind. Raises NotServed, and other errors of the API server."""
     present: set[str] = set()
     version = 0
     try:
@@ -36,92 +36,92 @@ async def relist(cluster: Cluster, store: Store, kind: Kind, namespace: str) -> 
                 version = at
                 for body in bodies:
                     present.add(body["metadata"]["uid"])
-                    store.put(body)
-    except ApiRefused as refusal:
+                    cache.put(body)
+    except ApiError as refusal:
         if refusal.code != 404:
             raise
-        store.forget(kind)
+        cache.forget(kind)
         raise NotServed(f"{kind.kind} of {kind.api_version}") from None
-    return Listed(version, store.retain(kind, present, version))
+    return ListResult(version, cache.retain(kind, present, version))
 
 
-class Watch:
-    """One kind. `listed` is set when the store has all of it; `heard` is when the API server last said something about it."""
+class Reflector:
+    """Lists and watches one kind. `synced` is set when the cache has all of it; `last_response_at` is the time of the last answer."""
 
-    def __init__(self, cluster: Cluster, store: Store, kind: Kind, namespace: str, listing: asyncio.Lock) -> None:
-        """`listing`: only one kind is listed at a time: the page that is read is the largest thing that is ever in memory."""
-        self._cluster, self._store, self._listing = cluster, store, listing
+    def __init__(self, cluster: Cluster, cache: Cache, kind: Kind, namespace: str, listing: asyncio.Lock) -> None:
+        """`listing`: only one kind is listed at a time, since a page is the largest object that is ever in memory."""
+        self._cluster, self._cache, self._listing = cluster, cache, listing
         self._kind, self._namespace = kind, namespace
-        self._version = 0  # of the last event; 0: to be listed
-        self.listed = asyncio.Event()
-        self.heard = time.monotonic()
+        self._version = 0  # resourceVersion of the last event; 0: a list is due
+        self.synced = asyncio.Event()
+        self.last_response_at = time.monotonic()
 
     async def run(self) -> None:
-        self._heard()
+        self._record_response()
         failures = 0
         while True:
-            before = self.heard
+            before = self.last_response_at
             try:
-                pause = await self._turn()
+                pause = await self._list_and_watch()
                 failures = 0
             except Exception as error:
-                failures = failures + 1 if self.heard == before else 1
+                failures = failures + 1 if self.last_response_at == before else 1
                 pause = min(BACKOFF_FIRST * 2.0 ** min(failures - 1, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
-                if isinstance(error, ApiRefused) and error.code == 410:
-                    self._version, pause = 0, random.uniform(0, 0.2)  # too long away: what happened in between is gone
+                if isinstance(error, ApiError) and error.code == 410:
+                    self._version, pause = 0, random.uniform(0, 0.2)  # the changes since then are no longer available
                 log.warning("watch of %s, again in %.1f s: %s: %s", self._kind.plural, pause, type(error).__name__, error)
             await asyncio.sleep(pause)
 
-    async def _turn(self) -> float:
-        """One list if it is due, and one watch request to its end. Returns the seconds to wait before the next."""
+    async def _list_and_watch(self) -> float:
+        """List if a list is due, and run one watch request to its end. Returns the seconds to wait before the next one."""
         if not self._version:
             try:
                 async with self._listing:
-                    self._version = (await relist(self._cluster, self._store, self._kind, self._namespace)).version
+                    self._version = (await relist(self._cluster, self._cache, self._kind, self._namespace)).version
             except NotServed:
-                self._heard()
-                self.listed.set()
-                return ABSENT
-            self._heard()
-            self.listed.set()
+                self._record_response()
+                self.synced.set()
+                return NOT_SERVED_RETRY
+            self._record_response()
+            self.synced.set()
         async with aclosing(self._cluster.watch(self._kind, self._namespace, self._version)) as events:
-            async for happened, body in events:
-                if happened == "DELETED":
-                    self._store.remove(body)
-                elif happened != "BOOKMARK":
-                    self._store.put(body)
+            async for event_type, body in events:
+                if event_type == "DELETED":
+                    self._cache.remove(body)
+                elif event_type != "BOOKMARK":
+                    self._cache.put(body)
                 self._version = int(body["metadata"]["resourceVersion"])
-                self._heard()
-        self._heard()
+                self._record_response()
+        self._record_response()
         return 0.0
 
-    def _heard(self) -> None:
-        self.heard = time.monotonic()
+    def _record_response(self) -> None:
+        self.last_response_at = time.monotonic()
 
 
-class Watches:
-    """Of all kinds of children."""
+class Reflectors:
+    """The reflectors of all kinds of children."""
 
-    def __init__(self, cluster: Cluster, store: Store, namespace: str = "") -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
         listing = asyncio.Lock()
-        self._watches = [Watch(cluster, store, kind, namespace, listing) for kind in CHILDREN]
+        self._reflectors = [Reflector(cluster, cache, kind, namespace, listing) for kind in CHILDREN]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for watch in self._watches:
-                group.create_task(watch.run())
+            for reflector in self._reflectors:
+                group.create_task(reflector.run())
 
-    async def listed(self) -> None:
-        """Returns when the store has every child."""
-        for watch in self._watches:
-            await watch.listed.wait()
-
-    @property
-    def complete(self) -> bool:
-        """The store has, or has had, every child."""
-        return all(watch.listed.is_set() for watch in self._watches)
+    async def wait_synced(self) -> None:
+        """Return when the cache has every child."""
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
 
     @property
-    def silent_for(self) -> float:
-        """Seconds since the API server last said something about the kind of which it has said nothing for longest."""
-        return time.monotonic() - min(watch.heard for watch in self._watches)
+    def has_synced(self) -> bool:
+        """Return whether the cache has, or has had, every child."""
+        return all(reflector.synced.is_set() for reflector in self._reflectors)
+
+    @property
+    def seconds_since_response(self) -> float:
+        """Seconds since the last answer, of the kind that has waited longest for one."""
+        return time.monotonic() - min(reflector.last_response_at for reflector in self._reflectors)

@@ -1,6 +1,6 @@
-"""Now and then everything is listed anew: a removal that a watch has missed is found, and a dead watch does not go unnoticed.
+"""Lists everything again every few minutes: finds deletions that a watch missed, and detects a dead watch.
 
-Of services kopf relists after a gap, and then reports what exists, not what has gone; production-stack#1091 lost 22 hours to such a gap.
+After a gap kopf relists services, and reports what exists, not what was deleted. production-stack#1091 lost 22 hours to such a gap.
 """
 
 import asyncio
@@ -9,33 +9,33 @@ import random
 import time
 from contextlib import suppress
 
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import CHILDREN, SERVICES
 from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
-PERIOD = 300.0  # seconds between two rounds
-RETRY = 15.0  # seconds after a round that failed
-STALE = 3 * PERIOD  # seconds without a round: the process is of no use, and says so to the kubelet
+PERIOD = 300.0  # seconds between two resyncs
+RETRY = 15.0  # seconds after a resync that failed
+STALE = 3 * PERIOD  # seconds without a resync, after which liveness fails and the kubelet restarts the process
 
 
 class Resync:
-    """Rounds of listing. `stale` is what liveness asks."""
+    """Lists all kinds periodically. `is_stale` is part of the liveness check."""
 
-    def __init__(self, cluster: Cluster, store: Store, namespace: str = "") -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
         self._cluster = cluster
-        self._store = store
+        self._cache = cache
         self._namespace = namespace
         self._last = time.monotonic()
 
     @property
-    def stale(self) -> bool:
-        return self.age > STALE
+    def is_stale(self) -> bool:
+        return self.seconds_since_resync > STALE
 
     @property
-    def age(self) -> float:
-        """Seconds since the last round."""
+    def seconds_since_resync(self) -> float:
+        """Seconds since the last resync."""
         return time.monotonic() - self._last
 
     async def run(self) -> None:
@@ -46,18 +46,18 @@ class Resync:
 
     async def _try(self) -> bool:
         try:
-            missed = await self.once()
+            missed_deletions = await self.resync()
         except Exception as error:
             log.warning("resync failed, again in %.0f s: %s: %s", RETRY, type(error).__name__, error)
             return False
-        if missed:
-            log.warning("the watches had missed %d removals", missed)
+        if missed_deletions:
+            log.warning("the watches had missed %d removals", missed_deletions)
         self._last = time.monotonic()
         return True
 
-    async def once(self) -> int:
-        missed = 0
+    async def resync(self) -> int:
+        missed_deletions = 0
         for kind in (SERVICES, *CHILDREN):
             with suppress(NotServed):
-                missed += (await relist(self._cluster, self._store, kind, self._namespace)).missed
-        return missed
+                missed_deletions += (await relist(self._cluster, self._cache, kind, self._namespace)).missed_deletions
+        return missed_deletions

@@ -1,51 +1,55 @@
-"""How many passes run at the same time, and whose turn it is: what somebody has edited goes before what is only looked at again, but for
-every fourth turn: while a thousand services are being made, one that serves must still be scaled, rolled out and told of its pods."""
+"""Bounds the number of concurrent reconciles, and orders them: edited services come before periodic work, except in every fourth turn.
+
+While a thousand services are being created, a serving one must still be scaled, rolled out and kept up to date.
+"""
 
 import asyncio
 from collections import deque
 
-OTHERS = 4  # of so many turns one is of those that are not urgent
+BACKGROUND_EVERY = 4  # every so many turns one goes to a reconcile that is not urgent
 
 
-class Lanes:
-    """Like a semaphore with two queues. A thousand services that a new leader has to look at do not keep an edit waiting, nor what the API
-    server answers to it: a pass that finds nothing to do never waits, so each begins only after the event loop has looked for answers.
+class WorkQueue:
+    """A semaphore with two queues.
+
+    A thousand services that a new leader reconciles must not delay an edit, nor the API server's responses to it. A reconcile without any
+    work never waits, so each one starts only after the event loop has polled for responses.
     """
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._given = 0  # turns
-        self._waiting: dict[bool, deque[asyncio.Future[None]]] = {True: deque(), False: deque()}  # urgent or not
+        self._released = 0  # number of releases
+        self._waiting: dict[bool, deque[asyncio.Future[None]]] = {True: deque(), False: deque()}  # by urgency
 
     async def acquire(self, *, urgent: bool) -> None:
         if self._free:
             self._free -= 1
         else:
-            await self._turn(urgent)
+            await self._wait_turn(urgent)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.release()
             raise
 
-    async def _turn(self, urgent: bool) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[urgent].append(turn)
+    async def _wait_turn(self, urgent: bool) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[urgent].append(future)
         try:
-            await turn
+            await future
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was given to us in the same moment
+            if future.done() and not future.cancelled():  # the turn was granted at the same moment as the cancellation
                 self.release()
             raise
 
     def release(self) -> None:
-        """Gives the lane to the next, or back."""
-        self._given += 1
-        first = self._given % OTHERS != 0
-        for waiting in (self._waiting[first], self._waiting[not first]):
+        """Pass the slot on to the next waiter, or free it."""
+        self._released += 1
+        urgent_first = self._released % BACKGROUND_EVERY != 0
+        for waiting in (self._waiting[urgent_first], self._waiting[not urgent_first]):
             while waiting:
-                turn = waiting.popleft()
-                if not turn.done():
-                    turn.set_result(None)
+                future = waiting.popleft()
+                if not future.done():
+                    future.set_result(None)
                     return
         self._free += 1

@@ -1,1 +1,1 @@
-"""What the operator asks of routers, workers and the API server again and again."""
+"""Periodic polls of routers, workers and the API server."""

@@ -1,37 +1,37 @@
-"""While a canary is judged, every ready router is asked now and then how both sides fare; their counts are added up."""
+"""While a canary is judged, polls every ready router for the results of both sides, and sums their counts."""
 
 import asyncio
 import random
 from collections.abc import Callable
 
 from fairlead_common.canary_split import Split, SplitReport
-from fairlead_operator.observed import CanarySeen
-from fairlead_operator.polling.periodic import Repeated
-from fairlead_operator.polling.prober import Prober, RouterSilent
+from fairlead_operator.observed import ObservedCanary
+from fairlead_operator.polling.periodic import PeriodicTask
+from fairlead_operator.polling.prober import Prober, RouterUnavailable
 
 PERIOD = 5.0  # seconds
 
 
-class CanaryWatch:
-    """`seen` is the last sum; `changed()` is called when another one came."""
+class CanaryPoller:
+    """`seen` is the last sum. Calls `on_change()` when it changes."""
 
-    def __init__(self, prober: Prober, changed: Callable[[], None]) -> None:
-        self._prober, self._changed = prober, changed
-        self.seen: CanarySeen | None = None
+    def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
+        self._prober, self._on_change = prober, on_change
+        self.seen: ObservedCanary | None = None
         self._addresses: tuple[str, ...] = ()
         self._split = Split()
-        self._asking = Repeated(self._ask)
+        self._task = PeriodicTask(self._ask)
 
     def follow(self, addresses: tuple[str, ...], split: Split) -> None:
-        """Ask the routers at `addresses` how this canary fares; none: stop."""
+        """Poll the routers at `addresses` for this canary's results; no addresses: stop."""
         if (split.revision, split.trial) != (self._split.revision, self._split.trial) or not addresses:
             self.stop()
         self._addresses, self._split = addresses, split
         if addresses and split.revision:
-            self._asking.start(f"canary {split.revision}")
+            self._task.start(f"canary {split.revision}")
 
     def stop(self) -> None:
-        self._asking.stop()
+        self._task.stop()
         self.seen = None
 
     async def _ask(self) -> float:
@@ -41,10 +41,10 @@ class CanaryWatch:
             if isinstance(answer, SplitReport) and answer.describes(self._split):
                 total.include(answer)
                 routers += 1
-            elif isinstance(answer, BaseException) and not isinstance(answer, RouterSilent):
+            elif isinstance(answer, BaseException) and not isinstance(answer, RouterUnavailable):
                 raise answer
-        seen = CanarySeen(total, routers)
-        if routers and seen != self.seen:  # of those that are silent nothing new is known
+        seen = ObservedCanary(total, routers)
+        if routers and seen != self.seen:  # an unavailable router has no new results
             self.seen = seen
-            self._changed()
+            self._on_change()
         return PERIOD * random.uniform(0.8, 1.2)

@@ -1,27 +1,27 @@
-"""What the watches of routers, workers and Events have in common: a question that is asked again and again until nobody needs it."""
+"""The periodic task that all pollers share."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
-RETRY = 10.0  # seconds after a turn that has failed
+RETRY = 10.0  # seconds after an error
 
 
-class Repeated:
-    """One task that awaits `turn` and then pauses for the seconds that it returns.
+class PeriodicTask:
+    """One task that awaits `action`, and then pauses for the seconds that it returns.
 
-    Whatever a turn raises is logged, and the next one comes after RETRY: a task that had ended would look like one that still asks.
+    An error is logged, and the next call comes after RETRY: a task that had ended would look like one that still polls.
     """
 
-    def __init__(self, turn: Callable[[], Awaitable[float]]) -> None:
-        self._turn = turn
+    def __init__(self, action: Callable[[], Awaitable[float]]) -> None:
+        self._action = action
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, name: str, after: float = 0.0) -> None:
-        """The first turn comes `after` seconds. Nothing happens where it goes on already."""
+    def start(self, name: str, delay: float = 0.0) -> None:
+        """Start, with the first call after `delay` seconds. Does nothing while the task runs."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(after), name=name)
+            self._task = asyncio.create_task(self._run(delay), name=name)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -32,7 +32,7 @@ class Repeated:
         while True:
             await asyncio.sleep(pause)
             try:
-                pause = await self._turn()
+                pause = await self._action()
             except Exception as error:
                 pause = RETRY
                 task = asyncio.current_task()

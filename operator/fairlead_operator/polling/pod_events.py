@@ -1,7 +1,7 @@
-"""Events of pods that hang: what keeps a volume from being mounted stands nowhere else.
+"""Events of stuck pods: nothing else reports what keeps a volume from being mounted.
 
-Events are not watched (a cluster makes hundreds a second). Only when a pod has hung for a while are its own asked for, of a few pods at a
-time, and no longer than it hangs: a service that is well costs nothing.
+Events are not watched (a cluster creates hundreds per second). Events are listed only for pods that have been stuck for a while, for a few
+pods at a time, and only as long as they are: a healthy service costs nothing.
 """
 
 import logging
@@ -9,60 +9,63 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fairlead_operator.causes.containers import has_served
-from fairlead_operator.causes.happened import newest
-from fairlead_operator.kube.client import ApiRefused, Cluster
-from fairlead_operator.observed import Happened
-from fairlead_operator.polling.periodic import Repeated
+from fairlead_operator.causes.events import newest_relevant
+from fairlead_operator.kube.client import ApiError, Cluster
+from fairlead_operator.observed import PodEvent
+from fairlead_operator.polling.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
-FIRST = 10.0  # seconds that a pod may take without anybody being asked
-PERIOD = 30.0  # seconds between two looks
-MOST = 3  # pods of one service that are asked about: the others hang for the same reason
+STUCK_AFTER = 10.0  # seconds that a pod may take before its Events are listed
+PERIOD = 30.0  # seconds between two polls
+MAX_PODS = 3  # polled pods of one service: the others are stuck for the same reason
 _KILLED = (137, 143)
 
 Body = Mapping[str, Any]
 
 
-class PodEvents:
-    """`seen`: pod → its newest telling Event; `changed()` is called when that is another."""
+class PodEventPoller:
+    """`seen`: pod → its newest relevant Event. Calls `on_change()` when it changes."""
 
-    def __init__(self, cluster: Cluster, changed: Callable[[], None]) -> None:
-        self._cluster, self._changed = cluster, changed
-        self.seen: dict[str, Happened] = {}
+    def __init__(self, cluster: Cluster, on_change: Callable[[], None]) -> None:
+        self._cluster, self._on_change = cluster, on_change
+        self.seen: dict[str, PodEvent] = {}
         self._pods: list[tuple[str, str]] = []
-        self._asking = Repeated(self._ask)
+        self._task = PeriodicTask(self._ask)
 
     def follow(self, pods: Iterable[Body]) -> None:
-        """All pods of the service, as they are now."""
-        self._pods = sorted((pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if hangs(pod))[:MOST]
+        """Poll the stuck ones of these pods: all pods of the service."""
+        self._pods = sorted((pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if is_stuck(pod))[:MAX_PODS]
         names = {name for _, name in self._pods}
         self.seen = {name: event for name, event in self.seen.items() if name in names}
         if self._pods:
-            self._asking.start(f"events of {self._pods[0][1]}", FIRST)
+            self._task.start(f"events of {self._pods[0][1]}", STUCK_AFTER)
         else:
             self.stop()
 
     def stop(self) -> None:
-        self._asking.stop()
+        self._task.stop()
         self.seen = {}
 
     async def _ask(self) -> float:
         before = dict(self.seen)
         for namespace, name in list(self._pods):
             try:
-                found = newest(await self._cluster.events_of("Pod", namespace, name))
-            except ApiRefused as refusal:
+                found = newest_relevant(await self._cluster.events_of("Pod", namespace, name))
+            except ApiError as refusal:
                 log.info("events of pod %s/%s: %s", namespace, name, refusal)
                 continue
             if found is not None and any(name == one for _, one in self._pods):
                 self.seen[name] = found
         if self.seen != before:
-            self._changed()
+            self._on_change()
         return PERIOD
 
 
-def hangs(pod: Body) -> bool:
-    """Its status does not say why it does not serve: it has a node and no container of it runs, or a probe may have ended or hold it."""
+def is_stuck(pod: Body) -> bool:
+    """Return whether the status does not say why the pod does not serve.
+
+    It has a node and no container runs, or a probe may have ended its container or may keep it from being ready.
+    """
     metadata, status = pod["metadata"], pod.get("status") or {}
     readiness: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}

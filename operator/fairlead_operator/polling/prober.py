@@ -1,7 +1,7 @@
-"""What the operator asks of routers and workers: the proof that a service serves (one completion of one token, through the router's
-Service, as a client would ask for it), what one router sees, how a canary fares, and of workers that load how far they are.
+"""Requests to routers and workers: the probe, a router's view, a canary's results, and a worker's loading progress.
 
-Routers that do not answer must cost nothing but a wait: only so many requests are open at a time, and the others stand in line.
+The probe proves that a service serves: one completion of one token through the router's Service, as a client would request it. Routers that
+do not answer must cost nothing but a wait: only a bounded number of requests is open at a time, and the others queue.
 """
 
 import asyncio
@@ -16,72 +16,72 @@ import msgspec
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_operator.api import InferenceService
-from fairlead_operator.observed import LoadingSeen
+from fairlead_operator.observed import ObservedLoading
 from fairlead_operator.polling.demand_client import DemandClient
 
-TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
+TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token within it
 CONNECT = 5.0  # seconds
 PROMPT = "Ready?"
-LOOK_TIMEOUT = 5.0  # seconds; nothing waits for it
-COMPLETIONS, LOOKS = 256, 32  # requests that are open at the same time
+LOOK_TIMEOUT = 5.0  # seconds; nothing depends on the answer
+MAX_COMPLETIONS, MAX_LOOKS = 256, 32  # concurrent requests
 Answer = TypeVar("Answer")
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
-class RouterSilent(Exception):
-    """A router did not say what it sees; the message says what came instead."""
+class RouterUnavailable(Exception):
+    """A router did not report what was requested; the message says what came instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The service that is to prove itself, in as little memory as a thousand of them may take that wait for routers which do not answer."""
+class ProbeTarget:
+    """The service to probe. Small, because a thousand may wait for routers that do not answer."""
 
     namespace: str
     name: str
-    model: str  # as clients call it
-    keyed: bool  # its routers ask for a key
-    router: str = ""  # the admin address (host:port) of a ready one; empty: none is ready
+    model: str  # the name that clients use
+    requires_key: bool  # its routers require an API key
+    router: str = ""  # admin address (host:port) of a ready router; empty: none is ready
 
     @classmethod
-    def of(cls, service: InferenceService, router: str = "") -> "Asked":
+    def of(cls, service: InferenceService, router: str = "") -> "ProbeTarget":
         return cls(service.namespace, service.name, service.served_model_name, service.spec.access is not None, router)
 
 
 class Prober:
-    """One HTTP client for all services. Reaches them by DNS names of the cluster: in tests `base_url` says where they are instead."""
+    """One HTTP client for all services. Uses the cluster's DNS names; in tests `base_url` replaces them."""
 
     def __init__(self, cluster_domain: str, base_url: str = "") -> None:
         self._domain = cluster_domain
         self._base_url = base_url
         self.demand = DemandClient(base_url)
         self._session: aiohttp.ClientSession | None = None
-        self._completions, self._looks = asyncio.Semaphore(COMPLETIONS), asyncio.Semaphore(LOOKS)
+        self._completions, self._looks = asyncio.Semaphore(MAX_COMPLETIONS), asyncio.Semaphore(MAX_LOOKS)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
         await self.demand.close()
 
-    async def complete(self, asked: Asked) -> str:
-        """Empty when a completion came back, otherwise what went wrong."""
-        base = self._base_url or f"http://{asked.name}.{asked.namespace}.svc.{self._domain}"
+    async def complete(self, target: ProbeTarget) -> str:
+        """Request one token. Returns an empty string after a completion, and otherwise the error."""
+        base = self._base_url or f"http://{target.name}.{target.namespace}.svc.{self._domain}"
         url = f"{base}/v1/completions"
         try:
             async with self._completions:
-                if asked.keyed:
-                    # The operator has no key: a router makes the completion itself, and the Service is asked whether it leads to one.
+                if target.requires_key:
+                    # The operator has no key: a router sends the completion itself. /health shows whether the Service leads to a router.
                     url = f"{base}/health"
-                    status, text = await self._ask("GET", url, None, LOOK_TIMEOUT)
+                    status, text = await self._request("GET", url, None, LOOK_TIMEOUT)
                     if status == 200:
-                        url = f"{self._base_url or f'http://{asked.router}'}/fairlead/probe"
-                        status, text = await self._ask("GET", url, None, TIMEOUT)
+                        url = f"{self._base_url or f'http://{target.router}'}/fairlead/probe"
+                        status, text = await self._request("GET", url, None, TIMEOUT)
                 else:
-                    body = {"model": asked.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
-                    status, text = await self._ask("POST", url, body, TIMEOUT)
+                    body = {"model": target.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+                    status, text = await self._request("POST", url, body, TIMEOUT)
         except (*_FAILURES, ValueError) as error:
             return f"{url}: {type(error).__name__}: {error}"
         if status == 400 and NO_GENERATION in text:
-            return await self._embed(f"{base}{EMBEDDINGS}", asked.model)
+            return await self._embed(f"{base}{EMBEDDINGS}", target.model)
         if status != 200:
             return f"{url} answered {status}: {text[:300]}"
         try:
@@ -92,49 +92,49 @@ class Prober:
         return "" if choices else f"{url} answered 200 with no choice"
 
     async def _embed(self, url: str, model: str) -> str:
-        """As `complete`, of a model that has no head."""
+        """Probe a model without a head by an embedding. Returns as `complete` does."""
         try:
             async with self._completions:
-                status, text = await self._ask("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
+                status, text = await self._request("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
             return "" if status == 200 and json.loads(text)["data"] else f"{url} answered {status}: {text[:300]}"
         except (*_FAILURES, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
 
-    async def loading(self, address: str) -> LoadingSeen | None:
-        """How far the worker at `address` (host:port) is; None when it does not say."""
+    async def loading(self, address: str) -> ObservedLoading | None:
+        """Return the loading progress of the worker at `address` (host:port); None when it does not report any."""
         try:
-            _, text = await self._look(address, "/ready")
-            return LoadingSeen.of(json.loads(text))
+            _, text = await self._get(address, "/ready")
+            return ObservedLoading.of(json.loads(text))
         except (*_FAILURES, ValueError, TypeError, AttributeError):
             return None
 
     async def page(self, address: str) -> Mapping[str, Any]:
-        """What the router at `address` (host:port) says of itself and of all workers. Raises RouterSilent."""
-        page = await self._said(address, "/fairlead/workers", dict[str, Any])
+        """Return what the router at `address` (host:port) reports about itself and all workers. Raises RouterUnavailable."""
+        page = await self._fetch(address, "/fairlead/workers", dict[str, Any])
         if not isinstance(page.get("workers"), list):
-            raise RouterSilent(f"{address}/fairlead/workers: not a router's answer")
+            raise RouterUnavailable(f"{address}/fairlead/workers: not a router's answer")
         return page
 
     async def split(self, address: str) -> SplitReport:
-        """How a canary and the others fare at the router at `address` (host:port). Raises RouterSilent."""
-        return await self._said(address, "/fairlead/split", SplitReport)
+        """Return the results of both sides of a split from the router at `address` (host:port). Raises RouterUnavailable."""
+        return await self._fetch(address, "/fairlead/split", SplitReport)
 
-    async def _said(self, address: str, path: str, kind: type[Answer]) -> Answer:
+    async def _fetch(self, address: str, path: str, kind: type[Answer]) -> Answer:
         try:
-            status, text = await self._look(address, path)
+            status, text = await self._get(address, path)
             if status != 200:
                 raise ValueError(f"answered {status}: {text[:300]}")
             return msgspec.json.decode(text, type=kind)
         except (*_FAILURES, ValueError) as error:
-            raise RouterSilent(f"{address}{path}: {type(error).__name__}: {error}") from None
+            raise RouterUnavailable(f"{address}{path}: {type(error).__name__}: {error}") from None
 
-    async def _look(self, address: str, path: str) -> tuple[int, str]:
+    async def _get(self, address: str, path: str) -> tuple[int, str]:
         async with self._looks:
-            return await self._ask("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
+            return await self._request("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
 
-    async def _ask(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
-        """Status and text. A new connection each time: kube-proxy chooses among the routers that exist now."""
-        if self._session is None:  # made inside the event loop, as aiohttp wants it
+    async def _request(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
+        """Return status and text. Each request opens a new connection, so that kube-proxy chooses among the present routers."""
+        if self._session is None:  # aiohttp requires a running event loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT)
         async with self._session.request(method, url, json=body, timeout=timeout, allow_redirects=False) as answer:

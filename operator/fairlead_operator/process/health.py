@@ -12,25 +12,25 @@ from fairlead_operator.process.metrics import CONTENT_TYPE
 
 @dataclass(frozen=True)
 class Readiness:
-    """A standby is ready: it takes over when the leader goes, and a rollout of the operator need not wait for it to lead."""
+    """A standby is ready: it can take over, and a rollout of the operator need not wait until it leads."""
 
     ready: bool
     leading: bool
     holder: str  # of the lease
 
 
-def _listening(port: int) -> socket.socket:
-    """One socket for both families: the kubelet comes by whichever the pod has."""
+def _open_socket(port: int) -> socket.socket:
+    """Open one socket for both address families: the kubelet uses the one that the pod has."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
 
 
 @asynccontextmanager
-async def served(
+async def serve(
     port: int, problem: Callable[[], str], readiness: Callable[[], Readiness], metrics: Callable[[], bytes]
 ) -> AsyncIterator[int]:
-    """Serve while the context lasts; yields the port. `problem()` is empty while the process is of use."""
+    """Serve while the context lasts; yields the port. `problem()` is empty while the process is healthy."""
 
     async def healthz(_: web.Request) -> web.Response:
         found = problem()
@@ -48,7 +48,7 @@ async def served(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        listening = _listening(port)
+        listening = _open_socket(port)
         await web.SockSite(runner, listening).start()
         yield int(listening.getsockname()[1])
     finally:

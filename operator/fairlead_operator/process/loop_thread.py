@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for what must not wait until everything else has had its turn."""
+"""An event loop in its own thread, for work that must not wait for the main loop."""
 
 import asyncio
 import threading
@@ -7,19 +7,19 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any, Self, TypeVar
 
 Answer = TypeVar("Answer")
-_JOIN = 5.0  # seconds; the thread has nothing left to do when it is joined
+_JOIN = 5.0  # seconds; the thread is idle when it is joined
 
 
-class Aside:
-    """`await aside.do(work)` runs a coroutine there and gives its answer here, or raises what it raised; cancelling cancels it there."""
+class LoopThread:
+    """`await thread.run(work)` runs a coroutine there. It returns its result or raises its error; a cancellation is passed on."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, name: str) -> AsyncIterator[Self]:
-        """The thread runs while the context lasts. Whatever was begun there has to be over by then."""
+    async def start(cls, name: str) -> AsyncIterator[Self]:
+        """Run the thread while the context lasts. All work there must have ended by then."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
         thread.start()
@@ -31,14 +31,14 @@ class Aside:
             if not thread.is_alive():
                 loop.close()
 
-    async def do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    async def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     @asynccontextmanager
-    async def entered(self, context: AbstractAsyncContextManager[Answer]) -> AsyncIterator[Answer]:
-        """Enter and leave a context there; what it gives is to be used there only."""
+    async def enter(self, context: AbstractAsyncContextManager[Answer]) -> AsyncIterator[Answer]:
+        """Enter and leave a context there. Its value may be used only there."""
         stack = AsyncExitStack()
         try:
-            yield await self.do(stack.enter_async_context(context))
+            yield await self.run(stack.enter_async_context(context))
         finally:
-            await self.do(stack.aclose())
+            await self.run(stack.aclose())

@@ -1,11 +1,11 @@
-"""Memory: what was needed for a moment is given back to the system, and looking for garbage stops nobody.
+"""Returns unused memory to the system, and keeps the garbage collector from stopping the process.
 
-A pass reads and writes some hundred KB, a page of a list one or two MB, and what the store keeps is allocated in between: the C library's
-heap is then mostly holes, which it holds on to (120 services: trimming gave back 4 of 17 MiB).
+A reconcile reads and writes some hundred KB, a page of a list one or two MB, and the cache's objects are allocated in between. The C
+library's heap then consists mostly of holes, which it keeps (with 120 services trimming returned 4 of 17 MiB).
 
-Python's full collections go through every object that there is, with all else at a standstill: with 1,000 services 0.15 to 0.35 s, several
-times in a minute of edits, and a third of a cold start. Nearly all of it lives on: libraries, loops, the store. `gc.freeze` takes what has
-survived out of the collections (as Instagram's servers do before they fork), so that the automatic ones see only what is new.
+Python's full collections visit every object and stop the process: with 1,000 services for 0.15 to 0.35 s, several times in a minute of
+edits, and a third of a cold start. Nearly all objects live on: libraries, reconcilers, the cache. `gc.freeze` removes the survivors from
+the collections (as Instagram's servers do before they fork), so that the automatic ones visit only new objects.
 """
 
 import asyncio
@@ -15,29 +15,32 @@ import gc
 from fairlead_common import memory
 
 PERIOD = 60.0  # seconds
-YOUNG = 20_000  # objects made until the youngest are looked through: the passes under way have fewer, so that few of theirs grow old
+YOUNG_OBJECTS = 20_000  # new objects until a young collection: running reconciles have fewer, so that few of theirs grow old
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
-LARGE = 512 << 10  # bytes: such blocks are kept out of the heap. More than asyncio's 256 KiB for each read: a map for each took 50 us
-SPARE = 1 << 20  # bytes that may stay free at the heap's end
-ARENAS = 2  # heaps: the event loop's, and one for the lease and what resolves names
+LARGE = 512 << 10  # bytes: larger blocks stay outside the heap. More than asyncio's 256 KiB per read: a mapping for each took 50 us
+SPARE = 1 << 20  # bytes that may stay free at the end of the heap
+ARENAS = 2  # heaps: of the event loop, and of the lease's thread and the name resolver
 
 
-def steady() -> None:
-    """Bounds that stay: by itself glibc raises the first two with each large block that is freed, and after one page of a list all others
-    come from the heap. A C library without mallopt (musl) is left as it is."""
+def limit_heap() -> None:
+    """Fix glibc's limits, the first two of which glibc raises by itself.
+
+    It does so whenever a large block is freed: after one page of a list all further pages come from the heap. A C library without mallopt
+    (musl) is left unchanged.
+    """
     bound = getattr(ctypes.CDLL(None), "mallopt", None)
     if bound is not None:
         for what, value in ((_M_MMAP_THRESHOLD, LARGE), (_M_TRIM_THRESHOLD, SPARE), (_M_ARENA_MAX, ARENAS)):
             bound(what, value)
 
 
-async def give_back(period: float = PERIOD) -> None:
-    """At once, and then for ever: look through all objects, freeze them, trim the heap. Stops the process for a full collection.
+async def trim_forever(period: float = PERIOD) -> None:
+    """Collect, freeze and trim the heap, now and then periodically. Each full collection stops the process.
 
-    Cancelled, it leaves the collector as it found it.
+    When cancelled, it restores the collector's settings.
     """
     before = gc.get_threshold()
-    gc.set_threshold(YOUNG, *before[1:])
+    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
     try:
         while True:
             gc.unfreeze()

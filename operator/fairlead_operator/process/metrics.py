@@ -1,6 +1,6 @@
-"""What /metrics of the operator says, in a registry of its own: how it does its work, and how its services are.
+"""The operator's /metrics, in a registry of its own: its own work, and the state of its services.
 
-A standby shows the same families; of services it knows nothing.
+A standby exports the same families, without services.
 """
 
 import time
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.kube.workqueue import WorkQueue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -20,34 +20,34 @@ _TRUTH = {"True": 1.0, "False": 0.0}
 
 
 class Metrics:
-    """Counters of the process; what they could read elsewhere they read at scrape time."""
+    """Counters of the process. Values that exist elsewhere are read at scrape time."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._seconds = Histogram(
             "fairlead_operator_reconcile_seconds",
-            "One pass over a service, without its wait for a lane",
+            "Duration of one reconcile of a service, without its time in the queue",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._errors = Counter("fairlead_operator_reconcile_errors", "Passes that failed, by error", ["error"], registry=registry)
-        self._waiting = Gauge("fairlead_operator_reconcile_queue", "Passes that wait for a lane", registry=registry)
+        self._errors = Counter("fairlead_operator_reconcile_errors", "Reconciles that failed, by error", ["error"], registry=registry)
+        self._waiting = Gauge("fairlead_operator_reconcile_queue", "Reconciles that wait for a free slot", registry=registry)
         self._requests = Counter(
-            "fairlead_operator_api_requests", "Requests of the loops to the API server", ["method", "code"], registry=registry
+            "fairlead_operator_api_requests", "Requests of the reconcilers to the API server", ["method", "code"], registry=registry
         )
-        self._probes = Counter("fairlead_operator_probes", "Completions asked of services, by outcome", ["outcome"], registry=registry)
+        self._probes = Counter("fairlead_operator_probes", "Probes of services, by outcome", ["outcome"], registry=registry)
         self._leading = Gauge("fairlead_operator_leading", "1 for the operator that holds the lease", registry=registry)
-        self._unheard = Gauge(
-            "fairlead_operator_seconds_since_resync", "Since everything was listed last; of the leader", registry=registry
+        self._seconds_since_resync = Gauge(
+            "fairlead_operator_seconds_since_resync", "Seconds since the last full resync; 0 on a standby", registry=registry
         )
-        self._services = Gauge("fairlead_operator_services", "Services with a loop", registry=registry)
+        self._services = Gauge("fairlead_operator_services", "Services that are being reconciled", registry=registry)
 
     @asynccontextmanager
-    async def one_pass(self, lanes: Lanes, *, urgent: bool) -> AsyncIterator[None]:
-        """Take a lane for one pass, and measure it. What the pass raises passes through."""
+    async def measure_reconcile(self, work_queue: WorkQueue, *, urgent: bool) -> AsyncIterator[None]:
+        """Wait for a turn, and measure the reconcile. Its errors pass through."""
         self._waiting.inc()
         try:
-            await lanes.acquire(urgent=urgent)
+            await work_queue.acquire(urgent=urgent)
         finally:
             self._waiting.dec()
         began = time.perf_counter()
@@ -55,29 +55,29 @@ class Metrics:
             yield
         finally:
             self._seconds.observe(time.perf_counter() - began)
-            lanes.release()
+            work_queue.release()
 
-    def failed(self, error: Exception) -> None:
-        """A pass has ended with this, and is tried again."""
+    def count_error(self, error: Exception) -> None:
+        """Count a reconcile that failed and will be retried."""
         self._errors.labels(type(error).__name__).inc()
 
-    def answered(self, method: str, code: int) -> None:
+    def count_response(self, method: str, code: int) -> None:
         self._requests.labels(method, str(code)).inc()
 
-    def probed(self, problem: str) -> None:
+    def count_probe(self, problem: str) -> None:
         self._probes.labels("failed" if problem else "succeeded").inc()
 
-    def watch(
+    def register_sources(
         self,
         leading: Callable[[], bool],
-        unheard: Callable[[], float],
-        loops: Callable[[], int],
+        seconds_since_resync: Callable[[], float],
+        reconcilers: Callable[[], int],
         services: Callable[[], Iterable[Mapping[str, Any]]],
     ) -> None:
-        """Where to read the rest: whether this process leads, seconds since the last listing, loops, and the services' objects."""
+        """Register the callbacks: whether this process leads, seconds since the last resync, number of reconcilers, service objects."""
         self._leading.set_function(leading)
-        self._unheard.set_function(lambda: unheard() if leading() else 0.0)
-        self._services.set_function(loops)
+        self._seconds_since_resync.set_function(lambda: seconds_since_resync() if leading() else 0.0)
+        self._services.set_function(reconcilers)
         self.registry.register(_Services(services))
 
     def text(self) -> bytes:
@@ -85,7 +85,7 @@ class Metrics:
 
 
 class _Services(Collector):
-    """What the status of each service says, for rules and dashboards."""
+    """The status of each service, for alerts and dashboards."""
 
     def __init__(self, services: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._services = services
@@ -95,20 +95,20 @@ class _Services(Collector):
         conditions = GaugeMetricFamily(
             "fairlead_service_condition", "1 while a condition of the service is True, 0 while it is False", labels=[*labels, "type"]
         )
-        workers = GaugeMetricFamily("fairlead_service_workers", "Workers that are wanted, exist, are ready", labels=[*labels, "state"])
+        workers = GaugeMetricFamily("fairlead_service_workers", "Workers by state: wanted, existing, ready", labels=[*labels, "state"])
         for body in self._services():
             metadata, status = body["metadata"], body.get("status") or {}
-            who = [metadata["namespace"], metadata["name"]]
+            service_labels = [metadata["namespace"], metadata["name"]]
             for condition in status.get("conditions") or []:
                 if condition["status"] in _TRUTH:
-                    conditions.add_metric([*who, condition["type"]], _TRUTH[condition["status"]])
-            workers.add_metric([*who, "wanted"], _wanted(body))
-            workers.add_metric([*who, "existing"], float(status.get("replicas") or 0))
-            workers.add_metric([*who, "ready"], float(status.get("readyReplicas") or 0))
+                    conditions.add_metric([*service_labels, condition["type"]], _TRUTH[condition["status"]])
+            workers.add_metric([*service_labels, "wanted"], _wanted(body))
+            workers.add_metric([*service_labels, "existing"], float(status.get("replicas") or 0))
+            workers.add_metric([*service_labels, "ready"], float(status.get("readyReplicas") or 0))
         return [conditions, workers]
 
 
 def _wanted(body: Mapping[str, Any]) -> float:
-    """As status.ready has it ("2/3"): within the bounds of spec.scaling, and what the autoscaler decides. Before that, spec.replicas."""
+    """Return the wanted workers as in status.ready ("2/3"), which includes the autoscaler's decision; before that, spec.replicas."""
     said = str((body.get("status") or {}).get("ready") or "").rpartition("/")[2]
     return float(said or body["spec"].get("replicas") or 0)

@@ -1,1 +1,1 @@
-"""From events to writes: watches wake one loop for each service; the loop reads, computes `desired`, and applies the difference."""
+"""From events to writes: reflectors wake one reconciler per service, which computes `desired` from the cache and applies the difference."""

@@ -1,15 +1,15 @@
-"""Server-side apply of one service's objects: writes what differs, takes over nothing that belongs to somebody else."""
+"""Server-side apply of one service's objects. Writes only what differs, and takes over no object of another owner."""
 
 import logging
 from collections.abc import Awaitable, Container, Mapping, Sequence
 from typing import Any
 
-from fairlead_operator.kube.cache import Key, Store
-from fairlead_operator.kube.client import ApiRefused, Cluster
-from fairlead_operator.kube.difference import Applied, needs_apply, stamped, written_by_us
+from fairlead_operator.kube.cache import Cache, Key
+from fairlead_operator.kube.client import ApiError, Cluster
+from fairlead_operator.kube.difference import LastApplied, needs_apply, with_digest, written_by_us
 from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SECRETS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.names import INSTANCE, digest
-from fairlead_operator.reconcile.field_conflicts import Contests
+from fairlead_operator.reconcile.field_conflicts import FieldConflictTracker
 from fairlead_operator.reconcile.secret_writer import SecretWriter
 
 log = logging.getLogger(__name__)
@@ -17,28 +17,30 @@ _WRITTEN_KINDS = {kind.kind for kind in (*WRITTEN, *OPTIONAL)}
 
 
 class ServiceGone(Exception):
-    """The service was deleted (or replaced by one of the same name): nothing more is to be made for it."""
+    """The service was deleted, or replaced by another one of the same name: create nothing more for it."""
 
 
-class Overlooked(Exception):
-    """Something was found that `desired` did not know of: it has to be computed again."""
+class UnknownRevision(Exception):
+    """`desired` did not know a ControllerRevision that exists: compute it again."""
 
 
 class Applier:
-    """The children of one service, by uid. Remembers only what the API server answered last; see `difference`."""
+    """Applies the children of one service uid. Remembers only the API server's last answers (see `difference`)."""
 
-    def __init__(self, cluster: Cluster, store: Store, namespace: str, name: str, uid: str) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespace: str, name: str, uid: str) -> None:
         self._cluster = cluster
-        self._store = store
+        self._cache = cache
         self._owner = (namespace, name)
         self.uid = uid
-        self._applied: dict[Key, Applied] = {}
+        self._applied: dict[Key, LastApplied] = {}
         self._secrets = SecretWriter(cluster)
-        self.contests = Contests()
+        self.field_conflicts = FieldConflictTracker()
 
     async def converge(self, objects: Sequence[Mapping[str, Any]], keep: Container[str] = ()) -> dict[str, str]:
-        """Make the children so, and remove those that are ours and no longer wanted, but for kinds to `keep`. Returns what was refused:
-        "Kind/name" → why."""
+        """Apply the objects, and delete our children that are no longer wanted, except of the kinds in `keep`.
+
+        Returns the refusals: "Kind/name" → the API server's reason.
+        """
         refusals: dict[str, str] = {}
         wanted: set[Key] = set()
         for desired in objects:
@@ -49,14 +51,14 @@ class Applier:
                     refusals["/".join(key)] = refusal
                 continue
             applied = self._applied.get(key)
-            if applied is not None and 0 < applied.version == self._store.version(self._owner, key) and applied.sent == digest(desired):
-                continue  # nothing has changed on either side since they were compared: the object need not even be read
-            live = self._store.child(self._owner, key)
+            if applied is not None and 0 < applied.version == self._cache.version(self._owner, key) and applied.sent == digest(desired):
+                continue  # unchanged on both sides since the last comparison: the object is not even decompressed
+            live = self._cache.child(self._owner, key)
             if live is not None and not needs_apply(desired, live, applied):
-                self._applied[key] = Applied.of(desired, live)  # or: as an earlier process has left it
+                self._applied[key] = LastApplied.of(desired, live)  # unchanged, perhaps since an earlier process applied it
                 continue
             if live is not None and applied is not None and applied.sent == digest(desired):
-                self.contests.note(key, desired, live)
+                self.field_conflicts.record(key, desired, live)
             refusal = await self._apply(key, desired, live)
             if refusal:
                 refusals["/".join(key)] = refusal
@@ -65,67 +67,70 @@ class Applier:
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
         if live is None:
-            live = await self._cluster.get(kind_of(desired), *_place(desired))
+            live = await self._cluster.get(kind_of(desired), *_namespaced_name(desired))
             if live is None:
                 await self._still_there()
         if live is not None and not self._ours(live) and not self._orphaned(live):
             if self._of_a_namesake(live):
                 return f"{key[0]} {key[1]} is left over from a deleted service of this name; the cluster's garbage collector removes it"
-            return f"{key[0]} {key[1]} exists and does not belong to this service{_how_to_have_it(live, key, self._owner[1])}"
+            return f"{key[0]} {key[1]} exists and does not belong to this service{_advice(live, key, self._owner[1])}"
         hidden = live is not None and key[0] == REVISIONS.kind and live["data"] != desired["data"]
         if live is not None and hidden:
-            desired = {**desired, "data": live["data"]}  # what a revision once was, it stays
+            desired = {**desired, "data": live["data"]}  # the data of a ControllerRevision is immutable
         try:
-            answer = await self._cluster.apply(stamped(desired))
-        except ApiRefused as refusal:
+            answer = await self._cluster.apply(with_digest(desired))
+        except ApiError as refusal:
             if not refusal.permanent:
                 raise
             return str(refusal)
-        self._applied[key] = Applied.of(desired, answer)
-        self._store.put(answer)
+        self._applied[key] = LastApplied.of(desired, answer)
+        self._cache.put(answer)
         log.info("applied %s %s/%s", key[0], self._owner[0], key[1])
         if hidden:
-            raise Overlooked(f"{key[0]} {key[1]} was there, without the labels by which it is found")
+            raise UnknownRevision(f"{key[0]} {key[1]} was there, without the labels by which it is found")
         return ""
 
     async def write_secrets(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Write these Secrets and nothing else. What is refused for good is logged."""
+        """Write these Secrets and nothing else. Permanent refusals are logged."""
         for desired in objects:
             if refusal := await self._refused(self._secrets.write(desired)):
-                log.warning("Secret %s/%s: %s", *_place(desired), refusal)
+                log.warning("Secret %s/%s: %s", *_namespaced_name(desired), refusal)
 
     async def _refused(self, write: Awaitable[None]) -> str:
-        """Return why the API server refuses `write` for good; empty when it was written."""
+        """Return why the API server permanently refuses `write`; empty when it succeeded."""
         try:
             await write
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if not refusal.permanent:
                 raise
             return str(refusal)
         return ""
 
     async def _still_there(self) -> None:
-        """Before something is created: a service whose deletion the watch has missed must not get its children back for ever."""
+        """Check that the service exists before creating a child. Raises ServiceGone.
+
+        Without this check, a service whose deletion the watch missed would get its children back for ever.
+        """
         body = await self._cluster.get(SERVICES, *self._owner)
-        held = self._store.service(self._owner)
+        held = self._cache.service(self._owner)
         if body is not None:
-            self._store.put(body)
+            self._cache.put(body)
         elif held is not None:
-            self._store.remove(held)  # or the loop, ending for a service that the store still shows, would be started again at once
+            self._cache.remove(held)  # otherwise the controller would restart the reconciler of a service that the cache still shows
         if body is None or body["metadata"]["uid"] != self.uid or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
 
     async def _prune(self, wanted: set[Key], keep: Container[str]) -> None:
-        for key in self._store.keys(self._owner):
+        for key in self._cache.keys(self._owner):
             if key in wanted or key[0] in keep or key[0] not in _WRITTEN_KINDS:
                 continue
-            live = self._store.child(self._owner, key)
+            live = self._cache.child(self._owner, key)
             if live is None or not self._ours(live) or live["metadata"].get("deletionTimestamp"):
                 continue
             log.info("deleting %s %s/%s, which is no longer wanted", key[0], self._owner[0], key[1])
             try:
                 await self._cluster.delete(live)
-            except ApiRefused as refusal:
+            except ApiError as refusal:
                 if refusal.code not in (404, 409):
                     raise
 
@@ -134,21 +139,27 @@ class Applier:
         return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
 
     def _orphaned(self, live: Mapping[str, Any]) -> bool:
-        """Made for a service of this name by an operator, and without an owner: somebody has taken its owner reference away, or has deleted
-        the service with --cascade=orphan. As every controller of Kubernetes does with what its selector finds, it is taken (back)."""
+        """Return whether an operator made this object for a service of this name, and it has no owner now.
+
+        A user removed the owner reference, or deleted the service with --cascade=orphan. The object is adopted, as every controller of
+        Kubernetes adopts what its selector matches.
+        """
         metadata = live["metadata"]
         owned = any(reference.get("controller") for reference in metadata.get("ownerReferences") or [])
         return not owned and (metadata.get("labels") or {}).get(INSTANCE) == self._owner[1] and written_by_us(metadata)
 
     def _of_a_namesake(self, live: Mapping[str, Any]) -> bool:
-        """Of an earlier service of this name; not of another service whose children's names are the same (`qwen` and `qwen-workers`)."""
+        """Return whether the object belongs to an earlier service of this name.
+
+        An object of another service whose child has the same name (`qwen` and `qwen-workers`) does not.
+        """
         wanted = (SERVICES.kind, self._owner[1])
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and (reference.get("kind"), reference.get("name")) == wanted for reference in references)
 
 
-def _how_to_have_it(live: Mapping[str, Any], key: Key, service: str) -> str:
-    """What a person can do about an object that is in the way."""
+def _advice(live: Mapping[str, Any], key: Key, service: str) -> str:
+    """Return what a user can do about an object that is in the way."""
     metadata = live["metadata"]
     owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
     if owners:
@@ -159,5 +170,5 @@ def _how_to_have_it(live: Mapping[str, Any], key: Key, service: str) -> str:
     return ": delete it, or give the service another name"
 
 
-def _place(body: Mapping[str, Any]) -> tuple[str, str]:
+def _namespaced_name(body: Mapping[str, Any]) -> tuple[str, str]:
     return body["metadata"]["namespace"], body["metadata"]["name"]

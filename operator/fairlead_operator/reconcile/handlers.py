@@ -1,7 +1,7 @@
-"""kopf: the watch of the services. Its handler only puts what it is given into the store, which wakes the service's loop.
+"""kopf's watch of the services. Its handler puts each service into the cache, which wakes the service's reconciler.
 
-Only an `on.event` handler is used, so kopf writes nothing: no finalizer, no annotation, no status. Children have watches of our own
-(`watches`): kopf has a queue, a task and a record for each object, which for ten children and five pods a service is most of a start.
+Only an `on.event` handler is used, so kopf writes nothing: no finalizer, no annotation, no status. Children have reflectors of our own
+(`kube.reflector`): kopf keeps a queue, a task and a record per object, most of the cost of a start with ten children and five pods each.
 """
 
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 
 import kopf
 
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.kinds import SERVICES, Kind
 from fairlead_operator.names import FIELD_MANAGER
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class CappedForever:
-    """Delays in seconds: doubled up to a cap, for ever, and again from the start each time it is iterated."""
+    """Delays in seconds that double up to a cap. Each iteration starts again at the first delay."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first, self._longest = first, longest
@@ -31,10 +31,10 @@ class CappedForever:
 
 
 def settings() -> kopf.OperatorSettings:
-    """Timeouts on everything that can hang (operator.md section 4 lists the watch deaths), and no traces on other people's objects."""
+    """Return kopf's settings: a timeout for everything that can hang, and no annotations on other owners' objects."""
     made = kopf.OperatorSettings()
     made.peering.standalone = True
-    made.scanning.disabled = True  # or the operator would need to list CRDs and namespaces
+    made.scanning.disabled = True  # otherwise the operator would need the right to list CRDs and namespaces
     made.posting.level = logging.WARNING
     made.posting.reporting_component = FIELD_MANAGER
     made.posting.event_name_prefix = "fairlead-"
@@ -45,7 +45,7 @@ def settings() -> kopf.OperatorSettings:
     made.watching.client_timeout = 330
     made.watching.connect_timeout = 10
     made.watching.reconnect_backoff = 1
-    made.watching.chunk_size = 100  # a page stays in memory until it is worked off
+    made.watching.chunk_size = 100  # a page stays in memory until all its objects are processed
     made.queueing.idle_timeout = 0.1  # a worker keeps its last event, a whole service, until it ends
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
@@ -57,30 +57,30 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-def registry(store: Store) -> kopf.OperatorRegistry:
-    """All watches of the operator."""
+def registry(cache: Cache) -> kopf.OperatorRegistry:
+    """Return a registry with all watches of kopf."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(_login)
-    _watch_services(made, store)
+    _watch_services(made, cache)
     return made
 
 
 def _login(**kwargs: Any) -> Any:
-    """The pod's service account, or a kubeconfig."""
+    """Log in with the pod's service account, or with a kubeconfig."""
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-def _watch_services(made: kopf.OperatorRegistry, store: Store) -> None:
+def _watch_services(made: kopf.OperatorRegistry, cache: Cache) -> None:
     async def changed(event: kopf.RawEvent, **_: Any) -> None:
         body = _whole(SERVICES, event["object"])
         if event["type"] == "DELETED":
-            store.remove(body)
+            cache.remove(body)
         else:
-            store.put(body)
+            cache.put(body)
 
     kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=made)(changed)
 
 
 def _whole(kind: Kind, body: Any) -> dict[str, Any]:
-    """Items of a list come without apiVersion and kind."""
+    """Add apiVersion and kind, which the items of a list lack."""
     return {**body, "apiVersion": kind.api_version, "kind": kind.kind}

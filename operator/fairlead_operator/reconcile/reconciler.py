@@ -1,4 +1,7 @@
-"""The loop of one service: wait, read the store, compute `desired`, apply, say what is seen. Nothing that matters is remembered."""
+"""The reconciler of one service: wait, read the cache, compute `desired`, apply it, write the status.
+
+Every decision is computed from the cluster. A restarted operator loses nothing that matters.
+"""
 
 import asyncio
 import contextlib
@@ -14,82 +17,82 @@ from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStat
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import redis
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.kube.cache import Owner, Store
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.cache import Cache, Owner
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
-from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import Decision, Observed, ProbeResult, RedisSeen
+from fairlead_operator.observed import Observed, ObservedRedis, ProbeResult, SizeDecision
 from fairlead_operator.polling import deletion_costs
-from fairlead_operator.polling.canary import CanaryWatch
-from fairlead_operator.polling.demand import DemandWatch
-from fairlead_operator.polling.index import IndexWatch
-from fairlead_operator.polling.loading import LoadingWatch
-from fairlead_operator.polling.pod_events import PodEvents
-from fairlead_operator.polling.prober import Asked, Prober
+from fairlead_operator.polling.canary import CanaryPoller
+from fairlead_operator.polling.demand import DemandPoller
+from fairlead_operator.polling.index import IndexPoller
+from fairlead_operator.polling.loading import LoadingPoller
+from fairlead_operator.polling.pod_events import PodEventPoller
+from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.process.metrics import Metrics
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
-from fairlead_operator.rollout.node_room import Departures
-from fairlead_operator.scaling.standing import standing
+from fairlead_operator.rollout.node_capacity import DepartureTracker
+from fairlead_operator.scaling.state import scaling_state
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import groups as group_view
 from fairlead_operator.status import refused_spec, transitions
-from fairlead_operator.status.index import ready_routers, router_to_ask
-from fairlead_operator.status.loading import pods_to_ask
-from fairlead_operator.status.unsupported import unsupported
+from fairlead_operator.status.index import choose_router, ready_routers
+from fairlead_operator.status.loading import pods_to_poll
+from fairlead_operator.status.unsupported import find_unsupported
 
 log = logging.getLogger(__name__)
-SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
-_EXPOSED = {kind.kind for kind in OPTIONAL}
-BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between passes that fail
-RETRY_REFUSED = 30.0  # seconds until something that the API server refused is tried again (a quota may have grown)
-OVERTAKEN = 0.5  # seconds
-_LOOKED_AT = {"Deployment", "Pod", REVISIONS.kind, *_EXPOSED}
+DEBOUNCE = 0.05  # seconds: a burst of events (three pods become ready) leads to one reconcile
+_OPTIONAL_KINDS = {kind.kind for kind in OPTIONAL}
+BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between reconciles that fail
+RETRY_REFUSED = 30.0  # seconds until an object that the API server refused is applied again (a quota may have grown)
+CONFLICT_DELAY = 0.5  # seconds
+_OBSERVED_KINDS = {"Deployment", "Pod", REVISIONS.kind, *_OPTIONAL_KINDS}
 
 
-class Overtaken(Exception):
-    """The service was written by somebody else since it was read: what was computed is of the past."""
+class Conflict(Exception):
+    """Another writer changed the service after it was read: the computed status is out of date."""
 
 
-Announce = Callable[[Mapping[str, Any], str, str, str], None]  # service, type (Normal|Warning), reason, message
+RecordEvent = Callable[[Mapping[str, Any], str, str, str], None]  # service, type (Normal|Warning), reason, message
 
 
 @dataclass(frozen=True)
-class Tools:
-    """What all loops share."""
+class Dependencies:
+    """Dependencies that all reconcilers share."""
 
     cluster: Cluster
-    store: Store
+    cache: Cache
     prober: Prober
     settings: Settings
-    announce: Announce
-    lanes: Lanes  # how many passes may write at the same time
-    served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster has
-    unsure: Callable[[], frozenset[str]] = frozenset  # those of which that is not known
+    record_event: RecordEvent
+    work_queue: WorkQueue  # bounds the number of concurrent reconciles
+    served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster serves
+    unknown: Callable[[], frozenset[str]] = frozenset  # optional kinds for which no answer has come yet
     metrics: Metrics = field(default_factory=Metrics)
-    redis: Callable[[], RedisSeen | None] = lambda: None  # with which credentials services reach the index
+    redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
 
 
-class Loop:
-    """One service by namespace and name. `wake()` from anywhere in the event loop; `run()` ends when the service is gone."""
+class Reconciler:
+    """Reconciles one service. `wake()` may be called anywhere in the event loop. `run()` returns when the service is gone."""
 
-    def __init__(self, owner: Owner, tools: Tools) -> None:
+    def __init__(self, owner: Owner, dependencies: Dependencies) -> None:
         self._owner = owner
-        self._tools = tools
-        self._woken = asyncio.Event()
+        self._dependencies = dependencies
+        self._wake_event = asyncio.Event()
         self._applier: Applier | None = None
         self._probe: ProbeResult | None = None
-        self._probing: asyncio.Task[None] | None = None
-        self._index = IndexWatch(tools.prober, self.wake)
-        self._pod_events = PodEvents(tools.cluster, self.wake)
-        self._canary = CanaryWatch(tools.prober, self.wake)
-        self._departures = Departures(time.time())
-        self._loading = LoadingWatch(tools.prober, self.wake)
-        self._demand = DemandWatch(tools.prober, self.wake)
-        self._decision: Decision | None = None
+        self._probe_task: asyncio.Task[None] | None = None
+        self._index = IndexPoller(dependencies.prober, self.wake)
+        self._pod_events = PodEventPoller(dependencies.cluster, self.wake)
+        self._canary = CanaryPoller(dependencies.prober, self.wake)
+        self._departures = DepartureTracker(time.time())
+        self._loading = LoadingPoller(dependencies.prober, self.wake)
+        self._demand = DemandPoller(dependencies.prober, self.wake)
+        self._decision: SizeDecision | None = None
 
     def wake(self) -> None:
-        self._woken.set()
+        self._wake_event.set()
 
     async def run(self) -> None:
         failures = 0
@@ -98,119 +101,124 @@ class Loop:
             while True:
                 await self._sleep(wait)
                 try:
-                    async with self._tools.metrics.one_pass(self._tools.lanes, urgent=self._edited()):
-                        wait = await self.one_pass()
+                    async with self._dependencies.metrics.measure_reconcile(
+                        self._dependencies.work_queue, urgent=self._has_unobserved_edit()
+                    ):
+                        wait = await self.reconcile()
                     failures = 0
                 except ServiceGone:
                     return
-                except Overtaken:
-                    wait = OVERTAKEN  # the watch is about to show what the pass had not seen
+                except Conflict:
+                    wait = CONFLICT_DELAY  # the watch is about to deliver the version that this reconcile had not seen
                 except Exception as error:
                     failures += 1
-                    self._tools.metrics.failed(error)
+                    self._dependencies.metrics.count_error(error)
                     wait = min(BACKOFF_FIRST * 2.0 ** min(failures, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
-                    level = logging.DEBUG if isinstance(error, ApiRefused) and error.code == 409 else logging.WARNING
-                    log.log(level, "%s/%s: pass failed, again in %.1f s: %s: %s", *self._owner, wait, type(error).__name__, error)
-                    self._woken.clear()
+                    level = logging.DEBUG if isinstance(error, ApiError) and error.code == 409 else logging.WARNING
+                    log.log(level, "%s/%s: reconcile failed, again in %.1f s: %s: %s", *self._owner, wait, type(error).__name__, error)
+                    self._wake_event.clear()
                     await self._sleep(wait)
                     wait = 0.0
         finally:
-            self._stop_asking()
+            self._stop_polling()
 
     async def _sleep(self, wait: float | None) -> None:
-        """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
+        """Sleep until woken, or for `wait` seconds (None: only until woken). Then let a burst of events settle."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                await self._woken.wait()
-        await asyncio.sleep(SETTLE)
-        self._woken.clear()
+                await self._wake_event.wait()
+        await asyncio.sleep(DEBOUNCE)
+        self._wake_event.clear()
 
-    def _edited(self) -> bool:
-        """The status does not speak of the present spec yet: somebody is waiting for this pass."""
-        body = self._tools.store.service(self._owner)
+    def _has_unobserved_edit(self) -> bool:
+        """Return whether the status describes an older spec: a user is waiting for this reconcile."""
+        body = self._dependencies.cache.service(self._owner)
         return body is not None and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]
 
-    async def one_pass(self) -> float | None:
-        """Bring the cluster one step nearer. Returns the seconds until it is worth looking again; None: when something changes."""
-        body = self._tools.store.service(self._owner)
+    async def reconcile(self) -> float | None:
+        """Bring the cluster one step nearer to `desired`.
+
+        Returns the seconds until the next reconcile, or None where only a change makes one due. Raises ServiceGone and Conflict.
+        """
+        body = self._dependencies.cache.service(self._owner)
         if body is None or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]}")
-        applier = self._applier_of(body["metadata"]["uid"])
+        applier = self._applier_for(body["metadata"]["uid"])
         try:
             service = InferenceService.parse(body)
         except InvalidManifest as error:
-            # Accepted by another version's CRD. Say it; whatever runs stays as it is.
+            # The CRD of another version accepted this spec. Report the error and leave the running children unchanged.
             unread = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}})
-            return await self._stay(body, unread, Cause("InvalidSpec", str(error), fault=True))
-        if problem := unsupported(service, self._tools.served(), self._tools.unsure()):
-            return await self._stay(body, service, Cause(*problem, fault=True))
-        before, observed = self._tools.store.versions(self._owner), self._observed(service)
-        plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
+            return await self._keep_running(body, unread, Cause("InvalidSpec", str(error), fault=True))
+        if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
+            return await self._keep_running(body, service, Cause(*problem, fault=True))
+        before, observed = self._dependencies.cache.versions(self._owner), self._observe(service)
+        plan = desired(service, observed, self._dependencies.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
-        if deletion_costs.fewer(plan.objects, observed):
-            for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, observed):
-                self._tools.store.put(pod)
-        # A route is made when its pool can be; where that is not known, the one that leads here stays.
-        refusals = await applier.converge(plan.objects, keep=_EXPOSED if self._tools.unsure() else ())
-        if refusals or self._tools.store.versions(self._owner) != before:  # the status speaks of what is there now
-            observed = self._observed(service, refusals)
-            plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
+        if deletion_costs.scales_down(plan.objects, observed):
+            for pod in await deletion_costs.update_deletion_costs(self._dependencies.cluster, self._dependencies.prober.demand, observed):
+                self._dependencies.cache.put(pod)
+        # The HTTPRoute is kept while it is unknown whether the cluster serves its InferencePool.
+        refusals = await applier.converge(plan.objects, keep=_OPTIONAL_KINDS if self._dependencies.unknown() else ())
+        if refusals or self._dependencies.cache.versions(self._owner) != before:  # the status describes the present objects
+            observed = self._observe(service, refusals)
+            plan = desired(service, observed, self._dependencies.settings, datetime.now(UTC))
         if not plan.servable:
             self._probe = None
             self._stop_probing()
         elif plan.probe_due:
-            self._start_probing(service, router_to_ask(observed.pods))
+            self._start_probing(service, choose_router(observed.pods))
         pods = observed.pods
         trial = plan.status.canary
         judged = trial is not None and trial.phase in ("Judging", "Paused")
         self._canary.follow(ready_routers(pods) if judged else (), plan.split)
-        self._ask_of(observed, plan.status)
-        self._demand.follow(ready_routers(pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
+        self._follow_pollers(observed, plan.status)
+        self._demand.follow(ready_routers(pods), scaling_state(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)
-        return self._next_look(plan, refused=bool(refusals))
+        return self._next_reconcile(plan, refused=bool(refusals))
 
-    async def _stay(self, body: Mapping[str, Any], service: InferenceService, problem: Cause) -> float | None:
-        """A spec that is not followed: what runs stays as it is, and is told of."""
+    async def _keep_running(self, body: Mapping[str, Any], service: InferenceService, problem: Cause) -> float | None:
+        """Report a spec that cannot be followed, and leave the running children unchanged."""
         self._probe = None
         self._stop_probing()
         self._canary.stop()
         self._demand.stop()
-        observed = self._observed(service)
-        if self._applier is not None and observed.deployments:  # a rotation does not wait for a better spec
-            await self._applier.write_secrets(redis.objects(service, self._tools.settings, observed.redis))
-        status, wake_at = refused_spec.said(service, problem, observed, datetime.now(UTC))
-        self._ask_of(observed, status)
+        observed = self._observe(service)
+        if self._applier is not None and observed.deployments:  # a rotation of credentials does not wait for a valid spec
+            await self._applier.write_secrets(redis.objects(service, self._dependencies.settings, observed.redis))
+        status, wake_at = refused_spec.build_status(service, problem, observed, datetime.now(UTC))
+        self._follow_pollers(observed, status)
         await self._write_status(body, service.status, status)
         return None if wake_at is None else max(0.1, wake_at - time.time())
 
-    def _ask_of(self, observed: Observed, status: ServiceStatus) -> None:
-        """What the status says of routers and pods, they are asked for."""
-        self._index.follow(router_to_ask(observed.pods), known=status.index is not None)
-        self._loading.follow(pods_to_ask(observed.stable.pods))
+    def _follow_pollers(self, observed: Observed, status: ServiceStatus) -> None:
+        """Poll the index, the loading progress and the pod events that the status reports."""
+        self._index.follow(choose_router(observed.pods), known=status.index is not None)
+        self._loading.follow(pods_to_poll(observed.stable.pods))
         self._pod_events.follow(observed.pods)
 
-    def _next_look(self, plan: Desired, *, refused: bool) -> float | None:
-        looks = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probing is None else []
+    def _next_reconcile(self, plan: Desired, *, refused: bool) -> float | None:
+        looks = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probe_task is None else []
         if refused:
             looks.append(RETRY_REFUSED)
         return max(0.1, min(looks)) if looks else None
 
-    def _applier_of(self, uid: str) -> Applier:
-        """A service deleted and made again under its name is another service."""
+    def _applier_for(self, uid: str) -> Applier:
+        """Return the applier of this uid: a service that was deleted and created again under its name is another service."""
         if self._applier is None or self._applier.uid != uid:
-            self._applier = Applier(self._tools.cluster, self._tools.store, *self._owner, uid)
+            self._applier = Applier(self._dependencies.cluster, self._dependencies.cache, *self._owner, uid)
             self._probe = self._decision = None
-            self._stop_asking()
+            self._stop_polling()
         return self._applier
 
-    def _stop_asking(self) -> None:
-        """Nobody is asked anything for this service any more, until a pass finds reason to."""
+    def _stop_polling(self) -> None:
+        """Stop all probes and pollers of this service until a reconcile starts them again."""
         self._stop_probing()
         for watch in (self._index, self._pod_events, self._canary, self._loading, self._demand):
             watch.stop()
 
-    def _observed(self, service: InferenceService, refusals: Mapping[str, str] | None = None) -> Observed:
-        children = self._tools.store.children(self._owner, _LOOKED_AT)
+    def _observe(self, service: InferenceService, refusals: Mapping[str, str] | None = None) -> Observed:
+        children = self._dependencies.cache.children(self._owner, _OBSERVED_KINDS)
         pods = tuple(body for key, body in children.items() if key[0] == "Pod")
         observed = Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
@@ -219,41 +227,41 @@ class Loop:
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
-            redis=self._tools.redis(),
-            served=self._tools.served(),
-            exposed={key[0]: body for key, body in children.items() if key[0] in _EXPOSED},
+            redis=self._dependencies.redis(),
+            served=self._dependencies.served(),
+            optional_objects={key[0]: body for key, body in children.items() if key[0] in _OPTIONAL_KINDS},
             traffic=self._index.traffic,
             pod_events=self._pod_events.seen,
             canary=self._canary.seen,
-            quiet_since=self._departures.since(pods, time.time()),
+            last_departure_at=self._departures.since(pods, time.time()),
             loading=self._loading.seen,
-            needs=self._demand.needs,
-            contests=self._applier.contests.standing() if self._applier is not None else (),
+            recommendations=self._demand.recommendations,
+            field_conflicts=self._applier.field_conflicts.current() if self._applier is not None else (),
             decision=self._decision,
         )
-        return group_view.seen(service, observed, datetime.now(UTC))
+        return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
 
     def _start_probing(self, service: InferenceService, router: str) -> None:
-        if self._probing is None:
-            self._probing = asyncio.create_task(
-                self._ask(Asked.of(service, router), service.generation), name=f"probe {service.namespace}/{service.name}"
+        if self._probe_task is None:
+            self._probe_task = asyncio.create_task(
+                self._probe_once(ProbeTarget.of(service, router), service.generation), name=f"probe {service.namespace}/{service.name}"
             )
 
     def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            self._probing = None
+        if self._probe_task is not None:
+            self._probe_task.cancel()
+            self._probe_task = None
 
-    async def _ask(self, asked: Asked, generation: int) -> None:
+    async def _probe_once(self, target: ProbeTarget, generation: int) -> None:
         try:
-            problem = await self._tools.prober.complete(asked)
-        except Exception as error:  # whatever it is: a request without an end would keep the service from ever being asked again
+            problem = await self._dependencies.prober.complete(target)
+        except Exception as error:  # any error: an unfinished probe would block all later probes of this service
             problem = f"{type(error).__name__}: {error}"
-        self._tools.metrics.probed(problem)
+        self._dependencies.metrics.count_probe(problem)
         before = self._probe.attempts if self._probe is not None and self._probe.generation == generation else 0
         self._probe = ProbeResult(generation, not problem, problem, before + 1 if problem else 0, time.time())
-        self._probing = None
-        self._index.hurry()  # before its first request a router may not have asked the index at all
+        self._probe_task = None
+        self._index.poll_soon()  # a router may not have used the index before its first request
         self.wake()
 
     async def _write_status(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
@@ -262,16 +270,16 @@ class Loop:
         status = after.model_dump(mode="json", by_alias=True)  # null removes a field
         gone = {key: None for key in body.get("status") or {} if key not in status}
         try:
-            answer = await self._tools.cluster.patch_status(body, {**status, **gone})
-        except ApiRefused as refusal:
+            answer = await self._dependencies.cluster.patch_status(body, {**status, **gone})
+        except ApiError as refusal:
             if refusal.code == 404:
-                fresh = await self._tools.cluster.get(SERVICES, *self._owner)
+                fresh = await self._dependencies.cluster.get(SERVICES, *self._owner)
                 if fresh is None:
-                    self._tools.store.remove(body)
+                    self._dependencies.cache.remove(body)
                     raise ServiceGone(str(refusal)) from None
             if refusal.code == 409:
-                raise Overtaken(str(refusal)) from None
+                raise Conflict(str(refusal)) from None
             raise
-        self._tools.store.put(answer)
-        for type_, reason, message in transitions.said(before, after):
-            self._tools.announce(body, type_, reason, message)
+        self._dependencies.cache.put(answer)
+        for type_, reason, message in transitions.events_for(before, after):
+            self._dependencies.record_event(body, type_, reason, message)

@@ -1,4 +1,4 @@
-"""Writes Secrets without reading them: see `children.secrets` for the two kinds."""
+"""Writes Secrets without reading them: `children.secrets` describes the two kinds."""
 
 import logging
 import secrets
@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairlead_operator.children.secrets import GENERATED, encoded
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import SECRETS
 from fairlead_operator.names import digest
 
 log = logging.getLogger(__name__)
-REPEAT = 300.0  # seconds: a pass after this time writes again, since no watch shows that a Secret was deleted
+REWRITE_PERIOD = 300.0  # seconds after which a Secret is written again: no watch shows that one was deleted
 RANDOM_BYTES = 32
 
 
 class SecretWriter:
-    """The Secrets of one service, by name. Remembers a digest of what was written last, and when."""
+    """Writes the Secrets of one service. Remembers a digest of what was written last, and when."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
@@ -25,10 +25,10 @@ class SecretWriter:
         self._written: dict[str, tuple[str, float]] = {}
 
     async def write(self, desired: Mapping[str, Any]) -> None:
-        """Create an immutable Secret if there is none of its name; apply any other. Raises ApiRefused."""
+        """Create an immutable Secret if none of its name exists; apply any other. Raises ApiError."""
         name, now, wanted = desired["metadata"]["name"], self._clock(), digest(desired)
         before, at = self._written.get(name, ("", 0.0))
-        if before == wanted and now - at < REPEAT:
+        if before == wanted and now - at < REWRITE_PERIOD:
             return
         if desired.get("immutable"):
             await self._create(desired)
@@ -42,7 +42,7 @@ class SecretWriter:
         random = {key: encoded(secrets.token_urlsafe(RANDOM_BYTES)) for key, value in desired["data"].items() if value == GENERATED}
         try:
             await self._cluster.create(SECRETS, {**desired, "data": {**desired["data"], **random}})
-        except ApiRefused as refusal:
+        except ApiError as refusal:
             if refusal.code != 409:
                 raise
             return

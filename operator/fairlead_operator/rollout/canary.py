@@ -1,8 +1,8 @@
-"""What becomes of a canary: tried, promoted or rolled back. Pure, and without memory.
+"""Plans a canary: run, promote or roll back. Pure, and without memory.
 
-Everything is read from the children. What the main Deployment runs is the old revision; that it runs the wanted one means that it was
-promoted. Since when a canary is judged its pods tell, by when they became ready. How it fares the routers count, from when they learned of
-this very revision. That it was rolled back stands on its ControllerRevision. So an operator may end at any step, and the next one goes on.
+All state is read from the children. The main Deployment runs the old revision; once it runs the wanted one, the canary was promoted. The
+judgement starts when the canary's pods became ready. Routers count its results from when they learned of this revision. A rollback is
+stored on its ControllerRevision. So an operator may stop at any step, and the next one continues.
 """
 
 from dataclasses import dataclass, field
@@ -13,162 +13,165 @@ from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.objects import Body, component_of, instant, is_canary, ready_at
+from fairlead_operator.objects import Body, component_of, is_canary, parse_time, ready_at
 from fairlead_operator.observed import Observed, Replicas
-from fairlead_operator.revisions import Failure, failure_of, find, is_of, router_revision, worker_revision
-from fairlead_operator.rollout.judgement import error_problem, figures, ttft_problem
+from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, find, router_revision, worker_revision
+from fairlead_operator.rollout.canary_analysis import error_problem, figures, ttft_problem
 from fairlead_operator.rollout.sides import ONE_SIDE, Sides
 from fairlead_operator.rollout.strategy import revision_of
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a pass makes of the canary."""
+class CanaryPlan:
+    """The canary's part in one reconcile."""
 
     sides: Sides = ONE_SIDE
-    cause: Cause | None = None  # why the wanted revision is not everybody's yet
+    cause: Cause | None = None  # why not all workers run the wanted revision yet
     status: CanaryStatus | None = None
     wake_at: float | None = None  # seconds since the epoch
 
 
-NO_TRIAL = Plan()
+NO_TRIAL = CanaryPlan()
 
 
-def plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
-    """A canary begins when the main Deployment runs another revision than the wanted one, and ends by what is seen of it."""
-    asked, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
+def plan_canary(service: InferenceService, observed: Observed, now: datetime) -> CanaryPlan:
+    """Plan the canary. It starts when the main Deployment runs another revision than the wanted one, and ends by its results."""
+    canary_spec, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
     trial = _Trial.of(service, observed)
-    if asked is None or not trial.running or service.spec.rollout.revision is not None:
+    if canary_spec is None or not trial.running or service.spec.rollout.revision is not None:
         return NO_TRIAL
     if trial.running == trial.wanted:
         complete = Replicas.of(main, _size(main)).complete
-        return NO_TRIAL if complete or not trial.present else trial.promoted()
-    if asked.promote == trial.wanted:
-        return trial.promoted()
+        return NO_TRIAL if complete or not trial.present else trial.promote()
+    if canary_spec.promote == trial.wanted:
+        return trial.promote()
     failure = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
-    if failure and failure.retry == (asked.retry or ""):
-        return trial.failed(failure.why)
+    if failure and failure.retry == (canary_spec.retry or ""):
+        return trial.fail(failure.reason)
     if main is None:
         return NO_TRIAL
     if service.spec.rollout.paused:
-        return trial.held("Waiting", "spec.rollout.paused holds it back", keep=trial.present)
+        return trial.hold("Waiting", "spec.rollout.paused holds it back", keep=trial.present)
     if _serves_already(observed, trial.wanted) or not (trial.started or _established(main)):
         return NO_TRIAL
     if not trial.started and not _routers_know(service, observed):
-        return trial.held("Waiting", "the routers are being replaced, so that they can split requests", keep=False)
+        return trial.hold("Waiting", "the routers are being replaced, so that they can split requests", keep=False)
     return _under_way(service, observed, trial, now.timestamp())
 
 
-def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> Plan:
-    asked = service.spec.rollout.canary
-    assert asked is not None
+def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
+    canary_spec = service.spec.rollout.canary
+    assert canary_spec is not None
     since = _ready_since(observed, trial.wanted, trial.size)
     if not trial.size:
-        return trial.held("Waiting", "the service is scaled to zero")
+        return trial.hold("Waiting", "the service is scaled to zero")
     if since is None:
         return _not_ready(service, observed, trial, now)
     seen = observed.canary
     report = seen.report if seen is not None and seen.report.describes(trial.split) else None
-    enough = report is not None and report.canary.requests >= asked.min_requests
-    if report is not None and enough and (problem := error_problem(report, asked)):
-        return trial.failed(problem)  # whoever fails requests is not given the rest of its time
-    if asked.manual:
-        return trial.held("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
-    due = since + asked.pause_seconds
+    enough = report is not None and report.canary.requests >= canary_spec.min_requests
+    if report is not None and enough and (problem := error_problem(report, canary_spec)):
+        return trial.fail(problem)  # a failing canary does not get the rest of its time
+    if canary_spec.manual:
+        return trial.hold("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
+    due = since + canary_spec.pause_seconds
     if now < due:
-        words = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
-        return trial.held("Judging", words, wake_at=due)
+        text = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
+        return trial.hold("Judging", text, wake_at=due)
     if report is None or not enough:
-        words = (
-            f"{asked.pause} are over; it has not had {asked.min_requests} requests yet (spec.rollout.canary.minRequests){figures(report)}"
-        )
-        return trial.held("Judging", words)
-    problem = ttft_problem(report, asked)
-    return trial.failed(problem) if problem else trial.promoted()
+        missing = f"it has not had {canary_spec.min_requests} requests yet (spec.rollout.canary.minRequests)"
+        text = f"{canary_spec.pause} are over; {missing}{figures(report)}"
+        return trial.hold("Judging", text)
+    problem = ttft_problem(report, canary_spec)
+    return trial.fail(problem) if problem else trial.promote()
 
 
-def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> Plan:
-    """Its pods have as long as any rollout: spec.rollout.progressDeadline."""
+def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
+    """Plan for a canary that is not ready. Its pods have as long as any rollout: spec.rollout.progressDeadline."""
     pods = [pod for pod in observed.pods if is_canary(pod) and revision_of(pod) == trial.wanted]
     cause = causes.of_pods(pods, names.WORKER, trial.wanted)
-    words = f": {cause.message}" if cause is not None else ""
+    text = f": {cause.message}" if cause is not None else ""
     deployment = observed.deployments.get(names.CANARY)
     if deployment is None or not trial.present:
-        return trial.held("Starting", f"its pods are being made{words}")
+        return trial.hold("Starting", f"its pods are being made{text}")
     conditions = {one["type"]: one for one in (deployment.get("status") or {}).get("conditions") or []}
     available = conditions.get("Available", {})
     made = min(
-        (instant(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
-    )  # the condition may be of a canary before it
-    late = max(instant(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
+        (parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
+    )  # the condition may describe an earlier canary
+    late = max(parse_time(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
     unavailable = available.get("status") == "False"
     replicas = Replicas.of(deployment, trial.size)
     if (replicas.current and replicas.stalled) or (unavailable and now >= late):
-        return trial.failed(f"its pods were not ready within {service.spec.rollout.progress_deadline}{words}")
+        return trial.fail(f"its pods were not ready within {service.spec.rollout.progress_deadline}{text}")
     fault = cause is not None and cause.fault
-    held = trial.held("Starting", f"its pods are being started{words}", wake_at=late if unavailable else None)
-    return Plan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at) if cause and fault else held
+    held = trial.hold("Starting", f"its pods are being started{text}", wake_at=late if unavailable else None)
+    return (
+        CanaryPlan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at)
+        if cause and fault
+        else held
+    )
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """The revisions concerned, and what may be made of them."""
+    """The revisions of the trial, and the plans that can follow."""
 
     service: InferenceService
     wanted: str
     running: str  # of the main Deployment's template; empty: there is none
-    present: bool  # the canary's Deployment is of the wanted revision
-    started: bool  # there is a canary's Deployment, of this or another revision
-    size: int  # pods of the canary; with the service at zero, none
+    present: bool  # the canary's Deployment has the wanted revision
+    started: bool  # the canary's Deployment exists, with this or another revision
+    size: int  # canary pods; 0 for a service that is scaled to zero
     uid: str = ""  # of the canary's Deployment
     live: Body = field(default_factory=dict)
 
     @classmethod
     def of(cls, service: InferenceService, observed: Observed) -> "_Trial":
         main, canary = (_template(observed.deployments.get(one)) for one in (names.WORKER, names.CANARY))
-        wanted, asked = worker_revision(service), service.spec.rollout.canary
-        size = asked.replicas if asked is not None and _size(observed.deployments.get(names.WORKER)) else 0
+        wanted, canary_spec = worker_revision(service), service.spec.rollout.canary
+        size = canary_spec.replicas if canary_spec is not None and _size(observed.deployments.get(names.WORKER)) else 0
         uid = str(((observed.deployments.get(names.CANARY) or {}).get("metadata") or {}).get("uid", ""))
         running = revision_of(main) or _last_good(service, observed, wanted)
         return cls(service, wanted, running, revision_of(canary) == wanted, bool(canary), size, uid, main)
 
     @property
     def split(self) -> Split:
-        asked = self.service.spec.rollout.canary
-        return Split(self.wanted, asked.weight, self.uid) if asked is not None else Split()
+        canary_spec = self.service.spec.rollout.canary
+        return Split(self.wanted, canary_spec.weight, self.uid) if canary_spec is not None else Split()
 
-    def held(self, phase: str, words: str, *, keep: bool = True, wake_at: float | None = None) -> Plan:
-        """The main Deployment stays; the canary is there, unless `keep` says no."""
+    def hold(self, phase: str, text: str, *, keep: bool = True, wake_at: float | None = None) -> CanaryPlan:
+        """Keep the main Deployment unchanged, and the canary too, unless `keep` is False."""
         split = self.split if keep else Split()
         sides = Sides(self.running, self.live, self.size if keep else None, split)
         name = self.service.name
-        message = f"canary {name}-{self.wanted} ({split.weight} % of the requests) beside {name}-{self.running}: {words}"
-        return Plan(sides, Cause("Canary", message, fault=False), self._status(phase, split.weight), wake_at)
+        message = f"canary {name}-{self.wanted} ({split.weight} % of the requests) beside {name}-{self.running}: {text}"
+        return CanaryPlan(sides, Cause("Canary", message, fault=False), self._status(phase, split.weight), wake_at)
 
-    def failed(self, why: str) -> Plan:
-        """Rolled back: the main Deployment stays as it is until the spec changes."""
+    def fail(self, why: str) -> CanaryPlan:
+        """Roll back: the main Deployment stays unchanged until the spec changes."""
         name = self.service.name
         message = (
             f"canary {name}-{self.wanted} was rolled back, {name}-{self.running} serves: {why}. Edit the spec, or try it again: "
             "give spec.rollout.canary.retry another value"
         )
-        asked = self.service.spec.rollout.canary
-        sides = Sides(self.running, self.live, failure=Failure(why, (asked.retry if asked is not None else None) or ""))
-        return Plan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
+        canary_spec = self.service.spec.rollout.canary
+        sides = Sides(self.running, self.live, failure=CanaryFailure(why, (canary_spec.retry if canary_spec is not None else None) or ""))
+        return CanaryPlan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
-    def promoted(self) -> Plan:
-        """The main Deployment gets the wanted revision; the canary serves on until that is complete."""
+    def promote(self) -> CanaryPlan:
+        """Give the main Deployment the wanted revision. The canary serves until that rollout is complete."""
         if not self.present:
             return NO_TRIAL
-        return Plan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
+        return CanaryPlan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
 
     def _status(self, phase: str, weight: int) -> CanaryStatus:
         return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "weight": weight})
 
 
 def _last_good(service: InferenceService, observed: Observed, wanted: str) -> str:
-    """Somebody has deleted the main Deployment: it must not come back as what was just rolled back. The revision used last beside that."""
-    others = [one for one in observed.revisions if is_of(one, service, names.WORKER) and not failure_of(one)]
+    """Return the revision for a main Deployment that was deleted after a rollback: the one used last, except the one rolled back."""
+    others = [one for one in observed.revisions if belongs_to(one, service, names.WORKER) and not failure_of(one)]
     newest = max(others, key=lambda one: int(one.get("revision") or 0), default=None)
     if newest is None or not failure_of(find(service, names.WORKER, wanted, observed.revisions)):
         return ""
@@ -180,31 +183,31 @@ def _template(deployment: Body | None) -> Body:
 
 
 def _size(deployment: Body | None) -> int:
-    """Pods that it is to have, whoever decides it."""
+    """Return the wanted pods, whether the user or an autoscaler sets them."""
     return int(((deployment or {}).get("spec") or {}).get("replicas") or 0)
 
 
 def _established(main: Body) -> bool:
-    """Whether the old revision is worth comparing with: a first one that never served is simply replaced by its correction."""
+    """Return whether the old revision can serve as a baseline. A first revision that never served is replaced without a canary."""
     status = main.get("status") or {}
     progress = [one.get("reason") for one in status.get("conditions") or [] if one["type"] == "Progressing"]
     return bool(status.get("readyReplicas")) or "NewReplicaSetAvailable" in progress
 
 
 def _serves_already(observed: Observed, revision: str) -> bool:
-    """Whether workers of this revision are still there: an edit that is taken back in the middle of a rollout goes back at once."""
+    """Return whether workers of this revision are still ready: an edit that is reverted during a rollout needs no canary."""
     return any(ready_at(pod) is not None and revision_of(pod) == revision and not is_canary(pod) for pod in _workers(observed))
 
 
 def _routers_know(service: InferenceService, observed: Observed) -> bool:
-    """Whether every router is one that splits."""
+    """Return whether every router supports the split."""
     deployment = observed.deployments.get(names.ROUTER)
     routers = Replicas.of(deployment, service.spec.routing.replicas)
     return revision_of(_template(deployment)) == router_revision(service) and routers.rolled_out
 
 
 def _ready_since(observed: Observed, revision: str, size: int) -> float | None:
-    """When the last of the canary's pods that are wanted became ready; None: they are not."""
+    """Return when the last of the wanted canary pods became ready; None: not all are."""
     since = sorted(
         at for pod in _workers(observed) if is_canary(pod) and revision_of(pod) == revision and (at := ready_at(pod)) is not None
     )

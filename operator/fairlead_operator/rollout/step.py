@@ -1,4 +1,4 @@
-"""What a rollout does now: the outcome of `strategy.next_step`, and the input of the children and of the status."""
+"""The present step of a rollout: the result of `strategy.next_step`, and an input of the children and the status."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +11,15 @@ DRAIN: dict[str, Any] = {"maxSurge": 0, "maxUnavailable": 1}
 
 @dataclass(frozen=True)
 class Step:
-    """Derived anew in every pass from the service and its children."""
+    """Computed in every reconcile from the service and its children."""
 
     revision: str  # of the workers' template
-    surge: bool = True  # a new worker before an old one goes
+    surge: bool = True  # start a new worker before an old one is deleted
     paused: bool = False  # the workers' Deployment exists and replaces no pod
-    doing: str = ""  # in words, for the Progressing condition
-    problem: Cause | None = None  # the revision that is asked for is not there
-    room_comes: bool = False  # a worker without a node is no fault yet: room is being made
-    wake_at: float | None = None  # seconds since the epoch at which a wait for room ends
+    activity: str = ""  # for the message of the Progressing condition
+    problem: Cause | None = None  # the requested revision does not exist
+    capacity_expected: bool = False  # a pending worker is no fault yet: capacity is being freed
+    wake_at: float | None = None  # seconds since the epoch when the wait for capacity ends
     in_use: frozenset[str] = frozenset()  # revisions that pods run: their templates are kept
 
     @property

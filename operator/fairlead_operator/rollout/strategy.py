@@ -1,9 +1,9 @@
-"""The next step of a rollout. The Deployment controller does the counting; here its bounds are chosen.
+"""Chooses the bounds of a rollout's next step. The Deployment controller counts the pods.
 
-Surge is maxSurge 1, maxUnavailable 0; DrainFirst is 0 and 1. Auto begins as Surge. When the surge worker finds no room, the bounds become
-0 and 1: the controller then takes one old worker away, the waiting one gets its room, and no further one goes before that one is
-available. What Auto has chosen is read from the Deployment itself: its bounds beside the revision of its template. So the choice
-survives any restart, and within one revision it is made once.
+Surge is maxSurge 1, maxUnavailable 0; DrainFirst is 0 and 1. Auto starts as Surge. Without capacity for a surge worker, the bounds become
+0 and 1: the controller then deletes one old worker, the pending one gets its capacity, and no other is deleted before it is available. The
+choice of Auto is read from the Deployment itself: its bounds beside the revision of its template. So the choice survives any restart, and
+is made once per revision.
 """
 
 from collections.abc import Mapping
@@ -14,79 +14,79 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.objects import Body, component_of, ended, instant, is_canary
+from fairlead_operator.objects import Body, component_of, has_ended, is_canary, parse_time
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import is_of
-from fairlead_operator.rollout import node_room as room
+from fairlead_operator.revisions import belongs_to
+from fairlead_operator.rollout import node_capacity as node_capacity
 from fairlead_operator.rollout.step import Step
 
-TAKEN_UP = "deployment.kubernetes.io/revision"  # set by the Deployment controller with a Deployment's first ReplicaSet
+DEPLOYMENT_REVISION = "deployment.kubernetes.io/revision"  # set by the Deployment controller with a Deployment's first ReplicaSet
 
 
 def next_step(service: InferenceService, observed: Observed, own: str, now: datetime) -> Step:
-    """`own`: the revision that the spec itself describes."""
+    """Return the next step. `own`: the revision that the spec itself describes."""
     live = observed.deployments.get(names.WORKER)
-    revision, problem = _wanted(service, observed, own, live)
+    revision, problem = _choose_revision(service, observed, own, live)
     workers = _Workers.of(observed, revision)
-    paused = pausing(service, live)
+    paused = is_pausing(service, live)
     if live is None:
         return Step(revision, service.spec.rollout.strategy != "DrainFirst", problem=problem, in_use=workers.revisions)
-    wait = _Wait.of(service, observed, live, workers, now.timestamp())
-    surge, doing = _choice(service, live, revision, workers, wait, paused)
-    # A controller that may still take a worker away will: the bounds have just become those of draining.
+    wait = _CapacityWait.of(service, observed, live, workers, now.timestamp())
+    surge, activity = _choose_bounds(service, live, revision, workers, wait, paused)
+    # The bounds have just become those of draining, so the controller is about to delete a worker.
     about_to_drain = not surge and not paused and wait.open and _available(live) >= _size(live)
     return Step(
         revision,
         surge,
         paused,
-        doing,
+        activity,
         problem,
-        room_comes=(wait.open and not wait.over and wait.helps) or (about_to_drain and bool(workers.old)),
+        capacity_expected=(wait.open and not wait.over and wait.helps) or (about_to_drain and bool(workers.old)),
         wake_at=wait.ends if wait.open and not wait.over else None,
         in_use=workers.revisions,
     )
 
 
-def pausing(service: InferenceService, live: Body | None) -> bool:
-    """A paused Deployment without a ReplicaSet would never make its first pods: one is paused when it has been taken up."""
-    return service.spec.rollout.paused and live is not None and TAKEN_UP in (live["metadata"].get("annotations") or {})
+def is_pausing(service: InferenceService, live: Body | None) -> bool:
+    """Return whether to pause the Deployment. Only one with a ReplicaSet is paused: another would never create its first pods."""
+    return service.spec.rollout.paused and live is not None and DEPLOYMENT_REVISION in (live["metadata"].get("annotations") or {})
 
 
 def revision_of(body: Body) -> str:
-    """Of a pod, or of a pod template."""
+    """Return the revision of a pod or of a pod template."""
     return str(((body.get("metadata") or {}).get("labels") or {}).get(names.REVISION, ""))
 
 
-def _wanted(service: InferenceService, observed: Observed, own: str, live: Body | None) -> tuple[str, Cause | None]:
-    """The spec's own revision, or the kept one that it names. Of one that is not kept, nothing is known: what runs stays."""
-    asked = service.spec.rollout.revision
-    if asked is None:
+def _choose_revision(service: InferenceService, observed: Observed, own: str, live: Body | None) -> tuple[str, Cause | None]:
+    """Return the spec's own revision, or the stored one that it names. If that one does not exist, the present one stays."""
+    requested = service.spec.rollout.revision
+    if requested is None:
         return own, None
     prefix = f"{names.deployment(service, names.WORKER)}-"
-    kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if is_of(body, service, names.WORKER)}
-    digest = asked.removeprefix(prefix)
+    kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if belongs_to(body, service, names.WORKER)}
+    digest = requested.removeprefix(prefix)
     if digest in kept | {own}:
         return digest, None
     running = revision_of(live["spec"].get("template") or {}) if live is not None else ""
     stays = running if running in kept else own
     known = ", ".join(f"{prefix}{one}" for one in sorted(kept)) or "none"
-    message = f"spec.rollout.revision {asked} is not kept; workers stay at {prefix}{stays}. Remove it, or name one of: {known}"
+    message = f"spec.rollout.revision {requested} is not kept; workers stay at {prefix}{stays}. Remove it, or name one of: {known}"
     return stays, Cause("RevisionNotFound", message, fault=True)
 
 
 @dataclass(frozen=True)
 class _Workers:
-    """The workers that are there, by what they are in the rollout; a canary that stays has no part in it."""
+    """The existing workers by their part in the rollout. A canary pod that stays has no part."""
 
     new: tuple[Body, ...]  # of the wanted revision
     old: tuple[Body, ...]
-    placing: tuple[Body, ...]  # all pods of the new ones, those too that only follow: each needs a node
-    leaving: tuple[Body, ...]  # terminating, of any revision: a canary, too, gives its room back
+    placing: tuple[Body, ...]  # all pods of the new workers, including followers: each needs a node
+    leaving: tuple[Body, ...]  # terminating, of any revision: a canary pod frees its capacity too
     revisions: frozenset[str]
 
     @classmethod
     def of(cls, observed: Observed, revision: str) -> "_Workers":
-        present = [pod for pod in observed.pods if component_of(pod) in names.parts(names.WORKER) and not ended(pod)]
+        present = [pod for pod in observed.pods if component_of(pod) in names.pod_components(names.WORKER) and not has_ended(pod)]
         leaving = tuple(pod for pod in present if pod["metadata"].get("deletionTimestamp"))
         every = [pod for pod in present if not (pod["metadata"].get("deletionTimestamp") or is_canary(pod))]
         staying = [pod for pod in every if component_of(pod) == names.WORKER]
@@ -100,28 +100,30 @@ class _Workers:
 
 
 @dataclass(frozen=True)
-class _Wait:
-    """A new worker's wait for room."""
+class _CapacityWait:
+    """A new worker's wait for capacity."""
 
     open: bool = False
-    helps: bool = False  # draining one would give it room
+    helps: bool = False  # draining a worker would free the capacity
     over: bool = False
     ends: float = 0.0  # seconds since the epoch
     words: str = ""
 
     @classmethod
-    def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_Wait":
-        """A worker that leaves holds its room until it is gone, at `deletionTimestamp` at the latest; then the scheduler needs a moment."""
-        found = room.waiting(workers.placing, live, _size(live))
+    def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_CapacityWait":
+        """Compute the wait. A leaving worker frees its capacity at `deletionTimestamp` at the latest, and the scheduler needs a moment."""
+        found = node_capacity.find_pending(workers.placing, live, _size(live))
         if found is None:
             return cls()
-        gone = [instant(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
-        ends = max([found.since, observed.quiet_since, *gone]) + service.spec.rollout.surge_seconds
+        gone = [parse_time(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
+        ends = max([found.since, observed.last_departure_at, *gone]) + service.spec.rollout.surge_seconds
         return cls(True, found.drain_helps, now >= ends, ends, found.words)
 
 
-def _choice(service: InferenceService, live: Body, revision: str, workers: _Workers, wait: _Wait, paused: bool) -> tuple[bool, str]:
-    """Whether to surge, and what to say."""
+def _choose_bounds(
+    service: InferenceService, live: Body, revision: str, workers: _Workers, wait: _CapacityWait, paused: bool
+) -> tuple[bool, str]:
+    """Return whether to surge, and a description."""
     rollout = service.spec.rollout
     draining = _drains(live)
     if rollout.strategy == "DrainFirst":
@@ -130,7 +132,7 @@ def _choice(service: InferenceService, live: Body, revision: str, workers: _Work
         return True, "surging; no room for a surge worker: set spec.rollout.strategy to Auto, or make room" if wait.over else "surging"
     if paused:
         return not draining, ""
-    if draining and _still(live, revision, workers):
+    if draining and _keeps_draining(live, revision, workers):
         return False, _waiting_for_workers(live, workers) or _no_room(rollout.surge_timeout)
     if not wait.open or not workers.old:
         return True, "surging"
@@ -144,7 +146,7 @@ def _no_room(timeout: str) -> str:
 
 
 def _size(live: Body) -> int:
-    """Workers that the Deployment is to have, whoever decides it."""
+    """Return the wanted workers of the Deployment, whether the user or an autoscaler sets them."""
     return int(live["spec"].get("replicas") or 0)
 
 
@@ -157,14 +159,14 @@ def _drains(live: Body) -> bool:
     return update.get("maxSurge") == 0
 
 
-def _still(live: Body, revision: str, workers: _Workers) -> bool:
-    """Draining was chosen for this revision, or for a rollout that is not finished: where there was no room for it, there is none now."""
+def _keeps_draining(live: Body, revision: str, workers: _Workers) -> bool:
+    """Return whether draining was chosen for this revision, or for an unfinished rollout: then there is still no capacity to surge."""
     running = revision_of(live["spec"].get("template") or {})
     return running == revision or any(revision_of(pod) != running for pod in (*workers.new, *workers.old))
 
 
 def _waiting_for_workers(live: Body, workers: _Workers) -> str:
-    """The controller takes no worker away while fewer serve than one less than wanted."""
+    """Return a description while the controller deletes no worker: it does so only with at least one less than wanted available."""
     least, available = _size(live) - 1, _available(live)
     if available >= least or not workers.old:
         return ""

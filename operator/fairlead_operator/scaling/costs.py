@@ -1,45 +1,45 @@
-"""Which pod a smaller fleet can spare: `controller.kubernetes.io/pod-deletion-cost`, by which the ReplicaSet controller chooses. Pure."""
+"""Computes `controller.kubernetes.io/pod-deletion-cost`, by which the ReplicaSet controller chooses the pod to delete. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from fairlead_operator import names
 from fairlead_operator.objects import Body, component_of
-from fairlead_operator.scaling.demand import Report, WorkerSeen
+from fairlead_operator.scaling.demand import RouterReport, WorkerReport
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 ANSWER_TOKENS = 256
-"""What an answer under way still costs, its length not being known: a pod that drains keeps its GPU until the last is done."""
-MOST = 2**31 - 1
+"""Assumed cost of a running answer, whose length is unknown: a pod that drains keeps its GPU until the last answer is complete."""
+MAX_COST = 2**31 - 1
 
 
-def deletion_costs(pods: Iterable[Body], reports: Iterable[Report | None]) -> dict[str, int]:
-    """Tokens by pod name: what its KV has saved lately, as far as no other pod holds the same, and what it has to finish.
+def deletion_costs(pods: Iterable[Body], reports: Iterable[RouterReport | None]) -> dict[str, int]:
+    """Return the cost in tokens by pod name: recent cache hits, as far as no other pod holds the same KV, and the remaining work.
 
-    Empty where no router says anything. A pod that no router knows of costs nothing; one that drains already is left out.
+    Empty where no router answered. A pod that no router knows costs nothing. A pod that drains already is left out.
     """
-    heard = [report for report in reports if report is not None]
-    if not heard:
+    received = [report for report in reports if report is not None]
+    if not received:
         return {}
-    seen: dict[str, list[WorkerSeen]] = defaultdict(list)
-    for report in heard:
+    seen: dict[str, list[WorkerReport]] = defaultdict(list)
+    for report in received:
         for worker in report.workers:
             seen[worker.pod].append(worker)
     present = [pod for pod in pods if component_of(pod) == names.WORKER and not pod["metadata"].get("deletionTimestamp")]
     return {name: _cost(seen[name]) if name in seen else 0 for name in (pod["metadata"]["name"] for pod in present)}
 
 
-def changed(pods: Iterable[Body], costs: Mapping[str, int]) -> list[Body]:
-    """The pods that do not say it yet."""
-    return [pod for pod in pods if pod["metadata"]["name"] in costs and _said(pod) != str(costs[pod["metadata"]["name"]])]
+def pods_to_annotate(pods: Iterable[Body], costs: Mapping[str, int]) -> list[Body]:
+    """Return the pods whose annotation differs from their cost."""
+    return [pod for pod in pods if pod["metadata"]["name"] in costs and _current_cost(pod) != str(costs[pod["metadata"]["name"]])]
 
 
-def _cost(seen: list[WorkerSeen]) -> int:
-    shares = [one.held_alone for one in seen if one.held_alone is not None]
+def _cost(seen: list[WorkerReport]) -> int:
+    shares = [one.unique_share for one in seen if one.unique_share is not None]
     saved = sum(one.hit_tokens for one in seen) * (max(shares) if shares else 1.0)
     under_way = max(one.running + one.waiting for one in seen) * ANSWER_TOKENS
-    return min(MOST, round(saved + under_way + max(one.backlog_tokens for one in seen)))
+    return min(MAX_COST, round(saved + under_way + max(one.backlog_tokens for one in seen)))
 
 
-def _said(pod: Body) -> str | None:
+def _current_cost(pod: Body) -> str | None:
     return (pod["metadata"].get("annotations") or {}).get(ANNOTATION)

@@ -1,4 +1,4 @@
-"""What routers report (`GET /fairlead/demand`), and what it comes to for the whole service."""
+"""The routers' reports (`GET /fairlead/demand`), and their sum for the whole service."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -8,42 +8,42 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class WorkerSeen:
-    """One worker, as one router sees it. Rates and times are 0 where they are not known."""
+class WorkerReport:
+    """One worker, as one router sees it. Unknown rates and times are 0."""
 
     pod: str
     address: str
     usable: bool
     running: int
     waiting: int
-    backlog_tokens: int  # prompt tokens to compute, as the worker says
-    pending_tokens: int  # of this router's requests that the worker has not begun to answer
+    backlog_tokens: int  # prompt tokens to compute, as the worker reports
+    pending_tokens: int  # of this router's requests that the worker has not started to answer
     step_seconds: float
     max_running: int
-    pages_used: int  # by requests; what is only cached can be evicted
+    pages_used: int  # by requests; pages that are only cached can be evicted
     pages_total: int
-    hit_tokens: float  # prompt tokens that its cache has saved lately
-    held_alone: float | None  # of what it holds, the share that no other worker does
+    hit_tokens: float  # prompt tokens that its cache saved recently
+    unique_share: float | None  # of its cached tokens, the share that no other worker holds
 
 
 @dataclass(frozen=True)
-class Report:
+class RouterReport:
     """One router's answer."""
 
     idle_seconds: float
-    active: int  # requests, waiting ones too
+    active: int  # requests, including waiting ones
     queued: int
     queued_tokens: int
     requests_per_second: float
     prompt_tokens_per_second: float
     cached_share: float
     answer_seconds: float
-    prefill_rate: float  # tokens a second of one worker, the last that was measured; 0: never
-    workers: tuple[WorkerSeen, ...]
+    prefill_rate: float  # tokens per second of one worker, last measured; 0: never
+    workers: tuple[WorkerReport, ...]
 
     @classmethod
-    def of(cls, page: Mapping[str, Any]) -> "Report":
-        """Raises ValueError, KeyError or TypeError for what is no such page."""
+    def of(cls, page: Mapping[str, Any]) -> "RouterReport":
+        """Parse a report. Raises ValueError, KeyError or TypeError for any other page."""
         return cls(
             idle_seconds=float(page["idle_seconds"]),
             active=int(page["active"]),
@@ -64,54 +64,54 @@ class Report:
 
 @dataclass(frozen=True)
 class Demand:
-    """All routers together."""
+    """The sum over all routers."""
 
-    complete: bool  # every router has answered: only then less may be concluded than was heard
+    complete: bool  # every router has answered: otherwise the demand is a lower bound
     idle_seconds: float
     active: int
     queued: int
-    queued_tokens: float  # to compute: without what caches will probably hold
+    queued_tokens: float  # to compute: without the expected cache hits
     requests_per_second: float
     tokens_per_second: float  # to compute
     answer_seconds: float  # of one answer, from its first byte to its end
     prefill_rate: float  # of one worker; 0: never measured
-    workers: tuple[WorkerSeen, ...]  # usable ones: what drains takes nothing any more
-    backlog_tokens: float  # to compute, given to workers or waiting for them
+    workers: tuple[WorkerReport, ...]  # usable ones: a draining worker accepts no requests
+    backlog_tokens: float  # to compute: assigned to workers, or queued
 
     @classmethod
-    def of(cls, reports: Iterable[Report | None]) -> "Demand":
-        """None: a router that has not answered."""
+    def of(cls, reports: Iterable[RouterReport | None]) -> "Demand":
+        """Add up the reports. None: a router that has not answered."""
         all_reports = list(reports)
-        heard = [report for report in all_reports if report is not None]
-        prompts = sum(report.prompt_tokens_per_second for report in heard)
-        weights = [(report, report.prompt_tokens_per_second / prompts if prompts else 1 / len(heard)) for report in heard]
+        received = [report for report in all_reports if report is not None]
+        prompts = sum(report.prompt_tokens_per_second for report in received)
+        weights = [(report, report.prompt_tokens_per_second / prompts if prompts else 1 / len(received)) for report in received]
         fresh = 1.0 - sum(report.cached_share * weight for report, weight in weights)
-        rates = [report.prefill_rate for report in heard if report.prefill_rate > 0]
-        queued = fresh * sum(report.queued_tokens for report in heard)
-        by_address: dict[str, list[WorkerSeen]] = defaultdict(list)
-        for report in heard:
+        rates = [report.prefill_rate for report in received if report.prefill_rate > 0]
+        queued = fresh * sum(report.queued_tokens for report in received)
+        by_address: dict[str, list[WorkerReport]] = defaultdict(list)
+        for report in received:
             for worker in report.workers:
                 if worker.usable:
                     by_address[worker.address].append(worker)
         given = [max(max(one.backlog_tokens for one in seen), sum(one.pending_tokens for one in seen)) for seen in by_address.values()]
         return cls(
-            complete=bool(heard) and len(heard) == len(all_reports),
-            idle_seconds=min((0.0 if not report.idle else report.idle_seconds for report in heard), default=0.0),
-            active=sum(report.active for report in heard),
-            queued=sum(report.queued for report in heard),
+            complete=bool(received) and len(received) == len(all_reports),
+            idle_seconds=min((0.0 if not report.idle else report.idle_seconds for report in received), default=0.0),
+            active=sum(report.active for report in received),
+            queued=sum(report.queued for report in received),
             queued_tokens=queued,
-            requests_per_second=sum(report.requests_per_second for report in heard),
+            requests_per_second=sum(report.requests_per_second for report in received),
             tokens_per_second=fresh * prompts,
-            answer_seconds=max((report.answer_seconds for report in heard), default=0.0),
+            answer_seconds=max((report.answer_seconds for report in received), default=0.0),
             prefill_rate=fmean(rates) if rates else 0.0,
             workers=tuple(max(seen, key=lambda one: one.running + one.waiting) for seen in by_address.values()),
             backlog_tokens=queued + sum(given),
         )
 
 
-def _worker(one: Mapping[str, Any]) -> WorkerSeen:
-    alone = one["held_alone_share"]
-    return WorkerSeen(
+def _worker(one: Mapping[str, Any]) -> WorkerReport:
+    share = one["held_alone_share"]
+    return WorkerReport(
         pod=str(one["pod"]),
         address=str(one["address"]),
         usable=bool(one["usable"]),
@@ -124,5 +124,5 @@ def _worker(one: Mapping[str, Any]) -> WorkerSeen:
         pages_used=int(one["pages_total"]) - int(one["pages_free"]),
         pages_total=int(one["pages_total"]),
         hit_tokens=float(one["hit_tokens"]),
-        held_alone=None if alone is None else float(alone),
+        unique_share=None if share is None else float(share),
     )

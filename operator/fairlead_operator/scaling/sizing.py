@@ -1,24 +1,26 @@
-"""The size that the autoscaler decides, put where everything else finds it: in the spec that objects and status are made from. Pure."""
+"""Puts the autoscaler's decision into the spec from which objects and status are built. Pure."""
 
 from dataclasses import replace
 
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.api.status import ScalingStatus
-from fairlead_operator.observed import Decision, Observed
-from fairlead_operator.scaling.decision import decided
-from fairlead_operator.scaling.standing import current_size
+from fairlead_operator.observed import Observed, SizeDecision
+from fairlead_operator.scaling.decision import decide
+from fairlead_operator.scaling.state import current_size
 
 
-def sized(service: InferenceService, observed: Observed) -> tuple[InferenceService, Decision | None]:
-    """The service with the number of workers decided. As it is, and None, where `spec.replicas` says it."""
+def apply_size(service: InferenceService, observed: Observed) -> tuple[InferenceService, SizeDecision | None]:
+    """Return the service with the decided number of workers; unchanged and None, where `spec.replicas` decides."""
     if service.spec.scaling is None or service.spec.scaling.target is None:
         return service, None
-    decision = decided(service.spec.scaling, current_size(observed), observed.needs)
+    decision = decide(service.spec.scaling, current_size(observed), observed.recommendations)
     return replace(service, spec=service.spec.model_copy(update={"replicas": decision.wanted})), decision
 
 
-def with_size(status: ServiceStatus, service: InferenceService, observed: Observed, decision: Decision | None) -> ServiceStatus:
-    """With `status.scaling`: the reason of the last change stays until the next one."""
+def add_scaling_status(
+    status: ServiceStatus, service: InferenceService, observed: Observed, decision: SizeDecision | None
+) -> ServiceStatus:
+    """Return the status with `status.scaling`. The reason of the last change stays until the next one."""
     if decision is None:
         return status
     before = service.status.scaling

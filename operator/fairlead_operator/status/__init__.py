@@ -1,1 +1,1 @@
-"""Status and conditions of a service, from what is observed. Pure."""
+"""Builds the status and conditions of a service from what is observed. Pure."""

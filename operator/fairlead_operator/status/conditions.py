@@ -12,19 +12,19 @@ def find(conditions: Sequence[Condition], type_: str) -> Condition | None:
 
 
 class Conditions:
-    """The conditions of one service at one moment, beside those that were written before."""
+    """The new conditions of one service, built beside the previous ones."""
 
     def __init__(self, before: Sequence[Condition], generation: int, now: datetime) -> None:
         self._before = before
         self._generation = generation
         self._now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.made: list[Condition] = []
+        self.items: list[Condition] = []
 
-    def say(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
+    def set(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
         status: Literal["True", "False"] = "True" if truth else "False"
         old = find(self._before, type_)
         since = old.last_transition_time if old is not None and old.status == status and old.last_transition_time else self._now
-        self.made.append(
+        self.items.append(
             Condition(
                 type=type_,
                 status=status,
@@ -36,7 +36,7 @@ class Conditions:
         )
 
     def keep(self, type_: str) -> None:
-        """As it was, with the generation that it was said of."""
+        """Keep the previous condition, with the generation that it describes."""
         old = find(self._before, type_)
         if old is not None:
-            self.made.append(old)
+            self.items.append(old)

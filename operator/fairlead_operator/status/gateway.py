@@ -1,4 +1,4 @@
-"""Condition `GatewayReady`: whether the cluster has what `spec.exposure.gateway` asks for, and what the gateway says of the route. Pure."""
+"""Condition `GatewayReady`: whether the cluster serves what the spec needs, and whether the gateway accepts the route. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,10 +17,10 @@ _MISSING = {
 }
 
 
-def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
-    """(truth, reason, message) of GatewayReady; None for a service without a gateway."""
-    wanted = service.spec.exposure.gateway
-    if wanted is None:
+def build_condition(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
+    """Return (truth, reason, message) of GatewayReady; None for a service without a gateway."""
+    gateway_ref = service.spec.exposure.gateway
+    if gateway_ref is None:
         return None
     missing = next((kind for kind in gateway.kinds(service) if kind not in observed.served), None)
     if missing is not None:
@@ -30,44 +30,44 @@ def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str]
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
-    return _answered(observed, wanted.name, wanted.namespace or service.namespace)
+    return _condition_from_parents(observed, gateway_ref.name, gateway_ref.namespace or service.namespace)
 
 
-def standing(observed: Observed) -> tuple[bool, str, str] | None:
-    """The same of the route that is there, where the spec cannot be followed; None where there is no route."""
-    route = observed.exposed.get(gateway.HTTP_ROUTE)
+def condition_of_live_route(observed: Observed) -> tuple[bool, str, str] | None:
+    """Return the same for the existing route, where the spec cannot be followed; None where there is no route."""
+    route = observed.optional_objects.get(gateway.HTTP_ROUTE)
     parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)
     if route is None or parent is None:
         return None
-    return _answered(observed, parent.get("name", ""), parent.get("namespace") or route["metadata"].get("namespace", ""))
+    return _condition_from_parents(observed, parent.get("name", ""), parent.get("namespace") or route["metadata"].get("namespace", ""))
 
 
-def _answered(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
-    """What the gateway of that name says."""
+def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
+    """Return what the gateway of that name reports."""
     parents = _parents(observed, gateway.HTTP_ROUTE)
     for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
-        for refused in _refused(parent):
+        for refused in _refused_conditions(parent):
             return False, refused["reason"], f"Gateway {name}: {refused['type']}: {refused.get('message', '')}"
     if not parents:
-        words = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
-        return False, "Waiting", words
+        message = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
+        return False, "Waiting", message
     return True, "Accepted", f"Gateway {name} has taken the route"
 
 
-def fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
-    """What is no work under way: something is missing, or was refused."""
+def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
+    """Return a cause where something is missing or was refused; None where the condition is True, or still waits for a controller."""
     if verdict is None or verdict[0] or verdict[1] == "Waiting":
         return None
     return Cause(verdict[1], verdict[2], fault=True)
 
 
 def _parents(observed: Observed, kind: str) -> list[Mapping[str, Any]]:
-    """What each gateway has said of the object of this kind."""
-    status = (observed.exposed.get(kind) or {}).get("status") or {}
+    """Return what each gateway reports about the object of this kind."""
+    status = (observed.optional_objects.get(kind) or {}).get("status") or {}
     return list(status.get("parents") or [])
 
 
-def _refused(parent: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _refused_conditions(parent: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for condition in parent.get("conditions") or []:
         if condition.get("type") in ("Accepted", "ResolvedRefs") and condition.get("status") == "False":
             yield condition

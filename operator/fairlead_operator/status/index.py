@@ -1,6 +1,7 @@
-"""`status.index`: what is said of the prefix index, and since when. Pure.
+"""`status.index`: the state of the prefix index, and since when. Pure.
 
-Routers serve without it, so it never takes Ready away; away for long it is a fault (condition Degraded): prompts are computed anew.
+Routers serve without an index, so it never makes Ready False. When it stays unavailable, condition Degraded reports it: prompts are
+prefilled again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,18 +12,18 @@ from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, ready_at
-from fairlead_operator.observed import IndexSeen, RedisSeen
+from fairlead_operator.observed import ObservedIndex, ObservedRedis
 
-LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
+UNAVAILABLE_GRACE = 120.0  # seconds: a Redis that fails over, or moves to another node, is back by then
 STEP = 10  # percent
-ANSWERS = 16  # of one worker, by which the router itself judges the index
+MIN_ANSWERS = 16  # of one worker; the router uses the same minimum to judge the index
 _STATES = {"ok": "Ok", "unavailable": "Unavailable", "off": "Off", "unused": "Unused"}
 
 
-def seen_by(page: Mapping[str, Any]) -> IndexSeen:
-    """The index as a router shows it in `/fairlead/workers`. KeyError, TypeError, AttributeError: no router of ours."""
-    wrong = [one["prediction"] for one in page["workers"] if (one.get("prediction") or {}).get("answers", 0) >= ANSWERS]
-    return IndexSeen(
+def parse_router_page(page: Mapping[str, Any]) -> ObservedIndex:
+    """Return the index as a router's `/fairlead/workers` shows it. Raises KeyError, TypeError or AttributeError for another page."""
+    wrong = [one["prediction"] for one in page["workers"] if (one.get("prediction") or {}).get("answers", 0) >= MIN_ANSWERS]
+    return ObservedIndex(
         state=_STATES.get(page["index"], "Unknown"),
         reason=str(page.get("index_reason") or ""),
         read={"mirror": "Mirror", "remote": "Remote"}.get(page.get("index_read") or "", ""),
@@ -30,10 +31,10 @@ def seen_by(page: Mapping[str, Any]) -> IndexSeen:
     )
 
 
-def said(
-    before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int, now: datetime, redis: RedisSeen | None = None
+def build_status(
+    before: IndexStatus | None, seen: ObservedIndex | None, routers_ready: int, now: datetime, redis: ObservedRedis | None = None
 ) -> IndexStatus | None:
-    """What to write. Before the first answer (a restarted operator) what was written stays."""
+    """Return the new status. Before the first answer, as after a restart, the previous one stays."""
     if routers_ready == 0:
         return None
     credentials, why = (before.credentials, before.credentials_reason) if before is not None else ("", "")
@@ -50,23 +51,23 @@ def said(
             "reason": seen.reason[:512],
             "credentials": credentials,
             "credentials_reason": why,
-            "prediction_error_percent": _coarse(before.prediction_error_percent if before is not None else None, seen.error_percent),
+            "prediction_error_percent": _round_percent(before.prediction_error_percent if before is not None else None, seen.error_percent),
         }
     )
 
 
-def _coarse(before: int | None, percent: int | None) -> int | None:
-    """In tens, and as before until it is off by a whole ten: a figure on the edge of two would be written again and again."""
+def _round_percent(before: int | None, percent: int | None) -> int | None:
+    """Round to tens, and keep the previous value until it is off by a whole ten: otherwise a value between two would be written often."""
     if percent is None or (before is not None and abs(percent - before) < STEP):
         return None if percent is None else before
     return STEP * round(percent / STEP)
 
 
-def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float | None]:
-    """What is wrong with it, if anything, and otherwise when that may be so (seconds since the epoch)."""
+def find_fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float | None]:
+    """Return the fault, if there is one, and otherwise when there may be one (seconds since the epoch)."""
     if index is None or index.state != "Unavailable":
         return None, None
-    long_at = datetime.fromisoformat(index.since).timestamp() + LONG
+    long_at = datetime.fromisoformat(index.since).timestamp() + UNAVAILABLE_GRACE
     if now.timestamp() < long_at:
         return None, long_at
     return Cause(
@@ -76,8 +77,11 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
     ), None
 
 
-def router_to_ask(pods: Iterable[Body]) -> str:
-    """The address of one ready router, always the same one: two that differ a little would be written in turn. Empty: there is none."""
+def choose_router(pods: Iterable[Body]) -> str:
+    """Return the address of one ready router; empty: none is ready.
+
+    It is always the same router: two that differ slightly would be written in turn.
+    """
     return next(iter(ready_routers(pods)), "")
 
 

@@ -1,4 +1,4 @@
-"""Conditions WeightsReady and PodTemplateValid: whether the workers have their model, and whether Kubernetes takes their pods. Pure."""
+"""Conditions WeightsReady and PodTemplateValid: whether the workers have loaded, and whether their pods are accepted. Pure."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,8 @@ from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.status.conditions import Conditions
 
 
-def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
-    """True while every wanted worker has its model in memory; otherwise what keeps one from it."""
+def set_weights_ready(conditions: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
+    """Set True while every wanted worker has its model in memory; otherwise report what prevents it."""
     pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not (pod.get("metadata") or {}).get("deletionTimestamp")]
     failed = next(
         (cause for cause in (causes.of_pod(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision))) if cause and cause.weights),
@@ -19,21 +19,21 @@ def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revisi
     )
     loaded = max(workers.ready, sum(map(_has_loaded, pods)))
     if failed is not None:
-        say.say("WeightsReady", False, failed.reason, failed.message)
+        conditions.set("WeightsReady", False, failed.reason, failed.message)
     elif workers.wanted == 0:
-        say.say("WeightsReady", False, "ScaledToZero", "No worker is wanted")
+        conditions.set("WeightsReady", False, "ScaledToZero", "No worker is wanted")
     elif loaded >= workers.wanted:
-        say.say("WeightsReady", True, "Loaded", "Every worker has its model")
+        conditions.set("WeightsReady", True, "Loaded", "Every worker has its model")
     else:
         begun = any(_runs(pod) for pod in pods)
         words = f"{loaded} of {workers.wanted} workers have their model" if begun else "No worker has begun to load: see Ready"
-        say.say("WeightsReady", False, "Loading" if begun else "NotStarted", words)
+        conditions.set("WeightsReady", False, "Loading" if begun else "NotStarted", words)
 
 
-def template_valid(say: Conditions, obstacle: Cause | None) -> None:
-    """`obstacle`: what Ready says. A template that is refused is the first thing that stands in the way, so nothing hides it."""
+def set_template_valid(conditions: Conditions, obstacle: Cause | None) -> None:
+    """Set the condition from `obstacle`, the cause that Ready reports. A refused template is the first obstacle, so no other hides it."""
     refused = obstacle is not None and obstacle.template
-    say.say(
+    conditions.set(
         "PodTemplateValid",
         not refused,
         obstacle.reason if refused and obstacle else "Accepted",
@@ -51,7 +51,7 @@ def _containers(pod: Body) -> Iterable[Body]:
 
 
 def _has_loaded(pod: Body) -> bool:
-    """It was ready since it began: the model is in memory, even if the worker drains now."""
+    """Return whether the pod was ready since its start: the model is in memory, even if the worker drains now."""
     readiness: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
     return any(has_served(one, readiness) and "running" in (one.get("state") or {}) for one in _containers(pod))
 

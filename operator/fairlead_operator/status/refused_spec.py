@@ -1,13 +1,14 @@
-"""The status of a service whose spec cannot be followed: what is wrong with it, and how that which runs still fares. Pure.
+"""The status of a service whose spec cannot be followed: the error, and the state of the running children. Pure.
 
-Nothing is made or changed for such a spec. So what runs is what an earlier one asked for, and its own objects say how much that is.
+Nothing is created or changed for such a spec. The running children come from an earlier spec, so their own objects give the wanted counts.
 """
 
 from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause, creation, silence
+from fairlead_operator.causes import Cause, creation
+from fairlead_operator.causes import unresponsive as silence
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.strategy import revision_of
 from fairlead_operator.status import gateway as gateway_status
@@ -19,36 +20,38 @@ from fairlead_operator.status import traffic
 from fairlead_operator.status.conditions import Conditions
 
 
-def said(service: InferenceService, problem: Cause, observed: Observed, now: datetime) -> tuple[ServiceStatus, float | None]:
-    """The status, and when another may be due although nothing changes (seconds since the epoch). `service`: who it is and what was said
-    of it; its spec is not looked at."""
-    before, observed = service.status, group_view.standing(observed).stable
-    say = Conditions(before.conditions, service.generation, now)
-    say.say("Ready", False, problem.reason, problem.message)
-    if not observed.deployments:  # nothing was ever made of it
-        say.say("Degraded", True, problem.reason, problem.message)
-        return before.model_copy(update={"observed_generation": service.generation, "conditions": say.made}), None
+def build_status(service: InferenceService, problem: Cause, observed: Observed, now: datetime) -> tuple[ServiceStatus, float | None]:
+    """Return the status, and when the next one may be due without any change (seconds since the epoch; None: never).
+
+    `service`: its identity and its previous status are used, its spec is not.
+    """
+    before, observed = service.status, group_view.with_live_group_as_deployment(observed).stable
+    conditions = Conditions(before.conditions, service.generation, now)
+    conditions.set("Ready", False, problem.reason, problem.message)
+    if not observed.deployments:  # no child was ever created
+        conditions.set("Degraded", True, problem.reason, problem.message)
+        return before.model_copy(update={"observed_generation": service.generation, "conditions": conditions.items}), None
     workers, routers = _running(observed, names.WORKER), _running(observed, names.ROUTER)
     serving = workers.ready > 0 and routers.ready > 0
     why = "Serving" if serving else "ScaledToZero" if workers.wanted == 0 else "NoWorker" if workers.ready == 0 else "NoRouter"
-    say.say("Available", serving, why, f"{workers.ready} workers, {routers.ready} routers ready")
-    _progressing(say, problem, workers, routers)
-    pod_conditions.weights_ready(say, observed, workers, _revision(observed, names.WORKER))
+    conditions.set("Available", serving, why, f"{workers.ready} workers, {routers.ready} routers ready")
+    _progressing(conditions, problem, workers, routers)
+    pod_conditions.set_weights_ready(conditions, observed, workers, _revision(observed, names.WORKER))
     routable = routers.ready > 0
-    say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
-    say.keep("PodTemplateValid")  # of the pods that run: this spec's were not tried
-    exposed = gateway_status.standing(observed)
-    if exposed is not None:
-        say.say("GatewayReady", *exposed)
+    conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
+    conditions.keep("PodTemplateValid")  # this describes the running pods: the template of this spec was not tried
+    optional_objects = gateway_status.condition_of_live_route(observed)
+    if optional_objects is not None:
+        conditions.set("GatewayReady", *optional_objects)
     else:
-        say.keep("GatewayReady")
-    index = index_status.said(before.index, observed.index, routers.ready, now, observed.redis)
-    unsteered, unsteered_at = index_status.fault(index, now)
-    silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
-    faults = (_of_pods(observed, workers, routers), silent, unsteered, gateway_status.fault(exposed))
+        conditions.keep("GatewayReady")
+    index = index_status.build_status(before.index, observed.index, routers.ready, now, observed.redis)
+    unsteered, unsteered_at = index_status.find_fault(index, now)
+    silent, silent_at = silence.find(observed.deployments.values(), observed.pods, now)
+    faults = (_of_pods(observed, workers, routers), silent, unsteered, gateway_status.find_fault(optional_objects))
     fault = next((one for one in faults if one is not None and one.fault), problem)
-    say.say("Degraded", True, fault.reason, fault.message)
-    measured, measured_at = traffic.said(before.traffic, observed.traffic, now, serving=serving)
+    conditions.set("Degraded", True, fault.reason, fault.message)
+    measured, measured_at = traffic.build_status(before.traffic, observed.traffic, now, serving=serving)
     status = before.model_copy(
         update={
             "observed_generation": service.generation,
@@ -56,17 +59,17 @@ def said(service: InferenceService, problem: Cause, observed: Observed, now: dat
             "replicas": workers.total,
             "ready_replicas": workers.ready,
             "updated_replicas": workers.updated,
-            "loading": loading_status.said(before.loading, observed.pods, observed.loading),
+            "loading": loading_status.build_status(before.loading, observed.pods, observed.loading),
             "index": index,
             "traffic": measured,
-            "conditions": say.made,
+            "conditions": conditions.items,
         }
     )
     return status, min((at for at in (unsteered_at, silent_at, measured_at) if at is not None), default=None)
 
 
 def _running(observed: Observed, component: str) -> Replicas:
-    """As many are wanted as the Deployment says."""
+    """Return the counts; the Deployment gives the wanted number."""
     deployment = observed.deployments.get(component)
     return Replicas.of(deployment, int(deployment["spec"].get("replicas") or 0) if deployment is not None else 0)
 
@@ -75,19 +78,19 @@ def _revision(observed: Observed, component: str) -> str:
     return revision_of((observed.deployments.get(component) or {}).get("spec", {}).get("template") or {})
 
 
-def _progressing(say: Conditions, problem: Cause, workers: Replicas, routers: Replicas) -> None:
+def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, routers: Replicas) -> None:
     stalled = workers.stalled or routers.stalled
     if stalled:
-        say.say("Progressing", False, "ProgressDeadlineExceeded", stalled)
+        conditions.set("Progressing", False, "ProgressDeadlineExceeded", stalled)
     elif workers.total > workers.updated or routers.total > routers.updated:
         counted = f"{workers.updated} of {workers.wanted} workers are of the revision before this edit"
-        say.say("Progressing", True, "RollingOut", f"{counted}; nothing is made of the edit itself")
+        conditions.set("Progressing", True, "RollingOut", f"{counted}; nothing is made of the edit itself")
     else:
-        say.say("Progressing", False, problem.reason, "What runs stays as it is until the spec is corrected")
+        conditions.set("Progressing", False, problem.reason, "What runs stays as it is until the spec is corrected")
 
 
 def _of_pods(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:
-    """What keeps pods of what runs from being made, or from serving."""
+    """Return the cause that prevents running children from creating pods, or their pods from serving."""
     for replicas in (workers, routers):
         if replicas.failure is not None and replicas.updated < replicas.wanted:
             return creation.of_failure(*replicas.failure)

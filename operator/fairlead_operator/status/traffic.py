@@ -1,4 +1,4 @@
-"""Tokens a second and the share found in caches, from what one router says of all workers; and when that is worth writing. Pure."""
+"""Tokens per second and cache hit rate, from one router's report on all workers, and when to write them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from datetime import datetime
 from typing import Any
 
 from fairlead_operator.api.traffic import TrafficStatus
-from fairlead_operator.observed import TrafficSeen
+from fairlead_operator.observed import ObservedTraffic
 
-APART = 60.0  # seconds between two writes
-CHANGE = 0.1  # of what was written: less is not written
-SHORTEST = 10.0  # seconds: over less than that a rate says nothing
+MIN_INTERVAL = 60.0  # seconds between two writes
+MIN_CHANGE = 0.1  # relative to the written value: a smaller change is not written
+MIN_SECONDS = 10.0  # seconds: a rate over a shorter time is meaningless
 
-_Counts = tuple[int, int, int]  # prompt tokens, cached of these, tokens generated
+_Counts = tuple[int, int, int]  # prompt tokens, cached prompt tokens, generated tokens
 
 
 @dataclass(frozen=True)
-class Look:
-    """The workers' counters at one moment of a steady clock (seconds)."""
+class CounterSnapshot:
+    """The workers' counters at one moment of a monotonic clock (seconds)."""
 
     at: float
     workers: Mapping[str, _Counts]
 
     @classmethod
-    def of(cls, page: Mapping[str, Any], at: float) -> "Look | None":
-        """From a router's `/fairlead/workers`; None where a ready worker has no counters (of an older release): a part is no measure."""
+    def of(cls, page: Mapping[str, Any], at: float) -> "CounterSnapshot | None":
+        """Read a router's `/fairlead/workers`. Returns None where a ready worker of an older release reports no counters."""
         found = {}
         for worker in page["workers"]:
             load = worker.get("load") or {}
@@ -35,27 +35,32 @@ class Look:
         return cls(at, found)
 
 
-def between(first: Look, last: Look) -> TrafficSeen | None:
-    """What went through from one look to the other; None where they are too near. A worker that has begun anew counts from 0; one that the
-    first look did not show counts from the next one on, since the router may only now have met it."""
+def measure_traffic(first: CounterSnapshot, last: CounterSnapshot) -> ObservedTraffic | None:
+    """Return the traffic between two snapshots; None where they are too close.
+
+    A restarted worker counts from 0. A worker that is missing in the first snapshot counts from the next one on, since the router may only
+    now have discovered it.
+    """
     seconds = last.at - first.at
-    if seconds < SHORTEST:
+    if seconds < MIN_SECONDS:
         return None
     prompt = cached = output = 0
     for name, now in last.workers.items():
         before = first.workers.get(name, now)
         since = (0, 0, 0) if any(old > new for old, new in zip(before, now, strict=True)) else before
         prompt, cached, output = prompt + now[0] - since[0], cached + now[1] - since[1], output + now[2] - since[2]
-    return TrafficSeen(_two_digits(output / seconds), _two_digits(prompt / seconds), round(100 * cached / prompt) if prompt else None)
+    return ObservedTraffic(_two_digits(output / seconds), _two_digits(prompt / seconds), round(100 * cached / prompt) if prompt else None)
 
 
-def said(
-    before: TrafficStatus | None, seen: TrafficSeen | None, now: datetime, *, serving: bool = True
+def build_status(
+    before: TrafficStatus | None, seen: ObservedTraffic | None, now: datetime, *, serving: bool = True
 ) -> tuple[TrafficStatus | None, float | None]:
-    """What to write, and when that may be another (seconds since the epoch; None: only when something else is seen). Not `serving`: no
-    worker is ready, so nothing goes through, whoever can be asked."""
+    """Return the new status, and when another may be due (seconds since the epoch; None: only when other traffic is observed).
+
+    Not `serving`: no worker is ready, so the traffic is zero, whether or not a router answers.
+    """
     if not serving and before is not None:
-        seen = TrafficSeen(0, 0, None)
+        seen = ObservedTraffic(0, 0, None)
     if seen is None:
         return before, None
     old = before or TrafficStatus()
@@ -67,7 +72,7 @@ def said(
     ):
         return before, None
     if before is not None and before.at:
-        next_at = datetime.fromisoformat(before.at).timestamp() + APART
+        next_at = datetime.fromisoformat(before.at).timestamp() + MIN_INTERVAL
         if now.timestamp() < next_at:
             return before, next_at
     return (
@@ -82,13 +87,13 @@ def said(
 
 
 def _differs(old: int, new: int) -> bool:
-    return abs(new - old) > CHANGE * max(old, new)
+    return abs(new - old) > MIN_CHANGE * max(old, new)
 
 
 def _percent_differs(old: int | None, new: int | None) -> bool:
-    return new is not None and (old is None or abs(new - old) > 100 * CHANGE)
+    return new is not None and (old is None or abs(new - old) > 100 * MIN_CHANGE)
 
 
 def _two_digits(rate: float) -> int:
-    """12,345 is 12,000: what is written is rounded as coarsely as it is compared."""
+    """Round to two digits, as coarsely as values are compared: 12,345 becomes 12,000."""
     return int(float(f"{rate:.2g}")) if rate >= 100 else round(rate)

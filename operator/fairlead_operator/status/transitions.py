@@ -1,36 +1,41 @@
-"""Which changes of a status are worth an Event. Pure: a restarted operator finds the status as it was, and says nothing."""
+"""Selects the changes of a status that are worth an Event. Pure: a restarted operator finds the previous status, and repeats no Event."""
 
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.status import Condition
 from fairlead_operator.status.conditions import find
 
-Said = tuple[str, str, str]  # type (Normal or Warning), reason, message
+EventText = tuple[str, str, str]  # type (Normal or Warning), reason, message
 
 
-def said(before: ServiceStatus, after: ServiceStatus) -> list[Said]:
-    """What Ready says when its truth or reason has changed, of a fault also when only its words have; then faults that Ready does not tell:
-    an index that is lost, a pod that does not end, a rollout that does not go on. Each decision of the autoscaler is told too."""
-    made: list[Said] = []
+def events_for(before: ServiceStatus, after: ServiceStatus) -> list[EventText]:
+    """Return the Events of a change, in this order:
+
+    - Ready, when its status or reason changed; for a fault also when only its message changed;
+    - faults that Ready does not report: an unavailable index, a pod that does not terminate, a stalled rollout.
+
+    Each decision of the autoscaler comes first.
+    """
+    items: list[EventText] = []
     size = after.scaling
     if size is not None and size.reason and before.scaling is not None and before.scaling.wanted != size.wanted:
-        made.append(("Normal", "Scaled", size.reason))
+        items.append(("Normal", "Scaled", size.reason))
     ready, fault = find(after.conditions, "Ready"), find(after.conditions, "Degraded")
     failing = fault is not None and fault.status == "True"
     if ready is not None:
         warns = ready.status != "True" and (ready.reason == "RequestFailed" or failing)
         if _changed(find(before.conditions, "Ready"), ready, words=warns):
-            made.append(("Warning" if warns else "Normal", ready.reason, ready.message))
+            items.append(("Warning" if warns else "Normal", ready.reason, ready.message))
     apart = fault is not None and failing and (ready is None or fault.reason != ready.reason)
     if fault is not None and apart and _changed(find(before.conditions, "Degraded"), fault, words=False):
-        made.append(("Warning", fault.reason, fault.message))
+        items.append(("Warning", fault.reason, fault.message))
     late = find(after.conditions, "Progressing")
     if (
         late is not None
         and late.reason == "ProgressDeadlineExceeded"
         and _changed(find(before.conditions, "Progressing"), late, words=False)
     ):
-        made.append(("Warning", late.reason, late.message))
-    return made
+        items.append(("Warning", late.reason, late.message))
+    return items
 
 
 def _changed(old: Condition | None, new: Condition, *, words: bool) -> bool:

@@ -1,5 +1,7 @@
-"""What the API takes and this release, or this cluster, cannot do: said at once, and nothing is changed, rather than pods that hold GPUs
-and crash."""
+"""Specs that the API accepts, but this release or this cluster cannot serve.
+
+They are reported immediately and change nothing. Otherwise their pods would hold GPUs and crash.
+"""
 
 from collections.abc import Collection
 
@@ -7,30 +9,32 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import groups
 
 REASON, MISSING = "TensorParallelUnsupported", "LeaderWorkerSetMissing"
-MOST_GPUS = 8
-"""Of one machine, as clouds and makers sell them nearly all: a pod that asks for more would wait for ever."""
+MAX_GPUS_PER_NODE = 8
+"""GPUs of one node, as nearly all clouds and vendors sell them: a pod that requests more would wait for ever."""
 
 
-def unsupported(service: InferenceService, served: Collection[str], unsure: Collection[str] = ()) -> tuple[str, str] | None:
-    """Reason and message: why nothing is made of this spec; None for one that can be served. `served`: optional kinds that there are,
-    `unsure`: those of which nobody has said."""
+def find_unsupported(service: InferenceService, served: Collection[str], unknown: Collection[str] = ()) -> tuple[str, str] | None:
+    """Return reason and message where the spec cannot be served; None otherwise.
+
+    `served`: the optional kinds that the cluster serves. `unknown`: the kinds for which no answer has come yet.
+    """
     engine = service.spec.engine
     ranks, nodes = engine.tensor_parallel, engine.nodes
     stays = "What runs stays as it is."
-    if ranks > MOST_GPUS * nodes:
+    if ranks > MAX_GPUS_PER_NODE * nodes:
         over = f" over {nodes} nodes" if nodes > 1 else ""
         return REASON, (
-            f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MOST_GPUS * nodes} or less, or "
-            f"divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MOST_GPUS)}). {stays}"
+            f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MAX_GPUS_PER_NODE * nodes} or less, "
+            f"or divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MAX_GPUS_PER_NODE)}). {stays}"
         )
-    if nodes > 1 and groups.KIND in unsure:
+    if nodes > 1 and groups.KIND in unknown:
         return MISSING, (
             f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}), and the API server has not said yet whether "
-            f"it serves it: the operator's log says what it answers. It is asked again within 30 s. {stays}"
+            f"it serves it: the operator's log says what it answers. It is queried again within 30 s. {stays}"
         )
     if nodes > 1 and groups.KIND not in served:
         return MISSING, (
             f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}, release 0.9 or newer), and this cluster does "
-            f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. It is looked for every 30 s. {stays}"
+            f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. The operator checks again every 30 s. {stays}"
         )
     return None

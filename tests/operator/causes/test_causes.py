@@ -8,10 +8,11 @@ import pytest
 from tests.operator.manifests import container, deployment, pod
 
 from fairlead_operator import causes
-from fairlead_operator.causes import creation, silence
-from fairlead_operator.causes.cause import LONGEST, told
+from fairlead_operator.causes import creation
+from fairlead_operator.causes import unresponsive as silence
+from fairlead_operator.causes.cause import LONGEST, make_cause
 from fairlead_operator.kube.difference import slim_managed_fields
-from fairlead_operator.observed import Happened
+from fairlead_operator.observed import PodEvent
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 MINE = {"app.kubernetes.io/component": "worker"}
@@ -113,7 +114,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("disk full", hub("download failed: [Errno 28] No space left on device"), None, "DiskFull", "larger volume"),
     ("no folder", hub("there is no /mnt/model/x; is the volume mounted?"), None, "ModelNotFound", "Correct the path"),
     ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
-    ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "anew"),
+    ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "download the model again"),
     (
         "quantization",
         hub("--quantization int8 goes with --dtype bfloat16 or float32"),
@@ -201,7 +202,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
 
 @pytest.mark.parametrize(("status", "event", "reason", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_a_pod_says_why_and_what_to_do(status: dict[str, Any], event: tuple[str, str] | None, reason: str, words: str) -> None:
-    cause = causes.of_pod(pod(**status), Happened(*event) if event else None)
+    cause = causes.of_pod(pod(**status), PodEvent(*event) if event else None)
     assert cause is not None and cause.reason == reason and re.search(words, cause.message), cause
     assert len(cause.message) <= LONGEST and "qwen-worker-1" in cause.message
     if cause.fault:
@@ -225,7 +226,7 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
             "privileged.*Remove what it names",
             True,
         ),
-        ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "who owns that policy", True),
+        ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "owner of that policy", True),
         ('pods "x" is forbidden: maximum memory usage per Container is 1Gi', "LimitRange", "kubectl describe limitrange", True),
         ('error looking up service account ns/own: serviceaccount "own" not found', "FailedCreate", "Create that ServiceAccount", True),
         ('Pod "x" is invalid: spec.volumes[0]', "FailedCreate", r"Correct spec\.podTemplate", True),
@@ -239,7 +240,7 @@ def test_pods_that_may_not_be_made(message: str, reason: str, words: str, templa
 
 
 def test_a_long_story_is_cut_and_the_advice_is_not() -> None:
-    cause = told("X", "word " * 1000, "Do this.")
+    cause = make_cause("X", "word " * 1000, "Do this.")
     assert len(cause.message) <= LONGEST and cause.message.endswith("…. Do this.")
 
 
@@ -258,31 +259,31 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     made = deployment("worker", 1)
     made["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
     made["status"] = {}
-    assert silence.of([made], [], at(59)) == (None, NOW.timestamp() + 60)
-    cause, wake_at = silence.of([made], [], at(60))
+    assert silence.find([made], [], at(59)) == (None, NOW.timestamp() + 60)
+    cause, wake_at = silence.find([made], [], at(60))
     assert cause is not None and cause.reason == "ControllerSilent" and "kube-controller-manager" in cause.message and wake_at is None
     made["metadata"]["managedFields"] = [{"time": "2026-01-01T12:00:50Z"}]  # our newest edit: it has a minute from then on
-    assert silence.of([made], [], at(60)) == (None, NOW.timestamp() + 110)
+    assert silence.find([made], [], at(60)) == (None, NOW.timestamp() + 110)
     annotated = {"manager": "kubectl-annotate", "time": "2026-01-01T12:01:30Z", "fieldsV1": {}}
     kept = slim_managed_fields({"managedFields": [annotated, {**annotated, "subresource": "status", "time": "2026-01-01T12:09:00Z"}]})
-    assert silence.of([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
+    assert silence.find([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
         "somebody's edit just now"
     )
     made["status"] = {"observedGeneration": 1}
-    cause, _ = silence.of([made], [], at(200))
-    assert cause is not None and "no pod was made" in cause.message
-    assert silence.of([made], [pod()], at(200))[0] is None, "a pod of it is there"
+    cause, _ = silence.find([made], [], at(200))
+    assert cause is not None and "no pod was created" in cause.message
+    assert silence.find([made], [pod()], at(200))[0] is None, "a pod of it is there"
     going = pod("qwen-worker-canary-1")
     going["metadata"]["labels"]["fairlead.dev/track"] = "canary"
-    assert silence.of([made], [going], at(200))[0] is not None, "that one is a canary's"
+    assert silence.find([made], [going], at(200))[0] is not None, "that one is a canary's"
     canary = made | {
         "metadata": {**made["metadata"], "labels": {"app.kubernetes.io/component": "worker-canary"}},
         "spec": {"replicas": 1, "selector": {"matchLabels": {**MINE, "fairlead.dev/track": "canary"}}},
     }
-    assert silence.of([canary], [going], at(200))[0] is None, "it drains, and then there will be another"
+    assert silence.find([canary], [going], at(200))[0] is None, "it drains, and then there will be another"
     quota = {"type": "ReplicaFailure", "status": "True"}
     made["status"]["conditions"] = [quota]
-    assert silence.of([made], [], at(200)) == (None, None), "somebody says why"
+    assert silence.find([made], [], at(200)) == (None, None), "somebody says why"
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,6 @@ def test_silence_about_a_pod_is_named_when_it_lasts(
 ) -> None:
     one = pod(**status)
     one["metadata"] |= {"creationTimestamp": "2026-01-01T12:00:00Z", **metadata}
-    assert silence.of([], [one], at(late - 1)) == (None, NOW.timestamp() + late)
-    cause, _ = silence.of([], [one], at(late))
+    assert silence.find([], [one], at(late - 1)) == (None, NOW.timestamp() + late)
+    cause, _ = silence.find([], [one], at(late))
     assert cause is not None and cause.reason == reason and re.search(words, cause.message)

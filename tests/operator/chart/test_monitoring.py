@@ -34,7 +34,7 @@ def registries() -> list[CollectorRegistry]:
     router.tenants(lambda: [("a", 1, 2)])
     router.watch_token_cache(TokenCache(1 << 20))
     operator = OperatorMetrics()
-    operator.watch(lambda: True, lambda: 0.0, lambda: 0, list)
+    operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
     return [WorkerMetrics(engine, "m").registry, router.registry, operator.registry]
 
 

@@ -11,7 +11,7 @@ from tests.operator.manifests import SETTINGS, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router
-from fairlead_operator.polling.prober import Asked, Prober
+from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.settings import Settings
 from fairlead_router.config import read_config
@@ -69,7 +69,7 @@ async def test_the_proof_of_service_needs_no_key() -> None:
 
     with Answering(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
-        assert await prober.complete(Asked.of(service(**KEYS))) == ""
+        assert await prober.complete(ProbeTarget.of(service(**KEYS))) == ""
         await prober.close()
     assert asked == ["/health", "/fairlead/probe"]
 
@@ -82,8 +82,8 @@ async def test_with_keys_the_service_is_asked_for_its_health_and_a_router_for_th
         asked.append(url)
         return 200, '{"choices": [{"text": "x"}]}'
 
-    monkeypatch.setattr(Prober, "_ask", ask)
-    assert await Prober("cluster.local").complete(Asked.of(service(**KEYS), "10.0.0.9:8082")) == ""
+    monkeypatch.setattr(Prober, "_request", ask)
+    assert await Prober("cluster.local").complete(ProbeTarget.of(service(**KEYS), "10.0.0.9:8082")) == ""
     assert asked == ["http://qwen.default.svc.cluster.local/health", "http://10.0.0.9:8082/fairlead/probe"]
 
 
@@ -120,6 +120,6 @@ async def test_a_model_without_a_head_proves_itself_by_an_embedding(keyed: bool)
 
     with Answering(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
-        assert await prober.complete(Asked.of(service(**(KEYS if keyed else {})))) == ""
+        assert await prober.complete(ProbeTarget.of(service(**(KEYS if keyed else {})))) == ""
         await prober.close()
     assert asked == (["/health", "/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings"])

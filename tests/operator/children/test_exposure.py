@@ -193,7 +193,7 @@ def test_what_the_cluster_lacks_is_said_and_nothing_is_half_made(backend: str, s
 )
 def test_the_gateway_s_answer_is_lifted(parents: list[Any], status: str, reason: str) -> None:
     one = service(exposure={"gateway": {"name": "web"}})
-    plan = desired(one, Observed(served=ALL, exposed={"HTTPRoute": {"status": {"parents": parents}}}), SETTINGS, NOW)
+    plan = desired(one, Observed(served=ALL, optional_objects={"HTTPRoute": {"status": {"parents": parents}}}), SETTINGS, NOW)
     (said,) = [condition for condition in plan.status.conditions if condition.type == "GatewayReady"]
     assert (said.status, said.reason) == (status, reason)
 
@@ -202,7 +202,7 @@ def test_a_pool_that_is_refused_is_said_too() -> None:
     one = service(exposure={"gateway": {"name": "web", "backend": "EndpointPicker"}})
     taken = {"status": {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}}
     wrong = {"status": {"parents": [{"conditions": [{"type": "ResolvedRefs", "status": "False", "reason": "InvalidExtensionRef"}]}]}}
-    plan = desired(one, Observed(served=ALL, exposed={"HTTPRoute": taken, "InferencePool": wrong}), SETTINGS, NOW)
+    plan = desired(one, Observed(served=ALL, optional_objects={"HTTPRoute": taken, "InferencePool": wrong}), SETTINGS, NOW)
     (said,) = [condition for condition in plan.status.conditions if condition.type == "GatewayReady"]
     assert (said.status, said.reason) == ("False", "InvalidExtensionRef")
 

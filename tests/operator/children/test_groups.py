@@ -22,7 +22,7 @@ from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.step import DRAIN, SURGE
 from fairlead_operator.status import groups as group_view
 from fairlead_operator.status.conditions import find
-from fairlead_operator.status.unsupported import unsupported
+from fairlead_operator.status.unsupported import find_unsupported
 from fairlead_worker.config import WorkerConfig
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -65,8 +65,8 @@ def pod(
 
 def look(one: InferenceService, *pods: dict[str, Any], body: dict[str, Any] | None = None) -> Desired:
     sets = {"LeaderWorkerSet": body or live(one)}
-    observed = Observed({"router": deployment("router", 2)}, pods=pods, exposed=sets, served=frozenset(sets))
-    return desired(one, group_view.seen(one, observed, NOW), SETTINGS, NOW)
+    observed = Observed({"router": deployment("router", 2)}, pods=pods, optional_objects=sets, served=frozenset(sets))
+    return desired(one, group_view.with_group_as_deployment(one, observed, NOW), SETTINGS, NOW)
 
 
 def bounds(plan: Desired) -> dict[str, Any]:
@@ -225,14 +225,14 @@ def test_a_controller_that_does_nothing_is_named() -> None:
     ],
 )
 def test_what_this_cluster_cannot_do_is_said(engine: Any, served: tuple[str, ...], reason: str, words: str) -> None:
-    problem = unsupported(service(engine=engine), served)
+    problem = find_unsupported(service(engine=engine), served)
     assert problem is not None and problem[0] == reason and words in problem[1]
 
 
 def test_what_can_be_done_is() -> None:
-    assert unsupported(service(engine=ENGINE), ("LeaderWorkerSet",)) is None
+    assert find_unsupported(service(engine=ENGINE), ("LeaderWorkerSet",)) is None
     adapted = service(engine={"tensorParallel": 2}, model={"uri": "hf://a/b", "adapters": [{"name": "sql", "uri": "hf://a/sql"}]})
-    assert unsupported(adapted, ()) is None
+    assert find_unsupported(adapted, ()) is None
     with pytest.raises(InvalidManifest, match=r"must be a multiple of spec\.engine\.nodes"):
         service(engine={"tensorParallel": 9, "nodes": 2})
 

@@ -15,17 +15,17 @@ from tests.operator.manifests import SETTINGS, service
 
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.desired import desired
-from fairlead_operator.observed import Observed, RedisSeen
+from fairlead_operator.observed import Observed, ObservedRedis
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.settings import Settings
 
 FILES = ("username", "password", "ca.crt", "tls.crt", "tls.key")
 SECURED = replace(SETTINGS, redis_url="rediss://redis.data:6380", redis_files=FILES)
-SEEN = RedisSeen("PerService", installation="ab12", key="k" * 64, files={"ca.crt": "CA", "tls.crt": "CRT", "tls.key": "KEY"})
+SEEN = ObservedRedis("PerService", installation="ab12", key="k" * 64, files={"ca.crt": "CA", "tls.crt": "CRT", "tls.key": "KEY"})
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def made(settings: Settings, seen: RedisSeen | None = SEEN, status: Any = None, /, **routing: Any) -> list[dict[str, Any]]:
+def made(settings: Settings, seen: ObservedRedis | None = SEEN, status: Any = None, /, **routing: Any) -> list[dict[str, Any]]:
     return desired(service(routing=routing, status=status), Observed(redis=seen), settings, NOW).objects
 
 
@@ -35,7 +35,7 @@ def pods(settings: Settings, **routing: Any) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["template"]["spec"] for one in deployments}
 
 
-def given(seen: RedisSeen | None, status: Any = None) -> dict[str, dict[str, str]]:
+def given(seen: ObservedRedis | None, status: Any = None) -> dict[str, dict[str, str]]:
     """By Secret: what it holds."""
     secrets = [one for one in made(SECURED, seen, status) if one["kind"] == "Secret"]
     return {one["metadata"]["name"]: {key: b64decode(value).decode() for key, value in one["data"].items()} for one in secrets}

@@ -11,8 +11,8 @@ from tests.operator.simulated.operator import finished
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import secrets, worker
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.client import ApiRefused
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.client import ApiError
 from fairlead_operator.objects import Object
 from fairlead_operator.reconcile import secret_writer
 from fairlead_operator.reconcile.applier import Applier
@@ -25,7 +25,7 @@ ENGINE = {"tensorParallel": 16, "nodes": 2}
 class Unreadable(Api):
     """As the chart's rules: no reads of Secrets; `refusing` is the answer to every write."""
 
-    refusing: ApiRefused | None = None
+    refusing: ApiError | None = None
 
     async def get(self, kind: Any, namespace: str, name: str) -> Any:
         assert kind.kind != secrets.KIND, "a Secret was read"
@@ -37,9 +37,9 @@ class Unreadable(Api):
         return await super().create(kind, body)
 
 
-def applier(api: Api) -> tuple[Applier, Store]:
-    store = Store(lambda owner: None)
-    return Applier(api, store, "default", "qwen", "uid-1"), store  # type: ignore[arg-type]
+def applier(api: Api) -> tuple[Applier, Cache]:
+    cache = Cache(lambda owner: None)
+    return Applier(api, cache, "default", "qwen", "uid-1"), cache  # type: ignore[arg-type]
 
 
 def of_group(one: InferenceService) -> tuple[Object, Object]:
@@ -72,15 +72,15 @@ def test_the_secret_of_a_group_is_random_and_no_literal() -> None:
 def test_a_generated_secret_is_created_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Unreadable()
     secret, _ = of_group(service(engine=ENGINE))
-    first, store = applier(api)
+    first, cache = applier(api)
     for _ in range(3):
         assert not finished(first.converge([secret]))
     assert [how for _, how, _ in api.writes] == ["create"], "asked once while nothing changes"
     (held,) = api.of("Secret")
-    assert not store.keys(("default", "qwen")), "no value is kept in memory"
+    assert not cache.keys(("default", "qwen")), "no value is kept in memory"
     assert not finished(applier(api)[0].converge([secret])), "an operator that has just started finds it there"
     assert api.of("Secret") == [held]
-    monkeypatch.setattr(secret_writer, "REPEAT", 0.0)
+    monkeypatch.setattr(secret_writer, "REWRITE_PERIOD", 0.0)
     api.remove(("Secret", names.nodes_secret(service(engine=ENGINE))))
     finished(first.converge([secret]))
     assert api.of("Secret")[0]["data"] != held["data"], "one that was deleted comes back"
@@ -96,7 +96,7 @@ def test_given_data_is_applied_when_it_changes_and_repeated_in_time() -> None:
 
     assert [write("one"), write("one"), write("two")] == [1, 1, 2]
     assert api.of("Secret")[0]["data"] == {"password": "dHdv"}
-    now[0] = secret_writer.REPEAT
+    now[0] = secret_writer.REWRITE_PERIOD
     assert write("two") == 3
     assert "annotations" not in json.dumps(api.of("Secret")[0]), "no digest of what it holds"
 
@@ -104,11 +104,11 @@ def test_given_data_is_applied_when_it_changes_and_repeated_in_time() -> None:
 @pytest.mark.parametrize(("code", "permanent"), [(403, True), (500, False)])
 def test_a_refusal_is_told_or_tried_again(code: int, permanent: bool) -> None:
     api = Unreadable()
-    api.refusing = ApiRefused(code, "secrets is forbidden")
+    api.refusing = ApiError(code, "secrets is forbidden")
     secret, _ = of_group(service(engine=ENGINE))
     converged = applier(api)[0].converge([secret])
     if permanent:
         assert finished(converged) == {f"Secret/{secret['metadata']['name']}": "secrets is forbidden"}
     else:
-        with pytest.raises(ApiRefused):
+        with pytest.raises(ApiError):
             finished(converged)

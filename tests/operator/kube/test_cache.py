@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.difference import Applied, needs_apply
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.difference import LastApplied, needs_apply
 from fairlead_operator.kube.kinds import PODS
 
 
@@ -21,75 +21,75 @@ def pod(name: str, version: int, uid: str = "u") -> dict[str, Any]:
 @given(st.lists(st.integers(1, 50), min_size=1))
 def test_the_newest_version_is_held_in_any_order(versions: list[int]) -> None:
     woken: list[Any] = []
-    store = Store(woken.append)
+    cache = Cache(woken.append)
     for version in versions:
-        store.put(pod("a", version))
-    held = store.children(("n", "qwen"))["Pod", "a"]
+        cache.put(pod("a", version))
+    held = cache.children(("n", "qwen"))["Pod", "a"]
     assert held["status"]["version"] == max(versions) and "spec" not in held and "managedFields" not in held["metadata"]
     assert set(woken) == {("n", "qwen")}
 
 
 def test_a_full_list_finds_removals_that_the_watch_missed_and_spares_what_is_newer() -> None:
-    store = Store(lambda _: None)
-    store.put(pod("gone", 5, "g"))
-    store.put(pod("fresh", 20, "f"))
-    store.put(pod("stays", 6, "s"))
-    assert store.retain(PODS, {"s"}, version=10) == 1
-    assert {name for _, name in store.children(("n", "qwen"))} == {"fresh", "stays"}
+    cache = Cache(lambda _: None)
+    cache.put(pod("gone", 5, "g"))
+    cache.put(pod("fresh", 20, "f"))
+    cache.put(pod("stays", 6, "s"))
+    assert cache.retain(PODS, {"s"}, version=10) == 1
+    assert {name for _, name in cache.children(("n", "qwen"))} == {"fresh", "stays"}
 
 
 def test_a_late_removal_of_a_predecessor_spares_its_successor() -> None:
-    store = Store(lambda _: None)
-    store.put(pod("a", 9, "new"))
-    store.remove(pod("a", 5, "old"))
-    assert store.children(("n", "qwen"))
+    cache = Cache(lambda _: None)
+    cache.put(pod("a", 9, "new"))
+    cache.remove(pod("a", 5, "old"))
+    assert cache.children(("n", "qwen"))
 
 
 @pytest.mark.parametrize("label", [None, "other"])
 def test_a_child_whose_label_was_edited_leaves_the_service_that_made_it(label: str | None) -> None:
     woken: list[Any] = []
-    store = Store(woken.append)
-    store.put(pod("a", 5))
+    cache = Cache(woken.append)
+    cache.put(pod("a", 5))
     woken.clear()
     edited = pod("a", 6)
     edited["metadata"]["labels"] = {"app.kubernetes.io/instance": label} if label else {}
-    store.put(edited)
-    assert not store.children(("n", "qwen")) and ("n", "qwen") in woken
-    assert bool(store.children(("n", "other"))) is bool(label)
+    cache.put(edited)
+    assert not cache.children(("n", "qwen")) and ("n", "qwen") in woken
+    assert bool(cache.children(("n", "other"))) is bool(label)
     if label:
-        store.put(pod("a", 5))
-        assert not store.children(("n", "qwen")), "an old version does not bring it back"
-    store.put(pod("a", 7))
-    assert store.children(("n", "qwen")) and not store.children(("n", "other"))
-    store.remove(edited)
-    assert not store.children(("n", "qwen")), "removed, whatever label the last event shows"
+        cache.put(pod("a", 5))
+        assert not cache.children(("n", "qwen")), "an old version does not bring it back"
+    cache.put(pod("a", 7))
+    assert cache.children(("n", "qwen")) and not cache.children(("n", "other"))
+    cache.remove(edited)
+    assert not cache.children(("n", "qwen")), "removed, whatever label the last event shows"
 
 
 def test_what_is_held_is_read_as_it_was_and_takes_little_beside_others_of_its_kind() -> None:
-    store = Store(lambda _: None)
+    cache = Cache(lambda _: None)
     bodies = []
     for number in range(200):
         body = pod(f"pod-{number}", number + 1, str(uuid.UUID(int=number * 7919)))
         body["status"] = {"conditions": [{"type": f"Condition{one}", "status": "True", "at": number} for one in range(number % 40)]}
-        store.put(body)
+        cache.put(body)
         bodies.append({key: value for key, value in body.items() if key != "spec"})
-    held = store.children(("n", "qwen"))
+    held = cache.children(("n", "qwen"))
     for body in bodies:
         slim = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
         assert held["Pod", body["metadata"]["name"]] == {**body, "metadata": slim}
-    packed = [one.packed for one in store._children["n", "qwen"].values()]
+    packed = [one.data for one in cache._children["n", "qwen"].values()]
     assert sum(map(len, packed[40:])) < 160 * 300, "compressed alone, the largest take 400 bytes more"
 
 
 def test_what_has_not_changed_since_it_was_compared_is_not_read_again() -> None:
-    store = Store(lambda _: None)
-    store.put(pod("a", 7))
-    before = store.versions(("n", "qwen"))
-    assert store.version(("n", "qwen"), ("Pod", "a")) == 7 and store.version(("n", "qwen"), ("Pod", "b")) == 0
-    store.put(pod("a", 7))
-    assert store.versions(("n", "qwen")) == before
-    store.put(pod("a", 8))
-    assert store.versions(("n", "qwen")) != before
+    cache = Cache(lambda _: None)
+    cache.put(pod("a", 7))
+    before = cache.versions(("n", "qwen"))
+    assert cache.version(("n", "qwen"), ("Pod", "a")) == 7 and cache.version(("n", "qwen"), ("Pod", "b")) == 0
+    cache.put(pod("a", 7))
+    assert cache.versions(("n", "qwen")) == before
+    cache.put(pod("a", 8))
+    assert cache.versions(("n", "qwen")) != before
 
 
 DESIRED = {"metadata": {"name": "x", "labels": {"a": "1"}}, "spec": {"replicas": 1, "containers": [{"name": "w", "cpu": "1000m"}]}}
@@ -101,7 +101,7 @@ def live(**spec: Any) -> dict[str, Any]:
 
 
 def test_only_a_difference_in_our_own_fields_is_applied() -> None:
-    applied = Applied.of(DESIRED, live())
+    applied = LastApplied.of(DESIRED, live())
     assert not needs_apply(DESIRED, live(), applied), "rewritten values (1000m → 1) are not a difference"
     assert not needs_apply(DESIRED, live(paused=True), applied), "nor are the fields of others"
     assert not needs_apply(DESIRED, live(containers=[{"name": "side"}, {"name": "w", "cpu": "1"}]), applied)

@@ -25,10 +25,10 @@ from tests.operator.on_apiserver.test_operator import Cluster as Namespace
 from tests.operator.on_apiserver.test_operator import eventually
 from tests.operator.process.test_process import COMMAND, FLAGS, environment
 
-from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import PODS, Kind
-from fairlead_operator.kube.leader_election import FENCED, Elector, Timing
-from fairlead_operator.process.loop_thread import Aside
+from fairlead_operator.kube.leader_election import EXIT_FENCED, LeaderElector, Timing
+from fairlead_operator.process.loop_thread import LoopThread
 
 
 class LeaseServer:
@@ -46,13 +46,13 @@ class LeaseServer:
     async def create(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         self._reached()
         if self.held is not None:
-            raise ApiRefused(409, "exists")
+            raise ApiError(409, "exists")
         return self._store(body)
 
     async def replace(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         self._reached()
         if self.held is None or body["metadata"]["resourceVersion"] != self.held["metadata"]["resourceVersion"]:
-            raise ApiRefused(409, "another version")
+            raise ApiError(409, "another version")
         return self._store(body)
 
     def _reached(self) -> None:
@@ -79,8 +79,8 @@ def fence(reason: str) -> None:
     raise Fenced(reason)
 
 
-def elector(server: LeaseServer, clock: Clock, me: str) -> Elector:
-    return Elector(cast(Cluster, server), "ns", "lease", me=me, fence=fence, clock=clock)
+def elector(server: LeaseServer, clock: Clock, holder_identity: str) -> LeaderElector:
+    return LeaderElector(cast(Cluster, server), "ns", "lease", holder_identity=holder_identity, fence=fence, clock=clock)
 
 
 @given(
@@ -156,10 +156,10 @@ async def test_a_released_lease_is_taken_at_once_and_one_taken_away_is_lost() ->
 async def test_an_operator_that_is_merely_busy_keeps_its_lease() -> None:
     server, fenced = LeaseServer(), []
     timing = Timing(duration=2.0, deadline=1.0, retry=0.1)
-    busy = Elector(cast(Cluster, server), "ns", "lease", me="busy", timing=timing, fence=fenced.append)
-    async with Aside.started("lease") as aside:
-        await aside.do(busy.acquire())
-        keeping = asyncio.create_task(aside.do(busy.keep()))
+    busy = LeaderElector(cast(Cluster, server), "ns", "lease", holder_identity="busy", timing=timing, fence=fenced.append)
+    async with LoopThread.start("lease") as aside:
+        await aside.run(busy.acquire())
+        keeping = asyncio.create_task(aside.run(busy.renew_forever()))
         await asyncio.sleep(0)
         end = time.monotonic() + 2.5
         while time.monotonic() < end:  # a pass that never lets go of this loop, nor of the interpreter
@@ -167,22 +167,22 @@ async def test_an_operator_that_is_merely_busy_keeps_its_lease() -> None:
         assert busy.leading and busy.check() > 0 and not fenced
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        await aside.do(busy.release())
+        await aside.run(busy.release())
         assert not busy.leading and server.held is not None and not server.held["spec"]["holderIdentity"]
 
 
 async def test_what_ends_the_thread_s_work_is_raised_here() -> None:
     class Refusing(LeaseServer):
         async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
-            raise ApiRefused(403, "no right to leases")
+            raise ApiError(403, "no right to leases")
 
-    async with Aside.started("lease") as aside:
-        with pytest.raises(ApiRefused, match="no right"):
-            await aside.do(Elector(cast(Cluster, Refusing()), "ns", "lease").acquire())
+    async with LoopThread.start("lease") as aside:
+        with pytest.raises(ApiError, match="no right"):
+            await aside.run(LeaderElector(cast(Cluster, Refusing()), "ns", "lease").acquire())
 
 
 async def test_a_machine_that_was_suspended_has_lost_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Elector(cast(Cluster, LeaseServer()), "ns", "lease", me="first", fence=fence)
+    first = LeaderElector(cast(Cluster, LeaseServer()), "ns", "lease", holder_identity="first", fence=fence)
     await first.acquire()
     assert first.leading
     of_the_system = time.clock_gettime  # time.monotonic does not know of the eleven seconds
@@ -213,7 +213,7 @@ class Occupied:
 
 
 @asynccontextmanager
-async def occupied(folder: Path, may_write: Callable[[], float]) -> AsyncIterator[tuple[Occupied, Cluster, list[asyncio.Task[Any]]]]:
+async def occupied(folder: Path, authorize_write: Callable[[], float]) -> AsyncIterator[tuple[Occupied, Cluster, list[asyncio.Task[Any]]]]:
     """A client all of whose connections wait for answers: to the reads that are returned."""
     server = Occupied()
     async with await asyncio.start_server(server.talk, "127.0.0.1") as listening:
@@ -221,7 +221,7 @@ async def occupied(folder: Path, may_write: Callable[[], float]) -> AsyncIterato
         config = {"clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}]}
         contexts = [{"name": "x", "context": {"cluster": "c", "user": "u"}}]
         (folder / "kubeconfig").write_text(json.dumps({**config, "contexts": contexts, "current-context": "x"}))
-        async with Cluster.connect(str(folder / "kubeconfig"), may_write) as cluster:
+        async with Cluster.connect(str(folder / "kubeconfig"), authorize_write) as cluster:
             reads = [asyncio.create_task(cluster.get(PODS, "ns", f"pod-{number}")) for number in range(CONNECTIONS)]
             await server.all_wait.wait()
             yield server, cluster, reads
@@ -235,12 +235,12 @@ async def test_a_write_that_had_to_wait_for_a_connection_asks_again_before_its_f
     asked: list[float] = []
     made = asyncio.Event()
 
-    def may_write() -> float:
+    def authorize_write() -> float:
         asked.append(clock.now)
         made.set()
         return leader.check()
 
-    async with occupied(tmp_path, may_write) as (server, cluster, reads):
+    async with occupied(tmp_path, authorize_write) as (server, cluster, reads):
         writing = asyncio.create_task(cluster.merge(PODS, "ns", "pod", {"metadata": {}}))
         await made.wait()
         for _ in range(10):  # it stands in line
@@ -364,7 +364,7 @@ def test_a_leader_that_slept_past_its_lease_ends_and_writes_nothing(server: apis
         before = len(server.writes("operator-a"))
     finally:
         os.kill(first.running.pid, signal.SIGCONT)
-    assert first.running.wait(timeout=10) == FENCED, first.log.read_text()
+    assert first.running.wait(timeout=10) == EXIT_FENCED, first.log.read_text()
     assert "ending: " in first.log.read_text()
     late = [(event["verb"], event["requestURI"], event["responseStatus"]["code"]) for event in server.writes("operator-a")[before:]]
     assert not late, first.log.read_text()

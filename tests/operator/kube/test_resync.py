@@ -3,7 +3,7 @@
 from tests.operator import apiserver
 from tests.operator.manifests import manifest
 
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import SERVICES
 from fairlead_operator.kube.resync import Resync
@@ -17,15 +17,15 @@ async def test_a_missed_removal_and_a_missed_arrival_are_found(server: apiserver
     server.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "qwen", "labels": labels}})
     server.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "other"}})
     woken: list[tuple[str, str]] = []
-    store = Store(woken.append)
+    cache = Cache(woken.append)
     async with Cluster.connect(str(server.kubeconfig)) as cluster:
-        resync = Resync(cluster, store, namespace)
-        assert await resync.once() == 0
+        resync = Resync(cluster, cache, namespace)
+        assert await resync.resync() == 0
         owner = (namespace, "qwen")
-        assert store.service(owner) is not None and set(store.children(owner)) == {("ServiceAccount", "qwen")}
+        assert cache.service(owner) is not None and set(cache.children(owner)) == {("ServiceAccount", "qwen")}
         for gone in (f"{path}/qwen", f"{accounts}/qwen"):
             assert server.request("DELETE", gone)[0] == 200
         woken.clear()
-        assert await resync.once() == 2
-        assert store.service(owner) is None and not store.children(owner) and set(woken) == {owner}
-        assert await cluster.get(SERVICES, namespace, "qwen") is None and not resync.stale
+        assert await resync.resync() == 2
+        assert cache.service(owner) is None and not cache.children(owner) and set(woken) == {owner}
+        assert await cluster.get(SERVICES, namespace, "qwen") is None and not resync.is_stale

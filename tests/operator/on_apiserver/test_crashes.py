@@ -24,7 +24,7 @@ from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.process.test_process import FLAGS, environment
 
 from fairlead_operator.names import FIELD_MANAGER
-from fairlead_operator.revisions import KEPT
+from fairlead_operator.revisions import MAX_REVISIONS
 
 CRASHES = os.environ.get("FAIRLEAD_CRASHES", "")  # "all", or "20-35": at these writes
 SAMPLE = [(4, True), (10, False), (11, True), (-7, True)]  # (write, after); negative: counted from the last one
@@ -42,7 +42,7 @@ def _edit(**spec: Any) -> Step:
 
 STEPS: list[Step] = [
     lambda cluster: cluster.create(),
-    *(_edit(engine={"args": [f"--edit={number}"]}) for number in range(KEPT)),  # the last one has the oldest revision deleted
+    *(_edit(engine={"args": [f"--edit={number}"]}) for number in range(MAX_REVISIONS)),  # the last one has the oldest revision deleted
     _edit(replicas=3),
     _edit(routing={"replicas": 1}, engine={"args": ["--edit=0"]}),  # back to a revision that is kept
 ]

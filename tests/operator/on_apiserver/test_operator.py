@@ -275,7 +275,7 @@ def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
     cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_watch, "PERIOD", 0.1)
-    monkeypatch.setattr(index_status, "LONG", 1.0)
+    monkeypatch.setattr(index_status, "UNAVAILABLE_GRACE", 1.0)
     cluster.create()
     cluster.play_controllers()
     ready = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}], "conditions": [{"type": "Ready", "status": "True"}]}

@@ -12,7 +12,7 @@ from tests.operator.manifests import container
 from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.running_operator import Router, operator
 
-from fairlead_operator.kube import event_recorder as announcer
+from fairlead_operator.kube import event_recorder as event_recorder
 from fairlead_operator.polling import index as index_watch
 from fairlead_operator.polling import pod_events
 
@@ -22,7 +22,7 @@ READY = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]
 @pytest.fixture
 def cluster(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    monkeypatch.setattr(pod_events, "FIRST", 0.05)
+    monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(pod_events, "PERIOD", 0.1)
     with operator(server.kubeconfig, namespace, router.url):
         yield Cluster(server, namespace)
@@ -75,7 +75,7 @@ def test_what_is_said_again_is_counted_and_a_restart_says_nothing_again(
     server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    monkeypatch.setattr(announcer, "APART", 0.0)
+    monkeypatch.setattr(event_recorder, "MIN_INTERVAL", 0.0)
     cluster = Cluster(server, namespace)
     ended = {"exitCode": 1, "reason": "Error", "message": "ValueError: x", "startedAt": None, "finishedAt": None}
     crashed = {"phase": "Running", "containerStatuses": [{**container({"terminated": ended}, restartCount=3), "imageID": ""}]}
@@ -114,7 +114,7 @@ def test_traffic_is_measured_by_one_router_and_an_idle_service_is_not_written(
     cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_watch, "PERIOD", 0.1)
-    monkeypatch.setattr("fairlead_operator.status.traffic.SHORTEST", 0.05)
+    monkeypatch.setattr("fairlead_operator.status.traffic.MIN_SECONDS", 0.05)
     tokens = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
     router.page = {"index": "ok", "index_read": "mirror", "workers": [{"pod": "w", "ready": True, "load": tokens}]}
     cluster.create()

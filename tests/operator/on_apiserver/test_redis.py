@@ -10,8 +10,8 @@ from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.running_operator import Router, operator
 from tests.redis_server import RedisServer, free_port
 
-from fairlead_operator.credentials import keeper
-from fairlead_operator.credentials.contents import ROTATE
+from fairlead_operator.credentials import manager as keeper
+from fairlead_operator.credentials.secret_data import ROTATE
 
 DEPLOYMENT = {
     "replicas": 0,

@@ -12,7 +12,7 @@ from tests.operator.manifests import manifest
 from tests.operator.on_apiserver.test_operator import CHILDREN, Cluster, eventually
 from tests.operator.running_operator import Router, operator
 
-from fairlead_operator.kube.difference import as_we_left_it, stamped
+from fairlead_operator.kube.difference import is_unchanged, with_digest
 
 SERVICES = 20
 TEMPLATE = {
@@ -108,7 +108,7 @@ def cut(body: Any, change: Mapping[str, Any]) -> Any:
 
 
 def left_as(desired: dict[str, Any], fields: Any) -> dict[str, Any]:
-    live = copy.deepcopy(stamped(desired))
+    live = copy.deepcopy(with_digest(desired))
     entry = {"manager": "fairlead-operator", "operation": "Apply", "fieldsV1": json.dumps(fields)}
     live["metadata"] |= {"uid": "u", "managedFields": [entry]}
     return live
@@ -122,7 +122,7 @@ def test_ownership_is_read_item_by_item() -> None:
         "f:metadata": {"f:labels": {"f:l": {}}, "f:annotations": {"f:fairlead.dev/applied": {}}},
         "f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': port}, "f:args": {}, "f:set": {'v:"x"': {}}},
     }
-    assert as_we_left_it(desired, left_as(desired, fields))
+    assert is_unchanged(desired, left_as(desired, fields))
     for path in (
         ["f:metadata", "f:labels"],
         ["f:spec", "f:set", 'v:"x"'],
@@ -135,5 +135,5 @@ def test_ownership_is_read_item_by_item() -> None:
         del node[path[-1]]
         if not node:
             node['v:"y"'] = {}  # an empty node would stand for the whole
-        assert not as_we_left_it(desired, left_as(desired, lost)), path
-    assert not as_we_left_it({**desired, "spec": {**spec, "args": ["b"]}}, left_as(desired, fields))
+        assert not is_unchanged(desired, left_as(desired, lost)), path
+    assert not is_unchanged({**desired, "spec": {**spec, "args": ["b"]}}, left_as(desired, fields))

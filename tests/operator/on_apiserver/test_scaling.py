@@ -94,7 +94,7 @@ async def _burst(url: str, count: int) -> list[tuple[int, str]]:
 async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_router_and_operator(
     server: apiserver.ApiServer, namespace: str, zero: Zero, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demand_watch, "LOOK", 0.3)
+    monkeypatch.setattr(demand_watch, "BUSY_PERIOD", 0.3)
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
 
@@ -227,7 +227,7 @@ def test_an_autoscaler_on_a_service_that_scales_itself_is_refused_in_words(clust
 
 
 def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_watch, "LOOK", 0.1)
+    monkeypatch.setattr(demand_watch, "BUSY_PERIOD", 0.1)
     monkeypatch.setattr("fairlead_operator.scaling.decision.WINDOW", 0.5)
     busy = {"active": 9, "requests_per_second": 40.0, "prompt_tokens_per_second": 20_000.0, "prefill_rate": 6000.0}
     router.demand = page([worker("qwen-worker-a", backlog_tokens=50_000)], **busy)

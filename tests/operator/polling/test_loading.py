@@ -12,11 +12,11 @@ from tests.operator.manifests import SETTINGS, container, deployment, pod, servi
 from fairlead_operator import causes
 from fairlead_operator.children import worker
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import LoadingSeen, Observed
-from fairlead_operator.polling.loading import LoadingWatch
+from fairlead_operator.observed import Observed, ObservedLoading
+from fairlead_operator.polling.loading import LoadingPoller
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.status.conditions import find
-from fairlead_operator.status.loading import pods_to_ask, size
+from fairlead_operator.status.loading import format_size, pods_to_poll
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 GIB = 2**30
@@ -28,7 +28,7 @@ def loading_pod(name: str, address: str = "10.0.0.1", *, ready: bool = False) ->
     return pod(name, podIP=address, conditions=conditions, containerStatuses=[state], phase="Running")
 
 
-def look(pods: list[dict[str, Any]], seen: dict[str, LoadingSeen], before: Desired | None = None) -> Desired:
+def look(pods: list[dict[str, Any]], seen: dict[str, ObservedLoading], before: Desired | None = None) -> Desired:
     status = before.status.model_dump(by_alias=True, mode="json") if before else None
     observed = Observed({"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)}, tuple(pods), loading=seen)
     return desired(service(replicas=2, status=status), observed, SETTINGS, NOW)
@@ -42,17 +42,17 @@ def message(plan: Desired) -> tuple[str, str]:
 
 def test_the_pod_furthest_behind_is_said_with_its_share() -> None:
     pods = [loading_pod("a"), loading_pod("b", "10.0.0.2")]
-    seen = {"a": LoadingSeen("Loading", 40, round(12.1 * GIB)), "b": LoadingSeen("Preparing", 0)}
+    seen = {"a": ObservedLoading("Loading", 40, round(12.1 * GIB)), "b": ObservedLoading("Preparing", 0)}
     plan = look(pods, seen)
     assert message(plan) == ("Loading", "Loading 40 % of 12.1 GiB (pod a)")
     assert plan.status.loading is not None and plan.status.loading.total_bytes == round(12.1 * GIB)
-    downloading = look(pods, seen | {"b": LoadingSeen("Downloading", 95, 3 * GIB)})
+    downloading = look(pods, seen | {"b": ObservedLoading("Downloading", 95, 3 * GIB)})
     assert message(downloading) == ("Loading", "Downloading 95 % of 3.0 GiB (pod b)")
 
 
 def test_a_restarted_operator_keeps_what_was_said_and_nothing_is_said_when_nothing_loads() -> None:
     pods = [loading_pod("a")]
-    plan = look(pods, {"a": LoadingSeen("Loading", 40, GIB)})
+    plan = look(pods, {"a": ObservedLoading("Loading", 40, GIB)})
     assert look(pods, {}, plan).status == plan.status
     assert look([loading_pod("a", ready=True)], {}, plan).status.loading is None
     assert look([loading_pod("c")], {}, plan).status.loading is None, "of a pod that is gone"
@@ -63,15 +63,15 @@ def test_who_is_asked() -> None:
     router = pod("r", "router", podIP="10.0.0.9", containerStatuses=[container({"running": {}})])
     waiting = pod("w", podIP="10.0.0.8", containerStatuses=[container({"waiting": {"reason": "ContainerCreating"}})])
     pods = [loading_pod("a", "fd00::7"), loading_pod("b", ready=True), ending, router, waiting]
-    assert pods_to_ask(pods) == {"a": "[fd00::7]:8002"}
-    assert len(pods_to_ask([loading_pod(f"p{number:03}") for number in range(100)])) == 8
+    assert pods_to_poll(pods) == {"a": "[fd00::7]:8002"}
+    assert len(pods_to_poll([loading_pod(f"p{number:03}") for number in range(100)])) == 8
 
 
 def test_figures_are_coarse_and_an_older_worker_says_none() -> None:
-    assert LoadingSeen.of({"stage": "Downloading", "percent": 44, "total_bytes": GIB}) == LoadingSeen("Downloading", 40, GIB)
-    assert LoadingSeen.of({"ready": False, "phase": "draining", "percent": 100}) is None
-    assert LoadingSeen.of({"ready": False, "phase": "loading", "percent": 3, "reason": "weights"}) is None
-    assert (size(700), size(5 << 20), size(13 << 30)) == ("1 KiB", "5.0 MiB", "13.0 GiB")
+    assert ObservedLoading.of({"stage": "Downloading", "percent": 44, "total_bytes": GIB}) == ObservedLoading("Downloading", 40, GIB)
+    assert ObservedLoading.of({"ready": False, "phase": "draining", "percent": 100}) is None
+    assert ObservedLoading.of({"ready": False, "phase": "loading", "percent": 3, "reason": "weights"}) is None
+    assert (format_size(700), format_size(5 << 20), format_size(13 << 30)) == ("1 KiB", "5.0 MiB", "13.0 GiB")
 
 
 def test_passing_the_startup_probe_is_not_having_served() -> None:
@@ -110,10 +110,10 @@ async def test_pods_are_asked_while_they_load_and_nobody_is_once_all_are_ready(m
     page: dict[str, Any] = {"ready": False, "stage": "Downloading", "percent": 12, "total_bytes": GIB}
     prober, told, asked = Prober("cluster.local"), asyncio.Event(), list[str]()
     with worker_answering(page, asked) as address:
-        watch = LoadingWatch(prober, told.set)
+        watch = LoadingPoller(prober, told.set)
         watch.follow({"a": address, "silent": "127.0.0.1:9"})
         await asyncio.wait_for(told.wait(), 10)
-        assert watch.seen == {"a": LoadingSeen("Downloading", 10, GIB)}
+        assert watch.seen == {"a": ObservedLoading("Downloading", 10, GIB)}
         told.clear()
         page["percent"] = 13
         before = len(asked)

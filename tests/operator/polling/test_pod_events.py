@@ -7,14 +7,14 @@ import aiohttp
 import pytest
 from tests.operator.manifests import container, pod
 
-from fairlead_operator.causes.happened import newest
-from fairlead_operator.kube import event_recorder as announcer
-from fairlead_operator.kube.client import ApiRefused, Cluster
-from fairlead_operator.kube.event_recorder import Announcer
-from fairlead_operator.observed import Happened
+from fairlead_operator.causes.events import newest_relevant
+from fairlead_operator.kube import event_recorder as event_recorder
+from fairlead_operator.kube.client import ApiError, Cluster
+from fairlead_operator.kube.event_recorder import EventRecorder
+from fairlead_operator.observed import PodEvent
 from fairlead_operator.polling import periodic as repeated
 from fairlead_operator.polling import pod_events
-from fairlead_operator.polling.pod_events import PodEvents, hangs
+from fairlead_operator.polling.pod_events import PodEventPoller, is_stuck
 
 BOUND = {"type": "PodScheduled", "status": "True"}
 ENDED = {"exitCode": 137, "reason": "Error"}
@@ -38,7 +38,7 @@ CREATING = {"conditions": [BOUND], "containerStatuses": [container({"waiting": {
     ],
 )
 def test_only_pods_whose_status_does_not_say_why_are_asked_about(status: dict[str, Any], asked: bool) -> None:
-    assert hangs(pod(**status)) is asked
+    assert is_stuck(pod(**status)) is asked
 
 
 def test_the_newest_telling_event_counts_and_readiness_last() -> None:
@@ -46,11 +46,11 @@ def test_the_newest_telling_event_counts_and_readiness_last() -> None:
         return {"reason": reason, "message": message, "lastTimestamp": time, **more}
 
     mount, later = event("FailedMount", "a", "2026-01-01T00:00:00Z"), event("FailedMount", "b", "2026-01-01T00:01:00Z")
-    assert newest([later, mount, event("Pulled", "c", "2026-01-01T00:09:00Z")]) == Happened("FailedMount", "b")
+    assert newest_relevant([later, mount, event("Pulled", "c", "2026-01-01T00:09:00Z")]) == PodEvent("FailedMount", "b")
     series = event("FailedMount", "d", "", series={"lastObservedTime": "2026-01-01T00:02:00.000000Z"})
-    assert newest([later, series]) == Happened("FailedMount", "d")
+    assert newest_relevant([later, series]) == PodEvent("FailedMount", "d")
     live, ready = event("Unhealthy", "Liveness probe failed", "1"), event("Unhealthy", "Readiness probe failed", "2")
-    assert newest([live, ready]) == Happened("Unhealthy", "Liveness probe failed") and newest([]) is None
+    assert newest_relevant([live, ready]) == PodEvent("Unhealthy", "Liveness probe failed") and newest_relevant([]) is None
 
 
 class Server:
@@ -59,7 +59,7 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.events: list[dict[str, Any]] = []
-        self.refusals: list[ApiRefused] = []
+        self.refusals: list[ApiError] = []
         self.made: dict[str, Any] = {}
         self.merged: list[Any] = []
         self.quiet = asyncio.Event()
@@ -73,7 +73,7 @@ class Server:
             raise self.refusals.pop(0)
         name = body["metadata"]["name"]
         if name in self.made:
-            raise ApiRefused(409, "exists")
+            raise ApiError(409, "exists")
         self.made[name] = body
         self.quiet.set()
         return body
@@ -88,11 +88,11 @@ class Server:
 
 
 async def test_a_pod_that_hangs_is_asked_about_until_it_no_longer_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_events, "FIRST", 0.0)
+    monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.0)
     monkeypatch.setattr(pod_events, "PERIOD", 0.0)
     server, told = Server(), asyncio.Event()
     server.events = [{"reason": "FailedMount", "message": "x", "lastTimestamp": "1"}]
-    watch = PodEvents(cast(Cluster, server), told.set)
+    watch = PodEventPoller(cast(Cluster, server), told.set)
     well, stuck = pod("well", conditions=[{"type": "Ready", "status": "True"}]), [pod(f"stuck-{number}", **CREATING) for number in range(5)]
     for one in (well, *stuck):
         one["metadata"]["namespace"] = "default"
@@ -107,18 +107,18 @@ async def test_a_pod_that_hangs_is_asked_about_until_it_no_longer_does(monkeypat
     assert watch.seen == {}
 
 
-def said(announcer: Announcer, message: str) -> None:
+def said(event_recorder: EventRecorder, message: str) -> None:
     metadata = {"name": "qwen", "namespace": "default", "uid": "u", "resourceVersion": "1"}
-    announcer.announce(
+    event_recorder.record(
         {"apiVersion": "fairlead.dev/v1alpha1", "kind": "InferenceService", "metadata": metadata}, "Warning", "Crashed", message
     )
 
 
 async def test_an_event_that_is_refused_is_given_up_and_the_next_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcer, "APART", 0.0)
+    monkeypatch.setattr(event_recorder, "MIN_INTERVAL", 0.0)
     server = Server()
-    made = Announcer(cast(Cluster, server))
-    server.refusals = [ApiRefused(403, "events is forbidden")]
+    made = EventRecorder(cast(Cluster, server))
+    server.refusals = [ApiError(403, "events is forbidden")]
     said(made, "a")
     said(made, "b")
     await asyncio.wait_for(server.quiet.wait(), 10)
@@ -132,7 +132,7 @@ async def test_an_event_that_is_refused_is_given_up_and_the_next_is_made(monkeyp
 
 async def test_repetitions_within_a_minute_are_counted_and_not_written() -> None:
     server = Server()
-    made = Announcer(cast(Cluster, server))
+    made = EventRecorder(cast(Cluster, server))
     for _ in range(5):
         said(made, "a")
     said(made, "b")
@@ -157,11 +157,11 @@ async def test_a_connection_that_breaks_does_not_end_the_questions(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """aiohttp's ServerDisconnectedError is no OSError: an API server that restarts is one."""
-    monkeypatch.setattr(pod_events, "FIRST", 0.0)
+    monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.0)
     monkeypatch.setattr(repeated, "RETRY", 0.0)
     server, told = Breaking(), asyncio.Event()
     server.events = [{"reason": "FailedMount", "message": "x", "lastTimestamp": "1"}]
-    watch = PodEvents(cast(Cluster, server), told.set)
+    watch = PodEventPoller(cast(Cluster, server), told.set)
     stuck = pod("stuck", **CREATING)
     stuck["metadata"]["namespace"] = "default"
     watch.follow([stuck])

@@ -5,7 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable
 
-from fairlead_operator.process.memory import give_back
+from fairlead_operator.process.memory import trim_forever
 
 
 class Node:
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_what_lives_on_is_left_out_of_collections_until_the_next_look_at_everything() -> None:
     before, node = gc.get_threshold(), Node()
     there = weakref.ref(node)
-    task = asyncio.create_task(give_back(period=0.3))
+    task = asyncio.create_task(trim_forever(period=0.3))
     await until(gc.get_freeze_count)
     assert not any(one is node for one in gc.get_objects())
     del node
@@ -41,7 +41,7 @@ async def test_what_has_died_already_is_not_frozen() -> None:
     gc.disable()  # by itself it collects whenever it likes
     try:
         there = weakref.ref(Node())
-        task = asyncio.create_task(give_back(period=60))
+        task = asyncio.create_task(trim_forever(period=60))
         await until(gc.get_freeze_count)
         assert there() is None
         task.cancel()

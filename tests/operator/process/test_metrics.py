@@ -9,11 +9,11 @@ import pytest
 from tests.operator.manifests import manifest
 
 from fairlead_operator.kube import discovery as optional_kinds
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.client import ApiRefused, Cluster
-from fairlead_operator.kube.discovery import OptionalKinds
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.client import ApiError, Cluster
+from fairlead_operator.kube.discovery import KindDiscovery
 from fairlead_operator.kube.kinds import OPTIONAL, Kind
-from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.process.metrics import Metrics
 
 
@@ -22,11 +22,11 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 async def test_a_pass_takes_a_lane_is_measured_and_gives_it_back_whatever_happens() -> None:
-    metrics, lanes, inside = Metrics(), Lanes(1), asyncio.Event()
+    metrics, work_queue, inside = Metrics(), WorkQueue(1), asyncio.Event()
     leave = asyncio.Event()
 
     async def one(fails: bool) -> None:
-        async with metrics.one_pass(lanes, urgent=False):
+        async with metrics.measure_reconcile(work_queue, urgent=False):
             inside.set()
             await leave.wait()
             if fails:
@@ -44,7 +44,7 @@ async def test_a_pass_takes_a_lane_is_measured_and_gives_it_back_whatever_happen
     assert isinstance(results[0], ValueError) and results[1] is None and isinstance(results[2], asyncio.CancelledError)
     assert value(metrics, "fairlead_operator_reconcile_queue") == 0
     assert value(metrics, "fairlead_operator_reconcile_seconds_count") == 2
-    await asyncio.wait_for(lanes.acquire(urgent=False), 1)
+    await asyncio.wait_for(work_queue.acquire(urgent=False), 1)
 
 
 def test_services_are_shown_as_their_status_says() -> None:
@@ -52,22 +52,22 @@ def test_services_are_shown_as_their_status_says() -> None:
     body = manifest("qwen", "ml", replicas=3)
     conditions = [{"type": "Ready", "status": "False"}, {"type": "Degraded", "status": "True"}, {"type": "Odd", "status": "Unknown"}]
     body["status"] = {"replicas": 2, "readyReplicas": 1, "conditions": conditions}
-    metrics.watch(lambda: leading, lambda: 7.0, lambda: 1, lambda: [body, manifest("new", "ml")])
+    metrics.register_sources(lambda: leading, lambda: 7.0, lambda: 1, lambda: [body, manifest("new", "ml")])
     who = {"namespace": "ml", "service": "qwen"}
     assert [value(metrics, "fairlead_service_condition", **who, type=name) for name in ("Ready", "Degraded", "Odd")] == [0.0, 1.0, None]
     assert [value(metrics, "fairlead_service_workers", **who, state=name) for name in ("wanted", "existing", "ready")] == [3.0, 2.0, 1.0]
     assert value(metrics, "fairlead_operator_seconds_since_resync") == 7.0 and value(metrics, "fairlead_operator_leading") == 1.0
     leading = False
     assert value(metrics, "fairlead_operator_seconds_since_resync") == 0.0, "a standby lists nothing"
-    metrics.failed(ApiRefused(403, "no"))
-    assert value(metrics, "fairlead_operator_reconcile_errors_total", error="ApiRefused") == 1.0
+    metrics.count_error(ApiError(403, "no"))
+    assert value(metrics, "fairlead_operator_reconcile_errors_total", error="ApiError") == 1.0
 
 
 def test_a_service_that_its_autoscaler_has_brought_to_zero_wants_no_worker() -> None:
     """spec.replicas says 1, its default: an alert of every service that is asleep."""
     metrics, body = Metrics(), manifest("qwen", "ml", replicas=1, scaling={"min": 0, "max": 4, "target": {"ttft": "2s"}})
     body["status"] = {"ready": "0/0", "replicas": 0, "readyReplicas": 0}
-    metrics.watch(lambda: True, lambda: 0.0, lambda: 1, lambda: [body])
+    metrics.register_sources(lambda: True, lambda: 0.0, lambda: 1, lambda: [body])
     assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 0.0
     body["status"]["ready"] = "1/3"
     assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 3.0
@@ -84,28 +84,28 @@ class Served:
     async def resources(self, api_version: str) -> list[dict[str, Any]]:
         names = [kind.plural for kind in OPTIONAL if kind.api_version == api_version and kind.plural in self.plurals]
         if self.busy & {kind.plural for kind in OPTIONAL if kind.api_version == api_version}:
-            raise ApiRefused(503, "busy")
+            raise ApiError(503, "busy")
         if not names:
-            raise ApiRefused(404, "no such group")
+            raise ApiError(404, "no such group")
         return [{"name": name} for name in names]
 
     async def pages(self, kind: Kind, namespace: str, *, labelled: bool) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         if self.forbidden:
-            raise ApiRefused(403, "may not list")
+            raise ApiError(403, "may not list")
         yield [], 1
 
 
 async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.LogCaptureFixture) -> None:
     cluster, changes = Served(), []
-    optional = OptionalKinds(cast(Cluster, cluster), Store(lambda owner: None), "", lambda: changes.append(optional.served))
-    await optional.look()
+    optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), "", lambda: changes.append(optional.served))
+    await optional.discover()
     assert optional.served == {"HTTPRoute"} and changes == [{"HTTPRoute"}]
     cluster.forbidden, cluster.plurals = True, {"httproutes", "inferencepools"}
     with caplog.at_level(logging.WARNING):
-        await optional.look()
+        await optional.discover()
     assert optional.served == {"HTTPRoute"} and "may not list" in caplog.text
     cluster.forbidden, cluster.plurals = False, set()
-    await optional.look()
+    await optional.discover()
     assert optional.served == frozenset() and changes[-1] == frozenset()
 
 
@@ -114,30 +114,30 @@ async def test_a_kind_that_nobody_answers_for_is_neither_there_nor_missing(monke
     monkeypatch.setattr(optional_kinds, "RETRY", 0.0)
     cluster = Served()
     cluster.plurals, cluster.busy = {"httproutes", "inferencepools"}, {"inferencepools"}
-    optional = OptionalKinds(cast(Cluster, cluster), Store(lambda owner: None), "")
+    optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), "")
     task = asyncio.create_task(optional.run())
-    await asyncio.wait_for(optional.looked.wait(), 10)
+    await asyncio.wait_for(optional.discovered.wait(), 10)
     task.cancel()
-    assert (optional.served, optional.unsure) == ({"HTTPRoute"}, {"InferencePool"}), "loops start all the same"
+    assert (optional.served, optional.unknown) == ({"HTTPRoute"}, {"InferencePool"}), "loops start all the same"
     cluster.busy = set()
-    await optional.look()
-    assert (optional.served, optional.unsure) == ({"HTTPRoute", "InferencePool"}, frozenset())
+    await optional.discover()
+    assert (optional.served, optional.unknown) == ({"HTTPRoute", "InferencePool"}, frozenset())
     cluster.busy = {"inferencepools"}
-    await optional.look()
-    assert (optional.served, optional.unsure) == ({"HTTPRoute", "InferencePool"}, frozenset()), "what was known stays"
+    await optional.discover()
+    assert (optional.served, optional.unknown) == ({"HTTPRoute", "InferencePool"}, frozenset()), "what was known stays"
 
 
 async def test_what_no_service_wants_any_more_is_looked_for_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No watch tells of a route's removal: held for ever, each pass would delete it again."""
     monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
     woken = asyncio.Event()
-    store = Store(lambda owner: woken.set())
-    looking = OptionalKinds(cast(Cluster, Served()), store, "")
+    cache = Cache(lambda owner: woken.set())
+    looking = KindDiscovery(cast(Cluster, Served()), cache, "")
     metadata = {"name": "qwen", "namespace": "ml", "uid": "r", "resourceVersion": "1", "labels": {"app.kubernetes.io/instance": "qwen"}}
     (routes,) = [kind for kind in OPTIONAL if kind.kind == "HTTPRoute"]
-    store.put({"apiVersion": routes.api_version, "kind": "HTTPRoute", "metadata": metadata})
+    cache.put({"apiVersion": routes.api_version, "kind": "HTTPRoute", "metadata": metadata})
     woken.clear()
     task = asyncio.create_task(looking.run())
     await asyncio.wait_for(woken.wait(), 10)
     task.cancel()
-    assert not store.keys(("ml", "qwen"))
+    assert not cache.keys(("ml", "qwen"))

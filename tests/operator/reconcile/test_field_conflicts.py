@@ -8,10 +8,10 @@ from tests.operator.manifests import SETTINGS, deployment, service
 
 from fairlead_operator.desired import desired
 from fairlead_operator.kube.difference import slim_managed_fields
-from fairlead_operator.observed import Contest, Observed, ProbeResult
-from fairlead_operator.reconcile.field_conflicts import WITHIN, Contests
+from fairlead_operator.observed import FieldConflict, Observed, ProbeResult
+from fairlead_operator.reconcile.field_conflicts import WINDOW, FieldConflictTracker
 from fairlead_operator.status.conditions import find
-from fairlead_operator.status.transitions import said
+from fairlead_operator.status.transitions import events_for
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = ("Deployment", "qwen-worker")
@@ -40,33 +40,33 @@ def wanted(replicas: int) -> dict[str, Any]:
 
 def test_again_and_again_is_three_times_in_ten_minutes_by_one_manager() -> None:
     now = 1000.0
-    contests = Contests(lambda: now)
+    field_conflicts = FieldConflictTracker(lambda: now)
     for manager in (HPA, "kubectl-scale", HPA):
-        contests.note(KEY, wanted(2), scaled(5, manager))
+        field_conflicts.record(KEY, wanted(2), scaled(5, manager))
         now += 15
-    assert contests.standing() == (), "twice by one, once by another"
-    contests.note(KEY, wanted(2), scaled(2))
-    assert contests.standing() == (), "it wants what we want"
-    contests.note(KEY, wanted(2), scaled(4))
-    assert contests.standing() == (Contest(*KEY, "worker", HPA, now + WITHIN),)
-    now += WITHIN
-    assert contests.standing() == (), "nobody has done it for as long"
+    assert field_conflicts.current() == (), "twice by one, once by another"
+    field_conflicts.record(KEY, wanted(2), scaled(2))
+    assert field_conflicts.current() == (), "it wants what we want"
+    field_conflicts.record(KEY, wanted(2), scaled(4))
+    assert field_conflicts.current() == (FieldConflict(*KEY, "worker", HPA, now + WINDOW),)
+    now += WINDOW
+    assert field_conflicts.current() == (), "nobody has done it for as long"
     for _ in range(5):
-        contests.note(KEY, wanted(2), scaled(5))
-        now += WITHIN / 2
-    assert contests.standing() == (), "twice in ten minutes at most"
+        field_conflicts.record(KEY, wanted(2), scaled(5))
+        now += WINDOW / 2
+    assert field_conflicts.current() == (), "twice in ten minutes at most"
 
 
 def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
-    contests = Contests(lambda: 0.0)
+    field_conflicts = FieldConflictTracker(lambda: 0.0)
     plain = scaled(5)
     plain["metadata"]["managedFields"] = slim_managed_fields(
         {"managedFields": [{"manager": HPA, "operation": "Update", "fieldsV1": {"f:metadata": {}}, "time": "2026-01-01T00:00:00Z"}]}
     )
     for _ in range(3):
-        contests.note(KEY, wanted(2), plain)
-        contests.note(("Service", "qwen"), {"metadata": {}, "spec": {}}, scaled(5))
-    assert contests.standing() == ()
+        field_conflicts.record(KEY, wanted(2), plain)
+        field_conflicts.record(("Service", "qwen"), {"metadata": {}, "spec": {}}, scaled(5))
+    assert field_conflicts.current() == ()
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
 )
 def test_it_is_degraded_and_one_event_with_the_fix(component: str, manager: str, spec: dict[str, Any], words: str) -> None:
     until = NOW.timestamp() + 300
-    contest = Contest("Deployment", f"qwen-{component}", component, manager, until)
+    contest = FieldConflict("Deployment", f"qwen-{component}", component, manager, until)
     seen = Observed(
         {"worker": deployment("worker", 1), "router": deployment("router", 2)},
         probe=ProbeResult(1, True, "", 0, NOW.timestamp()),
-        contests=(contest,),
+        field_conflicts=(contest,),
     )
     plan = desired(service(**spec), seen, SETTINGS, NOW)
     fault, ready = find(plan.status.conditions, "Degraded"), find(plan.status.conditions, "Ready")
@@ -93,5 +93,5 @@ def test_it_is_degraded_and_one_event_with_the_fix(component: str, manager: str,
     assert ready is not None and ready.status == "True", "it serves all the same"
     assert plan.wake_at is not None and plan.wake_at <= until
     before = desired(service(**spec), Observed(seen.deployments, probe=seen.probe), SETTINGS, NOW).status
-    assert [one[:2] for one in said(before, plan.status)] == [("Warning", "ReplicasContested")]
-    assert said(plan.status, plan.status) == []
+    assert [one[:2] for one in events_for(before, plan.status)] == [("Warning", "ReplicasContested")]
+    assert events_for(plan.status, plan.status) == []

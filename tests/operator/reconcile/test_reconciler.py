@@ -13,14 +13,14 @@ from typing import Any, cast
 import pytest
 from tests.operator.manifests import SETTINGS, deployment, manifest, service
 
-from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import SERVICES, Kind
-from fairlead_operator.kube.workqueue import Lanes
-from fairlead_operator.observed import RedisSeen
+from fairlead_operator.kube.workqueue import WorkQueue
+from fairlead_operator.observed import ObservedRedis
 from fairlead_operator.polling.prober import Prober
-from fairlead_operator.reconcile.controller import Fleet
-from fairlead_operator.reconcile.reconciler import Loop, Tools
+from fairlead_operator.reconcile.controller import Controller
+from fairlead_operator.reconcile.reconciler import Dependencies, Reconciler
 
 OWNER = ("default", "qwen")
 
@@ -41,37 +41,37 @@ class Broken:
         raise RuntimeError("no such client")
 
 
-def tools(store: Store, cluster: object, prober: object = None) -> Tools:
-    return Tools(cast(Cluster, cluster), store, cast(Prober, prober), SETTINGS, lambda *_: None, Lanes(1))
+def dependencies(cache: Cache, cluster: object, prober: object = None) -> Dependencies:
+    return Dependencies(cast(Cluster, cluster), cache, cast(Prober, prober), SETTINGS, lambda *_: None, WorkQueue(1))
 
 
 async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_and_then_left() -> None:
-    fleet, cluster = Fleet(), EmptyCluster()
-    store = Store(fleet.wake)
-    fleet.open(tools(store, cluster))
+    controller, cluster = Controller(), EmptyCluster()
+    cache = Cache(controller.wake)
+    controller.start(dependencies(cache, cluster))
     body = manifest()
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
-    store.put(body)
-    fleet.wake(OWNER)
+    cache.put(body)
+    controller.wake(OWNER)
     deadline = time.monotonic() + 10
-    while len(fleet):
+    while len(controller):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
-    assert store.service(OWNER) is None and cluster.asked == 2, "one child, and then the service itself"
-    await fleet.close()
+    assert cache.service(OWNER) is None and cluster.asked == 2, "one child, and then the service itself"
+    await controller.close()
 
 
 async def test_a_standby_that_takes_over_starts_a_loop_for_each_service_that_it_knows() -> None:
-    fleet = Fleet()
-    store = Store(fleet.wake)
+    controller = Controller()
+    cache = Cache(controller.wake)
     for name in ("qwen", "llama"):
         body = manifest(name)
         body["metadata"] |= {"uid": name, "resourceVersion": "5", "generation": 1}
-        store.put(body)
-    assert not fleet.opened and len(fleet) == 0, "a standby writes nothing"
-    fleet.open(tools(store, EmptyCluster()))
-    assert fleet.opened and len(fleet) == 2
-    await fleet.close()
+        cache.put(body)
+    assert not controller.is_started and len(controller) == 0, "a standby writes nothing"
+    controller.start(dependencies(cache, EmptyCluster()))
+    assert controller.is_started and len(controller) == 2
+    await controller.close()
 
 
 class Event:
@@ -80,9 +80,9 @@ class Event:
 
 async def test_a_loop_keeps_nothing_of_the_handler_that_started_it() -> None:
     """1,000 services that were made while the operator ran held the first event of each: 30 MiB."""
-    fleet = Fleet()
-    store = Store(fleet.wake)
-    fleet.open(tools(store, EmptyCluster()))
+    controller = Controller()
+    cache = Cache(controller.wake)
+    controller.start(dependencies(cache, EmptyCluster()))
     called_with: contextvars.ContextVar[Event] = contextvars.ContextVar("event")
     event = Event()
     kept = weakref.ref(event)
@@ -91,14 +91,14 @@ async def test_a_loop_keeps_nothing_of_the_handler_that_started_it() -> None:
         called_with.set(event)
         body = manifest()
         body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
-        store.put(body)
+        cache.put(body)
 
     contextvars.copy_context().run(handler, event)
     del event
-    assert len(fleet) == 1
+    assert len(controller) == 1
     gc.collect()
     assert kept() is None
-    await fleet.close()
+    await controller.close()
 
 
 class Recording(EmptyCluster):
@@ -110,11 +110,11 @@ class Recording(EmptyCluster):
 
 
 async def test_what_cannot_be_divided_is_refused_in_words_and_what_runs_stays() -> None:
-    store, cluster = Store(lambda _: None), Recording()
+    cache, cluster = Cache(lambda _: None), Recording()
     body = manifest(engine={"tensorParallel": 16}, resources={"gpus": 16})
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
-    store.put(body)
-    assert await Loop(OWNER, tools(store, cluster)).one_pass() is None
+    cache.put(body)
+    assert await Reconciler(OWNER, dependencies(cache, cluster)).reconcile() is None
     (ready,) = [each for each in cluster.status["conditions"] if each["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "TensorParallelUnsupported")
     words = "a pod's GPUs are one node's: set it to 8 or less, or divide the model over more nodes in a new service (spec.engine.nodes: 2)"
@@ -124,25 +124,25 @@ async def test_what_cannot_be_divided_is_refused_in_words_and_what_runs_stays() 
 
 async def test_a_rotation_reaches_pods_whose_spec_is_refused() -> None:
     """Or they would lose the index when the previous password goes."""
-    store, cluster = Store(lambda _: None), Taking()
+    cache, cluster = Cache(lambda _: None), Taking()
     body = manifest(engine={"tensorParallel": 16}, resources={"gpus": 16})
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
-    store.put(body)
-    seen = [RedisSeen("PerService", key="old")]
+    cache.put(body)
+    seen = [ObservedRedis("PerService", key="old")]
     settings = replace(SETTINGS, redis_files=("username", "password"))
-    loop = Loop(OWNER, replace(tools(store, cluster), settings=settings, redis=lambda: seen[0]))
-    await loop.one_pass()
+    loop = Reconciler(OWNER, replace(dependencies(cache, cluster), settings=settings, redis=lambda: seen[0]))
+    await loop.reconcile()
     assert not cluster.applied, "nothing runs"
     running = deployment("worker", 1) | {"apiVersion": "apps/v1", "kind": "Deployment"}
     running["metadata"] |= {"name": "qwen-worker", "namespace": "default", "uid": "d", "resourceVersion": "7"}
     running["metadata"]["labels"]["app.kubernetes.io/instance"] = "qwen"
-    store.put(running)
+    cache.put(running)
     for key in ("old", "new"):
-        seen[0] = RedisSeen("PerService", key=key)
-        await loop.one_pass()
+        seen[0] = ObservedRedis("PerService", key=key)
+        await loop.reconcile()
     passwords = [each["data"]["password"] for each in cluster.applied]
     assert [each["kind"] for each in cluster.applied] == ["Secret"] * 4 and len(set(passwords)) == 4
-    loop._stop_asking()
+    loop._stop_polling()
 
 
 class Taking(Recording):
@@ -172,23 +172,23 @@ def served_body() -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize("unsure", [frozenset({"InferencePool"}), frozenset()])
-async def test_a_route_stays_while_nobody_knows_whether_there_are_pools(unsure: frozenset[str]) -> None:
-    store, cluster = Store(lambda _: None), Taking()
-    store.put(served_body())
+@pytest.mark.parametrize("unknown", [frozenset({"InferencePool"}), frozenset()])
+async def test_a_route_stays_while_nobody_knows_whether_there_are_pools(unknown: frozenset[str]) -> None:
+    cache, cluster = Cache(lambda _: None), Taking()
+    cache.put(served_body())
     owner = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "InferenceService", "name": "qwen", "uid": "u", "controller": True}
     labels = {"app.kubernetes.io/instance": "qwen"}
     route = {"name": "qwen", "namespace": "default", "uid": "r", "resourceVersion": "6", "ownerReferences": [owner], "labels": labels}
-    store.put({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": route})
-    loop = Loop(OWNER, replace(tools(store, cluster), served=lambda: frozenset({"HTTPRoute"}), unsure=lambda: unsure))
-    await loop.one_pass()
-    loop._stop_asking()
-    assert cluster.deleted == ([] if unsure else ["HTTPRoute"])
+    cache.put({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": route})
+    loop = Reconciler(OWNER, replace(dependencies(cache, cluster), served=lambda: frozenset({"HTTPRoute"}), unknown=lambda: unknown))
+    await loop.reconcile()
+    loop._stop_polling()
+    assert cluster.deleted == ([] if unknown else ["HTTPRoute"])
 
 
 async def test_a_request_that_breaks_in_an_unforeseen_way_is_a_failed_request() -> None:
-    loop = Loop(OWNER, tools(Store(lambda _: None), EmptyCluster(), Broken()))
+    loop = Reconciler(OWNER, dependencies(Cache(lambda _: None), EmptyCluster(), Broken()))
     loop._start_probing(service(), "")
-    assert loop._probing is not None
-    await loop._probing
-    assert loop._probing is None and loop._probe is not None and "no such client" in loop._probe.message
+    assert loop._probe_task is not None
+    await loop._probe_task
+    assert loop._probe_task is None and loop._probe is not None and "no such client" in loop._probe.message

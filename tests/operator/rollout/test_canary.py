@@ -16,7 +16,7 @@ from fairlead_common.canary_split import Durations, Side, SplitReport
 from fairlead_operator.api import InvalidManifest
 from fairlead_operator.children import router
 from fairlead_operator.names import CANARY_FAILED
-from fairlead_operator.observed import CanarySeen
+from fairlead_operator.observed import ObservedCanary
 from fairlead_operator.revisions import router_revision, worker_revision
 
 CANARY, CONFIG = ("Deployment", "qwen-worker-canary"), ("ConfigMap", "qwen-split")
@@ -66,7 +66,7 @@ class Trial(Cluster):
         self.run(1500.0, until=lambda: self.complete and CANARY not in self.api.objects)
         assert self.complete and CANARY not in self.api.objects, (self.phase, self.condition("Ready"), self.condition("Progressing"))
 
-    def _seen(self) -> CanarySeen | None:
+    def _seen(self) -> ObservedCanary | None:
         """As routers that know of a split since the ConfigMap says so."""
         told = self.split if CONFIG in self.api.objects else {}
         if (told.get("revision", ""), told.get("trial", "")) != self._told:
@@ -75,7 +75,7 @@ class Trial(Cluster):
             return None
         seconds = int(self.api.now - self._since)
         canary = side(10 * seconds, round(10 * seconds * self.error_rate), self.ttft)
-        return CanarySeen(SplitReport(self._told[0], told["weight"], self._told[1], canary, side(40 * seconds)), 2)
+        return ObservedCanary(SplitReport(self._told[0], told["weight"], self._told[1], canary, side(40 * seconds)), 2)
 
     def _sync(self) -> None:
         super()._sync()

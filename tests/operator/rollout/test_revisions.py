@@ -17,7 +17,7 @@ from tests.operator.running_operator import Router, operator
 from fairlead_operator.api import InferenceService, ServiceSpec
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import KEPT, KIND, said, worker_revision
+from fairlead_operator.revisions import KIND, MAX_REVISIONS, non_default_fields, worker_revision
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPECS = [{"engine": {"maxNumSeqs": number}} for number in range(1, 9)]
@@ -50,12 +50,12 @@ def test_an_operator_never_changes_the_template_of_a_spec(steps: list[tuple[int,
     used: dict[int, Any] = {}  # spec → its template, those used last at the end
     for spec, running in steps:
         made = history.templates(service(**SPECS[spec]), running)
-        if spec in list(used)[-KEPT:]:
+        if spec in list(used)[-MAX_REVISIONS:]:
             assert made["qwen-worker"] == used.pop(spec), "of a spec that is kept, the template stays"
         used.pop(spec, None)
         used[spec] = made["qwen-worker"]
         names = [body["metadata"]["name"] for body in history.held]
-        assert sum(name.startswith("qwen-worker-") for name in names) == min(len(used), KEPT)
+        assert sum(name.startswith("qwen-worker-") for name in names) == min(len(used), MAX_REVISIONS)
         assert sum(name.startswith("qwen-router-") for name in names) == 1, "what shapes workers only leaves the routers alone"
 
 
@@ -68,7 +68,7 @@ def test_a_service_made_again_under_its_name_begins_anew() -> None:
 
 def test_what_is_left_out_and_what_is_written_as_its_default_are_the_same() -> None:
     spelled_out = ServiceSpec.model_validate(manifest()["spec"]).model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert said(ServiceSpec.model_validate(spelled_out)) == {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
+    assert non_default_fields(ServiceSpec.model_validate(spelled_out)) == {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
 
 
 def defaults(part: type[BaseModel], path: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fairlead_operator.children import worker
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import worker_revision
-from fairlead_operator.rollout.node_room import Departures
+from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.rollout.step import DRAIN, SURGE
 from fairlead_operator.status.conditions import find
 
@@ -105,7 +105,9 @@ def test_nobody_is_drained_while_room_is_being_made() -> None:
     plan = look(seen(pod("new", NEW, waits=90), leaving))
     assert bounds(plan) == SURGE and plan.wake_at == NOW.timestamp() + 130
     assert bounds(look(seen(pod("new", NEW, waits=90), pod("lost", "old", gone_in=-31)))) == DRAIN, "one that should have gone long ago"
-    assert bounds(look(seen(pod("new", NEW, waits=90), quiet_since=NOW.timestamp() - 10))) == SURGE, "the scheduler has not looked yet"
+    assert bounds(look(seen(pod("new", NEW, waits=90), last_departure_at=NOW.timestamp() - 10))) == SURGE, (
+        "the scheduler has not looked yet"
+    )
 
 
 def test_a_canary_that_goes_gives_its_room_to_the_rollout() -> None:
@@ -214,7 +216,7 @@ def test_revisions_that_workers_run_are_kept_beyond_the_last_five() -> None:
 
 
 def test_since_when_nobody_has_left() -> None:
-    departures = Departures(10.0)
+    departures = DepartureTracker(10.0)
     a, b = pod("a", "old"), pod("b", "old")
     assert departures.since([a, b], 11.0) == 10.0, "a process that has just started has seen nothing before"
     assert departures.since([a], 12.0) == 12.0 and departures.since([a, b], 13.0) == 12.0

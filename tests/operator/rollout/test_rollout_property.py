@@ -15,7 +15,7 @@ from fairlead_operator import revisions
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.children import worker
 from fairlead_operator.reconcile import applier
-from fairlead_operator.rollout import node_room as room
+from fairlead_operator.rollout import node_capacity as room
 from fairlead_operator.rollout import step, strategy
 
 SEEDS = int(os.environ.get("FAIRLEAD_ROLLOUT_SEEDS", "16"))  # more of them: a longer search
@@ -137,7 +137,7 @@ def test_an_edit_taken_back_restarts_nobody(seed: int) -> None:
 
 
 def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(room, "waiting", lambda pods, deployment, wanted: None)
+    patch.setattr(room, "find_pending", lambda pods, deployment, wanted: None)
 
 
 def drains_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def drains_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_departures(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(room.Departures, "since", lambda self, pods, now: 0.0)
+    patch.setattr(room.DepartureTracker, "since", lambda self, pods, now: 0.0)
 
 
 def drains_two(patch: pytest.MonkeyPatch) -> None:
@@ -153,11 +153,11 @@ def drains_two(patch: pytest.MonkeyPatch) -> None:
 
 
 def surges_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(strategy, "_still", lambda live, revision, workers: False)
+    patch.setattr(strategy, "_keeps_draining", lambda live, revision, workers: False)
 
 
 def forgets_templates_in_use(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker, "pinned", lambda *given: revisions.pinned(*given[:5]))
+    patch.setattr(worker, "pin", lambda *given: revisions.pin(*given[:5]))
 
 
 def writes_in_every_pass(patch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from tests.operator.manifests import SETTINGS, container, deployment, pod, servi
 from fairlead_operator.api.scaling import Scaling
 from fairlead_operator.children import router
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import Need, Observed
+from fairlead_operator.observed import Observed, Recommendation
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.scaling.costs import deletion_costs
-from fairlead_operator.scaling.decision import decided, recent
-from fairlead_operator.scaling.demand import Demand, Report
-from fairlead_operator.scaling.needs import BUSIEST, WINDOW, Fleet, need
-from fairlead_operator.scaling.standing import standing
+from fairlead_operator.scaling.decision import decide, recent_recommendations
+from fairlead_operator.scaling.demand import Demand, RouterReport
+from fairlead_operator.scaling.recommendation import MAX_LOAD, WINDOW, WorkerPool, recommend
+from fairlead_operator.scaling.state import scaling_state
 from fairlead_router.config import read_config
 
 LOOK = 5
@@ -44,8 +44,8 @@ def page(workers: list[dict[str, Any]] | None = None, **fields: Any) -> dict[str
     return {**asked, "cached_share": 0.0, "answer_seconds": 0.0, "prefill_rate": 0.0, "workers": workers or [], **fields}
 
 
-def reports(*pages: dict[str, Any] | None) -> list[Report | None]:
-    return [None if one is None else Report.of(one) for one in pages]
+def reports(*pages: dict[str, Any] | None) -> list[RouterReport | None]:
+    return [None if one is None else RouterReport.of(one) for one in pages]
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Model:
     backlog: float = 0.0
     ready_at: list[int] = field(default_factory=lambda: [0])
     came: deque[float] = field(default_factory=lambda: deque(maxlen=int(WINDOW)))
-    needs: list[Need] = field(default_factory=list)
+    recommendations: list[Recommendation] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     quiet: int = 0
@@ -86,9 +86,9 @@ class Model:
         target = self.scaling.target
         assert target is not None
         if any(answering):
-            self.needs.append(need(demand, Fleet(self.wanted, self.ready, self.start), target.seconds, float(self.now)))
-            self.needs[:] = recent(self.needs, self.scaling.stable_seconds)
-        decision = decided(self.scaling, self.wanted, self.needs)
+            self.recommendations.append(recommend(demand, WorkerPool(self.wanted, self.ready, self.start), target.seconds, float(self.now)))
+            self.recommendations[:] = recent_recommendations(self.recommendations, self.scaling.stable_seconds)
+        decision = decide(self.scaling, self.wanted, self.recommendations)
         if decision.wanted != self.wanted:
             self.sizes.append((self.now, decision.wanted))
             self.reasons.append(decision.reason)
@@ -138,10 +138,10 @@ def test_a_steady_load_has_a_steady_size(rate: float, load: float, start: int, s
             settled, since = model.wanted, model.now
         assert model.now < 8000, "what piled up is worked off"
     later = [size for at, size in model.sizes if at > since]
-    if settled * BUSIEST >= load:
+    if settled * MAX_LOAD >= load:
         assert later == [], f"{model.sizes} {settled}"
     else:
-        assert len(later) <= 1 and all(size * BUSIEST >= load * 0.9 for size in later), f"{model.sizes} {settled}"
+        assert len(later) <= 1 and all(size * MAX_LOAD >= load * 0.9 for size in later), f"{model.sizes} {settled}"
         assert all("over target" in reason for reason in model.reasons[len(model.sizes) - len(later) :])
     assert model.backlog < 4 * rate * model.wanted, "what comes is computed"
     assert math.ceil(load * 0.95) <= model.wanted <= math.ceil(load / 0.3 / 0.8) + 2
@@ -173,11 +173,11 @@ def test_a_step_of_load_is_reached_in_one_decision_and_never_undone(rate: float,
 def test_the_reason_says_what_was_seen_and_what_is_done() -> None:
     slow = [worker("a", backlog_tokens=16_000), worker("b", backlog_tokens=16_000)]
     seen = page(slow, active=40, requests_per_second=40.0, prompt_tokens_per_second=20_000.0, prefill_rate=6000.0)
-    needs = [need(Demand.of(reports(seen)), Fleet(2, 2, 30.0), 2.0, at) for at in (0.0, 5.0, 10.0, 15.0)]
-    assert decided(scaling(), 2, needs[:3]).wanted == 2, "not before a whole window has shown it"
-    decision = decided(scaling(), 2, needs)
+    recommendations = [recommend(Demand.of(reports(seen)), WorkerPool(2, 2, 30.0), 2.0, at) for at in (0.0, 5.0, 10.0, 15.0)]
+    assert decide(scaling(), 2, recommendations[:3]).wanted == 2, "not before a whole window has shown it"
+    decision = decide(scaling(), 2, recommendations)
     assert decision.wanted == 5 and decision.reason == "expected TTFT 2.8s over target 2s: 2 -> 5"
-    bounded = decided(scaling(max=3), 2, needs)
+    bounded = decide(scaling(max=3), 2, recommendations)
     assert bounded.wanted == 3 and "(spec.scaling allows 1 to 3): 2 -> 3" in bounded.reason
 
 
@@ -219,7 +219,7 @@ def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before
 
     def size(serving_since: float) -> int:
         ready = int(serving_since < math.inf)
-        return decided(bounds, 1, [need(nobody, Fleet(1, ready, 60.0, serving_since), 2.0, 5000.0)]).wanted
+        return decide(bounds, 1, [recommend(nobody, WorkerPool(1, ready, 60.0, serving_since), 2.0, 5000.0)]).wanted
 
     assert size(math.inf) == 1, "it loads: whoever asked has gone, and will come again"
     assert size(4990.0) == 1 and size(4401.0) == 1 and size(4400.0) == 0
@@ -245,11 +245,11 @@ def test_answers_that_fill_every_seat_call_for_workers_though_no_prompt_token_wa
     full = [worker(name, running=16, waiting=8, max_running=16) for name in ("a", "b")]
     seen = page(full, active=48, requests_per_second=4.0, prompt_tokens_per_second=400.0, answer_seconds=15.0, prefill_rate=1e5)
     demand = Demand.of(reports(seen))
-    assert need(demand, Fleet(2, 2, 30.0), 2.0, 0.0).more == 5, "60 answers at once, 16 a worker, nine tenths of them"
-    assert need(demand, Fleet(6, 2, 30.0), 2.0, 0.0).more == 0, "they are on their way"
+    assert recommend(demand, WorkerPool(2, 2, 30.0), 2.0, 0.0).scale_up_to == 5, "60 answers at once, 16 a worker, nine tenths of them"
+    assert recommend(demand, WorkerPool(6, 2, 30.0), 2.0, 0.0).scale_up_to == 0, "they are on their way"
     few_pages = [worker(name, running=8, waiting=3, pages_free=0) for name in ("a", "b")]
     seen = page(few_pages, active=22, requests_per_second=2.0, prompt_tokens_per_second=200.0, answer_seconds=20.0, prefill_rate=1e5)
-    assert need(Demand.of(reports(seen)), Fleet(2, 2, 30.0), 2.0, 0.0).more == 6
+    assert recommend(Demand.of(reports(seen)), WorkerPool(2, 2, 30.0), 2.0, 0.0).scale_up_to == 6
 
 
 def test_caches_count_as_work_that_need_not_be_done() -> None:
@@ -268,15 +268,15 @@ def test_what_two_routers_say_of_one_worker_is_not_counted_twice_and_a_draining_
 
 
 def test_a_restarted_operator_holds_the_size_until_it_has_seen_enough() -> None:
-    quiet = [Need(float(at), 0, 1, 0.0, True) for at in range(0, 290, 5)]
-    assert decided(scaling(), 6, ()).wanted == 6 and decided(scaling(), 6, quiet).wanted == 6
+    quiet = [Recommendation(float(at), 0, 1, 0.0, True) for at in range(0, 290, 5)]
+    assert decide(scaling(), 6, ()).wanted == 6 and decide(scaling(), 6, quiet).wanted == 6
     later = [*quiet, *(replace(quiet[-1], at=float(at)) for at in range(290, 305, 5))]
-    assert decided(scaling(), 6, later).wanted == 1
-    assert decided(scaling(), None, ()).wanted == 1 and decided(scaling(min=3), None, ()).wanted == 3
+    assert decide(scaling(), 6, later).wanted == 1
+    assert decide(scaling(), None, ()).wanted == 1 and decide(scaling(min=3), None, ()).wanted == 3
 
 
 needs_of = st.builds(
-    lambda more, fewest, idle, asked, lately: Need(0.0, more, max(more, fewest), 0.0 if asked else idle, asked, lately),
+    lambda more, fewest, idle, asked, lately: Recommendation(0.0, more, max(more, fewest), 0.0 if asked else idle, asked, lately),
     st.integers(0, 9),
     st.integers(1, 9),
     st.floats(0, 100),
@@ -288,14 +288,14 @@ needs_of = st.builds(
 @given(st.lists(needs_of, max_size=12), st.integers(0, 12), st.integers(0, 4), st.integers(1, 9), st.sampled_from(["1s", "30s"]))
 @settings(deadline=None)
 def test_a_decision_is_within_bounds_and_the_same_needs_do_not_change_it_again(
-    seen: list[Need], current: int, least: int, more: int, stable: str
+    seen: list[Recommendation], current: int, least: int, more: int, stable: str
 ) -> None:
     fields: dict[str, Any] = {"min": least, "max": least + more, "scaleDownStabilization": stable}
     bounds = scaling(**fields, **({} if least else {"idleAfter": "20s"}))
-    needs = [replace(one, at=5.0 * number) for number, one in enumerate(seen)]
-    first = decided(bounds, current, needs)
+    recommendations = [replace(one, at=5.0 * number) for number, one in enumerate(seen)]
+    first = decide(bounds, current, recommendations)
     assert bounds.min <= first.wanted <= bounds.max and bool(first.reason) == (first.wanted != current)
-    again = decided(bounds, first.wanted, needs)
+    again = decide(bounds, first.wanted, recommendations)
     assert again == type(again)(first.wanted), f"{current} -> {first} -> {again}"
 
 
@@ -336,7 +336,7 @@ def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
 
     assert size(desired(one, Observed(), SETTINGS, NOW)) == (1, "first worker")
     assert size(desired(one, seen, SETTINGS, NOW)) == (4, "")
-    idle = replace(seen, needs=(Need(1.0, 0, 1, 601.0, False),))
+    idle = replace(seen, recommendations=(Recommendation(1.0, 0, 1, 601.0, False),))
     plan = desired(one, idle, SETTINGS, NOW)
     assert size(plan) == (0, "no request for 601s: 4 -> 0") and plan.decision is not None
     applied = replace(idle, deployments={"worker": deployment("worker", 0), "router": deployment("router", 2)}, decision=plan.decision)
@@ -346,7 +346,10 @@ def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
     assert said["Ready"] == said["Available"] == ("False", "ScaledToZero") and said["Routable"][0] == "True"
     status = after.status.model_dump(mode="json", by_alias=True)
     restarted = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}}, status=status)
-    assert size(desired(restarted, replace(applied, needs=(), decision=None), SETTINGS, NOW)) == (0, "no request for 601s: 4 -> 0")
+    assert size(desired(restarted, replace(applied, recommendations=(), decision=None), SETTINGS, NOW)) == (
+        0,
+        "no request for 601s: 4 -> 0",
+    )
 
 
 def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
@@ -355,16 +358,16 @@ def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
     loading["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     ready = pod("qwen-worker-2", conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:30Z"}])
     ready["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
-    seen = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready)))
-    assert seen is not None and seen.fleet == Fleet(2, 1, 80.0, NOW.timestamp() + 90)
+    seen = scaling_state(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready)))
+    assert seen is not None and seen.pool == WorkerPool(2, 1, 80.0, NOW.timestamp() + 90)
     assert seen.hint(NOW.timestamp() + 41) == {"wanted": 2, "starting": 1, "seconds": 41, "reason": "Loading", "advancing": 1}
     nowhere = pod("qwen-worker-1", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}])
-    stuck = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (nowhere, ready)))
+    stuck = scaling_state(one, Observed({"worker": deployment("worker", 2, ready=1)}, (nowhere, ready)))
     assert stuck is not None and stuck.hint(NOW.timestamp())["advancing"] == 0, "waiting alone brings no node"
     canary = pod("qwen-worker-canary-1", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
     canary["metadata"] |= {"creationTimestamp": "2025-12-31T23:00:00Z"}
     canary["metadata"]["labels"]["fairlead.dev/track"] = "canary"
     evicted = pod("qwen-worker-0", phase="Failed", reason="Evicted")
     evicted["metadata"] |= {"creationTimestamp": "2025-12-01T00:00:00Z"}
-    assert standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready, canary, evicted))) == seen
-    assert standing(service(), Observed({"worker": deployment("worker", 2)})) is None
+    assert scaling_state(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready, canary, evicted))) == seen
+    assert scaling_state(service(), Observed({"worker": deployment("worker", 2)})) is None

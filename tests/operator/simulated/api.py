@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from fairlead_operator.kube.client import ApiRefused
+from fairlead_operator.kube.client import ApiError
 from fairlead_operator.names import FIELD_MANAGER
 
 Body = dict[str, Any]
@@ -79,7 +79,7 @@ class Api:
         key = (kind.kind, body["metadata"]["name"])
         self.writes.append((self.now, "create", key))
         if key in self.objects:
-            raise ApiRefused(409, "exists")
+            raise ApiError(409, "exists")
         return copy.deepcopy(self.put(copy.deepcopy(dict(body))))
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
@@ -101,9 +101,9 @@ class Api:
         self.writes.append((self.now, "status", key))
         held = self.objects.get(key)
         if held is None or held["metadata"]["uid"] != body["metadata"]["uid"]:
-            raise ApiRefused(404, "not found")
+            raise ApiError(404, "not found")
         if held["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
-            raise ApiRefused(409, "conflict")
+            raise ApiError(409, "conflict")
         made = copy.deepcopy(held)
         made["status"] = {name: value for name, value in status.items() if value is not None}
         return copy.deepcopy(self.put(made))
@@ -113,7 +113,7 @@ class Api:
         self.writes.append((self.now, "delete", key))
         held = self.objects.get(key)
         if held is None or held["metadata"]["uid"] != body["metadata"]["uid"]:
-            raise ApiRefused(409, "another")
+            raise ApiError(409, "another")
         self.remove(key)
 
 

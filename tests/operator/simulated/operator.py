@@ -8,14 +8,14 @@ from tests.operator.simulated.api import Api, Body
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.client import ApiRefused
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.client import ApiError
 from fairlead_operator.kube.kinds import REVISIONS
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import CanarySeen, Observed, ProbeResult
+from fairlead_operator.observed import Observed, ObservedCanary, ProbeResult
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.reconciler import RETRY_REFUSED
-from fairlead_operator.rollout.node_room import Departures
+from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.settings import Settings
 
 T = TypeVar("T")
@@ -27,14 +27,14 @@ class Operator:
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api, self._settings = api, settings
-        self._store = Store(lambda owner: self._wake())
+        self._cache = Cache(lambda owner: self._wake())
         self._applier: Applier | None = None
-        self._departures = Departures(api.now)
+        self._departures = DepartureTracker(api.now)
         self._woken = True
         self._wake_at: float | None = None
         self.inbox: list[tuple[str, Body]] = [("MODIFIED", body) for body in api.objects.values()]
         self.plan: Desired | None = None
-        self.canary: Callable[[], CanarySeen | None] = lambda: None  # what the routers would say
+        self.canary: Callable[[], ObservedCanary | None] = lambda: None  # what the routers would say
         api.clients.append(self._told)
 
     def stop(self) -> None:
@@ -45,7 +45,7 @@ class Operator:
         if not lagging:
             for event, body in self.inbox:
                 if body["kind"] != "ReplicaSet":
-                    (self._store.remove if event == "DELETED" else self._store.put)(body)
+                    (self._cache.remove if event == "DELETED" else self._cache.put)(body)
             self.inbox.clear()
         if self._woken or (self._wake_at is not None and self._api.now >= self._wake_at):
             self._woken, self._wake_at = False, None
@@ -53,7 +53,7 @@ class Operator:
                 self._pass()
             except ServiceGone:
                 self._applier = None
-            except ApiRefused:
+            except ApiError:
                 self._woken = True
 
     def _told(self, event: str, body: Body) -> None:
@@ -63,13 +63,13 @@ class Operator:
         self._woken = True
 
     def _pass(self) -> None:
-        body = self._store.service(OWNER)
+        body = self._cache.service(OWNER)
         if body is None:
             return
         service = InferenceService.parse(body)
         if self._applier is None or self._applier.uid != service.uid:
             cluster: Any = self._api
-            self._applier = Applier(cluster, self._store, *OWNER, service.uid)
+            self._applier = Applier(cluster, self._cache, *OWNER, service.uid)
         refused = finished(self._applier.converge(self._desired(service).objects))
         assert all("garbage collector" in words for words in refused.values()), refused
         plan = self._desired(service, refusals=refused)
@@ -77,10 +77,10 @@ class Operator:
             plan = self._desired(service, ProbeResult(service.generation, True, "", 0, self._api.now), refused)
         self.plan, self._wake_at = plan, self._api.now + RETRY_REFUSED if refused else plan.wake_at
         if body.get("status") != plan.status.model_dump(mode="json", by_alias=True, exclude_none=True):
-            self._store.put(finished(self._api.patch_status(body, plan.status.model_dump(mode="json", by_alias=True))))
+            self._cache.put(finished(self._api.patch_status(body, plan.status.model_dump(mode="json", by_alias=True))))
 
     def _desired(self, service: InferenceService, probe: ProbeResult | None = None, refusals: Mapping[str, str] | None = None) -> Desired:
-        children = self._store.children(OWNER)
+        children = self._cache.children(OWNER)
         pods = tuple(body for key, body in children.items() if key[0] == "Pod")
         observed = Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
@@ -88,7 +88,7 @@ class Operator:
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
             refusals=refusals or {},
             probe=probe,
-            quiet_since=self._departures.since(pods, self._api.now),
+            last_departure_at=self._departures.since(pods, self._api.now),
             canary=self.canary(),
         )
         return desired(service, observed, self._settings, datetime.fromtimestamp(self._api.now, UTC))

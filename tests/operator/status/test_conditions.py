@@ -10,7 +10,7 @@ from tests.operator.manifests import SETTINGS, container, deployment, pod, servi
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.traffic import TrafficStatus
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import Happened, Observed, ProbeResult, TrafficSeen
+from fairlead_operator.observed import Observed, ObservedTraffic, PodEvent, ProbeResult
 from fairlead_operator.revisions import worker_revision
 from fairlead_operator.status import traffic, transitions
 from fairlead_operator.status.conditions import find
@@ -74,7 +74,7 @@ def test_a_template_that_is_refused_or_whose_pods_are_is_not_valid() -> None:
 
 def test_what_an_event_says_of_a_hanging_pod_is_the_reason() -> None:
     hangs = pod("a", revision=REVISION, conditions=[{"type": "PodScheduled", "status": "True"}])
-    events = {"a": Happened("FailedMount", 'secret "keys" not found')}
+    events = {"a": PodEvent("FailedMount", 'secret "keys" not found')}
     plan = look(Observed(LOADING, pods=(hangs,), pod_events=events), replicas=2)
     assert condition(plan, "Ready") == ("False", "FailedMount") and "Create the Secret keys" in words(plan, "Ready")
 
@@ -125,16 +125,22 @@ def page(*counts: tuple[int, int, int] | None) -> dict[str, Any]:
 
 
 def test_rates_are_of_all_workers_and_a_restart_counts_from_nothing() -> None:
-    first, last = traffic.Look.of(page((1000, 500, 100), (0, 0, 0)), 0.0), traffic.Look.of(page((4000, 2750, 1300), (0, 0, 0)), 30.0)
+    first, last = (
+        traffic.CounterSnapshot.of(page((1000, 500, 100), (0, 0, 0)), 0.0),
+        traffic.CounterSnapshot.of(page((4000, 2750, 1300), (0, 0, 0)), 30.0),
+    )
     assert first is not None and last is not None
-    assert traffic.between(first, last) == TrafficSeen(40, 100, 75)
-    again, soon = traffic.Look.of(page((30, 0, 60), (0, 0, 0)), 60.0), traffic.Look.of(page((9, 9, 9), (0, 0, 0)), 5.0)
+    assert traffic.measure_traffic(first, last) == ObservedTraffic(40, 100, 75)
+    again, soon = (
+        traffic.CounterSnapshot.of(page((30, 0, 60), (0, 0, 0)), 60.0),
+        traffic.CounterSnapshot.of(page((9, 9, 9), (0, 0, 0)), 5.0),
+    )
     assert again is not None and soon is not None
-    assert traffic.between(last, again) == TrafficSeen(2, 1, 0), "began anew: what it has counted since then"
-    assert traffic.between(first, soon) is None, "too near"
-    joined = traffic.Look.of(page((4000, 2750, 1300), (9000, 0, 0), (7, 7, 7)), 60.0)
-    assert joined is not None and traffic.between(last, joined) == TrafficSeen(0, 300, 0), "the third was not seen before"
-    assert traffic.Look.of(page((1, 1, 1), None), 0.0) is None, "a worker of an older release: a part is no measure"
+    assert traffic.measure_traffic(last, again) == ObservedTraffic(2, 1, 0), "began anew: what it has counted since then"
+    assert traffic.measure_traffic(first, soon) is None, "too near"
+    joined = traffic.CounterSnapshot.of(page((4000, 2750, 1300), (9000, 0, 0), (7, 7, 7)), 60.0)
+    assert joined is not None and traffic.measure_traffic(last, joined) == ObservedTraffic(0, 300, 0), "the third was not seen before"
+    assert traffic.CounterSnapshot.of(page((1, 1, 1), None), 0.0) is None, "a worker of an older release: a part is no measure"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9000), st.none() | st.integers(0, 100)), min_size=1, max_size=40))
@@ -143,7 +149,7 @@ def test_traffic_is_written_once_a_minute_at_most_and_only_when_it_differs(seen:
     written: list[datetime] = []
     for number, figures in enumerate(seen):
         now = NOW + timedelta(seconds=20 * number)
-        after, wake_at = traffic.said(said, TrafficSeen(*figures), now)
+        after, wake_at = traffic.build_status(said, ObservedTraffic(*figures), now)
         if after != said:
             assert after is not None and after.tokens_per_second == figures[0]
             assert not written or (now - written[-1]).total_seconds() >= 60
@@ -152,15 +158,15 @@ def test_traffic_is_written_once_a_minute_at_most_and_only_when_it_differs(seen:
         said = after
         if wake_at is not None:
             then = datetime.fromtimestamp(wake_at, UTC)
-            assert traffic.said(said, TrafficSeen(*figures), then)[0] != said, "what waits is written when its minute is over"
+            assert traffic.build_status(said, ObservedTraffic(*figures), then)[0] != said, "what waits is written when its minute is over"
 
 
 def test_an_idle_service_writes_no_traffic_and_one_without_workers_has_none() -> None:
-    idle = look(Observed(SERVING, probe=PROVEN, traffic=TrafficSeen(0, 0, None)))
+    idle = look(Observed(SERVING, probe=PROVEN, traffic=ObservedTraffic(0, 0, None)))
     assert idle.status.traffic is None
-    busy = look(Observed(SERVING, probe=PROVEN, traffic=TrafficSeen(500, 2000, 60)), before=idle)
+    busy = look(Observed(SERVING, probe=PROVEN, traffic=ObservedTraffic(500, 2000, 60)), before=idle)
     assert busy.status.traffic is not None and busy.status.traffic.cache_hit_percent == 60
-    same = look(Observed(SERVING, probe=PROVEN, traffic=TrafficSeen(540, 1900, 55)), before=busy, seconds=600)
+    same = look(Observed(SERVING, probe=PROVEN, traffic=ObservedTraffic(540, 1900, 55)), before=busy, seconds=600)
     assert same.status == busy.status, "within a tenth: no write"
     restarted = look(Observed(SERVING), before=busy, seconds=700)
     assert restarted.status.traffic == busy.status.traffic, "what was said stays until somebody has looked"
@@ -169,22 +175,24 @@ def test_an_idle_service_writes_no_traffic_and_one_without_workers_has_none() ->
 
 
 def status_of(*conditions: tuple[str, str, str, str]) -> ServiceStatus:
-    made = [dict(zip(("type", "status", "reason", "message"), one, strict=True)) for one in conditions]
-    return ServiceStatus.model_validate({"conditions": made})
+    items = [dict(zip(("type", "status", "reason", "message"), one, strict=True)) for one in conditions]
+    return ServiceStatus.model_validate({"conditions": items})
 
 
 def test_an_event_for_each_change_of_truth_or_reason_and_of_a_faults_words() -> None:
     well = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "False", "AsExpected", ""))
     one = status_of(("Ready", "False", "Loading", "1 of 2"), ("Degraded", "False", "AsExpected", ""))
     two = status_of(("Ready", "False", "Loading", "2 of 2"), ("Degraded", "False", "AsExpected", ""))
-    assert transitions.said(ServiceStatus(), well) == [("Normal", "Serving", "x")]
-    assert transitions.said(well, one) == [("Normal", "Loading", "1 of 2")] and transitions.said(one, two) == []
+    assert transitions.events_for(ServiceStatus(), well) == [("Normal", "Serving", "x")]
+    assert transitions.events_for(well, one) == [("Normal", "Loading", "1 of 2")] and transitions.events_for(one, two) == []
     bad = status_of(("Ready", "False", "Crashed", "a"), ("Degraded", "True", "Crashed", "a"))
     worse = status_of(("Ready", "False", "Crashed", "b"), ("Degraded", "True", "Crashed", "b"))
-    assert transitions.said(two, bad) == [("Warning", "Crashed", "a")] and transitions.said(bad, worse) == [("Warning", "Crashed", "b")]
-    assert transitions.said(worse, worse) == []
+    assert transitions.events_for(two, bad) == [("Warning", "Crashed", "a")] and transitions.events_for(bad, worse) == [
+        ("Warning", "Crashed", "b")
+    ]
+    assert transitions.events_for(worse, worse) == []
     lost = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "True", "IndexUnavailable", "since 1"))
     still = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "True", "IndexUnavailable", "since 2"))
-    assert transitions.said(well, lost) == [("Warning", "IndexUnavailable", "since 1")] and transitions.said(lost, still) == []
+    assert transitions.events_for(well, lost) == [("Warning", "IndexUnavailable", "since 1")] and transitions.events_for(lost, still) == []
     late = status_of(("Ready", "True", "Serving", "x"), ("Progressing", "False", "ProgressDeadlineExceeded", "timed out"))
-    assert transitions.said(well, late) == [("Warning", "ProgressDeadlineExceeded", "timed out")]
+    assert transitions.events_for(well, late) == [("Warning", "ProgressDeadlineExceeded", "timed out")]

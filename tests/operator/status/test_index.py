@@ -13,18 +13,18 @@ from tests.operator.answering import Answering
 from tests.operator.manifests import SETTINGS, deployment, pod, service
 
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import IndexSeen, Observed, ProbeResult, RedisSeen
-from fairlead_operator.polling.index import IndexWatch
-from fairlead_operator.polling.prober import Prober, RouterSilent
+from fairlead_operator.observed import Observed, ObservedIndex, ObservedRedis, ProbeResult
+from fairlead_operator.polling.index import IndexPoller
+from fairlead_operator.polling.prober import Prober, RouterUnavailable
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
-AWAY = IndexSeen("Unavailable", "no password for redis: does the Secret exist in this namespace?", "Remote")
+AWAY = ObservedIndex("Unavailable", "no password for redis: does the Secret exist in this namespace?", "Remote")
 
 
-def look(seen: IndexSeen | None, before: Desired | None = None, seconds: float = 0, **deployments: Any) -> Desired:
+def look(seen: ObservedIndex | None, before: Desired | None = None, seconds: float = 0, **deployments: Any) -> Desired:
     observed = Observed(SERVING | deployments, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=seen)
     status = before.status.model_dump(by_alias=True, mode="json") if before else None
     return desired(service(status=status), observed, SETTINGS, NOW + timedelta(seconds=seconds))
@@ -37,7 +37,7 @@ def condition(plan: Desired, kind: str) -> tuple[str, str]:
 
 
 def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> None:
-    lost = look(AWAY, look(IndexSeen("Ok", read="Mirror")), 10)
+    lost = look(AWAY, look(ObservedIndex("Ok", read="Mirror")), 10)
     assert lost.status.index is not None and lost.status.index.state == "Unavailable" and "Secret" in lost.status.index.reason
     assert lost.status.index.since == "2026-01-01T12:00:10Z" and lost.wake_at == NOW.timestamp() + 130
     assert condition(lost, "Degraded") == ("False", "AsExpected")
@@ -45,7 +45,7 @@ def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> No
     assert condition(later, "Degraded") == ("True", "IndexUnavailable") and condition(later, "Ready") == ("True", "Serving")
     assert "does the Secret exist" in next(one.message for one in later.status.conditions if one.type == "Degraded")
     assert condition(look(AWAY, later, 500), "Degraded")[0] == "True" and look(AWAY, later, 500).status == later.status, "nothing to write"
-    assert condition(look(IndexSeen("Ok"), later, 600), "Degraded") == ("False", "AsExpected")
+    assert condition(look(ObservedIndex("Ok"), later, 600), "Degraded") == ("False", "AsExpected")
 
 
 def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothing_is_said_without_a_router() -> None:
@@ -56,27 +56,27 @@ def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothin
 
 
 def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
-    def credentials(redis: RedisSeen | None, before: Desired | None = None) -> tuple[str, str]:
-        observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=IndexSeen("Ok"), redis=redis)
+    def credentials(redis: ObservedRedis | None, before: Desired | None = None) -> tuple[str, str]:
+        observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=ObservedIndex("Ok"), redis=redis)
         status = before.status.model_dump(by_alias=True, mode="json") if before else None
         index = desired(service(status=status), observed, SETTINGS, NOW).status.index
         assert index is not None
         return index.credentials, index.credentials_reason
 
-    assert credentials(RedisSeen("PerService")) == ("PerService", "")
-    assert credentials(RedisSeen("Shared", "NOPERM")) == ("Shared", "NOPERM")
-    assert credentials(RedisSeen("")) == credentials(None) == ("", "")
-    observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), redis=RedisSeen("Shared", "NOPERM"))
-    shared = desired(service(status=look(IndexSeen("Ok")).status.model_dump(by_alias=True, mode="json")), observed, SETTINGS, NOW)
+    assert credentials(ObservedRedis("PerService")) == ("PerService", "")
+    assert credentials(ObservedRedis("Shared", "NOPERM")) == ("Shared", "NOPERM")
+    assert credentials(ObservedRedis("")) == credentials(None) == ("", "")
+    observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), redis=ObservedRedis("Shared", "NOPERM"))
+    shared = desired(service(status=look(ObservedIndex("Ok")).status.model_dump(by_alias=True, mode="json")), observed, SETTINGS, NOW)
     assert shared.status.index is not None and shared.status.index.credentials == "Shared", "before a router was asked"
-    assert credentials(RedisSeen(""), shared) == ("Shared", "NOPERM"), "while Redis is silent"
+    assert credentials(ObservedRedis(""), shared) == ("Shared", "NOPERM"), "while Redis is silent"
 
 
 @given(st.lists(st.integers(0, 100), min_size=2, max_size=30))
 def test_the_error_is_written_again_only_when_it_is_another_by_a_tenth(percents: list[int]) -> None:
     said = None
     for percent in percents:
-        before, said = said, index_status.said(said, IndexSeen("Ok", error_percent=percent), 1, NOW)
+        before, said = said, index_status.build_status(said, ObservedIndex("Ok", error_percent=percent), 1, NOW)
         assert said is not None and said.prediction_error_percent is not None
         written = said.prediction_error_percent
         assert written % 10 == 0 and abs(written - percent) < 10
@@ -88,9 +88,9 @@ def test_always_the_same_router_is_asked() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1"}
     routers = [pod("r-b", "router", **ready), pod("r-a", "router", **{**ready, "podIP": "fd00::7"}), pod("r-0", "router", podIP="10.0.0.9")]
     workers = [pod("a", "worker", **ready)]
-    assert index_status.router_to_ask([*workers, *routers]) == index_status.router_to_ask([*routers[::-1]]) == "[fd00::7]:8082"
+    assert index_status.choose_router([*workers, *routers]) == index_status.choose_router([*routers[::-1]]) == "[fd00::7]:8082"
     routers[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert index_status.router_to_ask(routers) == "10.0.0.1:8082" and index_status.router_to_ask(workers) == ""
+    assert index_status.choose_router(routers) == "10.0.0.1:8082" and index_status.choose_router(workers) == ""
 
 
 @contextmanager
@@ -113,11 +113,11 @@ async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
     page: dict[str, Any] = {"index": "ok", "index_reason": "", "index_read": "mirror"}
     with router(page) as address:
         page["workers"] = [worker(20, over=0.314), worker(99, under=0.02), worker(3, over=1.0)]
-        assert index_status.seen_by(await prober.page(address)) == IndexSeen("Ok", "", "Mirror", 31)
+        assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Ok", "", "Mirror", 31)
         page |= {"index": "unavailable", "index_reason": "redis is away", "index_read": "remote", "workers": []}
-        assert index_status.seen_by(await prober.page(address)) == IndexSeen("Unavailable", "redis is away", "Remote")
+        assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Unavailable", "redis is away", "Remote")
         page.clear()
-        with pytest.raises(RouterSilent, match="503"):
+        with pytest.raises(RouterUnavailable, match="503"):
             await prober.page(address)
     await prober.close()
 
@@ -126,15 +126,15 @@ async def test_a_change_is_told_and_a_router_that_falls_silent_is_unknown_after_
     prober, told = Prober("cluster.local"), asyncio.Event()
     page: dict[str, Any] = {"index": "ok", "workers": []}
     with router(page) as address:
-        watch = IndexWatch(prober, told.set)
+        watch = IndexPoller(prober, told.set)
         watch.follow(address, known=False)
-        watch.hurry()
+        watch.poll_soon()
         await asyncio.wait_for(told.wait(), 10)
-        assert watch.seen == IndexSeen("Ok")
+        assert watch.seen == ObservedIndex("Ok")
         page.clear()
         told.clear()
         while not told.is_set():  # each look is hurried on, instead of half a minute's wait
-            watch.hurry()
+            watch.poll_soon()
             await asyncio.sleep(0.01)
         assert watch.seen is not None and watch.seen.state == "Unknown" and "503" in watch.seen.reason
         watch.follow("", known=True)

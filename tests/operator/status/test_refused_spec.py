@@ -5,15 +5,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.operator.manifests import SETTINGS, container, deployment, manifest, pod, service
-from tests.operator.reconcile.test_reconciler import OWNER, Recording, tools
+from tests.operator.reconcile.test_reconciler import OWNER, Recording, dependencies
 
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.desired import desired
-from fairlead_operator.kube.cache import Store
-from fairlead_operator.kube.workqueue import Lanes
-from fairlead_operator.observed import IndexSeen, Observed, ProbeResult, TrafficSeen
-from fairlead_operator.reconcile.reconciler import Loop, Tools
+from fairlead_operator.kube.cache import Cache
+from fairlead_operator.kube.workqueue import WorkQueue
+from fairlead_operator.observed import Observed, ObservedIndex, ObservedTraffic, ProbeResult
+from fairlead_operator.reconcile.reconciler import Dependencies, Reconciler
 from fairlead_operator.status import refused_spec
 from fairlead_operator.status.conditions import find
 
@@ -25,14 +25,14 @@ SERVING = {"worker": deployment("worker", 2), "router": deployment("router", 2)}
 def served() -> ServiceStatus:
     """What stood before the edit."""
     proven = ProbeResult(1, True, "", 0, NOW.timestamp())
-    seen = Observed(SERVING, probe=proven, index=IndexSeen("Ok", read="Mirror"), traffic=TrafficSeen(120, 900, 40))
+    seen = Observed(SERVING, probe=proven, index=ObservedIndex("Ok", read="Mirror"), traffic=ObservedTraffic(120, 900, 40))
     return desired(service(replicas=2), seen, SETTINGS, NOW).status
 
 
 def edited(observed: Observed, *, before: ServiceStatus | None = None, seconds: float = 60) -> ServiceStatus:
     status = (before or served()).model_dump(by_alias=True, mode="json")
     one = service(generation=2, status=status)
-    return refused_spec.said(one, PROBLEM, observed, NOW + timedelta(seconds=seconds))[0]
+    return refused_spec.build_status(one, PROBLEM, observed, NOW + timedelta(seconds=seconds))[0]
 
 
 def conditions(status: ServiceStatus) -> dict[str, tuple[str, str]]:
@@ -41,7 +41,7 @@ def conditions(status: ServiceStatus) -> dict[str, tuple[str, str]]:
 
 def test_what_serves_is_available_while_the_edit_waits() -> None:
     before = served()
-    after = edited(Observed(SERVING, index=IndexSeen("Ok", read="Mirror"), traffic=TrafficSeen(120, 900, 40)))
+    after = edited(Observed(SERVING, index=ObservedIndex("Ok", read="Mirror"), traffic=ObservedTraffic(120, 900, 40)))
     assert conditions(after) == {
         "Ready": ("False", "InvalidSpec"),
         "Available": ("True", "Serving"),
@@ -63,8 +63,8 @@ def test_what_happens_to_the_workers_meanwhile_is_told() -> None:
     failing = Observed(
         {"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)},
         pods=(pod("a", containerStatuses=[crashed]), pod("b", containerStatuses=[crashed])),
-        index=IndexSeen("Unavailable", reason="redis is away"),
-        traffic=TrafficSeen(120, 900, 40),
+        index=ObservedIndex("Unavailable", reason="redis is away"),
+        traffic=ObservedTraffic(120, 900, 40),
     )
     after = edited(failing, seconds=300)
     told = conditions(after)
@@ -90,7 +90,7 @@ def test_a_route_and_groups_are_read_as_they_are() -> None:
         "spec": {"parentRefs": [{"name": "web", "namespace": "gateways"}]},
         "status": {"parents": [{"conditions": [refused]}]},
     }
-    after = edited(Observed(SERVING, exposed={"HTTPRoute": route}))
+    after = edited(Observed(SERVING, optional_objects={"HTTPRoute": route}))
     assert conditions(after)["GatewayReady"] == ("False", "NotAllowedByListeners")
     assert conditions(after)["Degraded"] == ("True", "NotAllowedByListeners")
     ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}
@@ -100,7 +100,7 @@ def test_a_route_and_groups_are_read_as_they_are() -> None:
         "metadata": {"name": "qwen-worker", "generation": 1},
         "spec": {"replicas": 2, "leaderWorkerTemplate": {"leaderTemplate": template}},
     }
-    after = edited(Observed({"router": deployment("router", 2)}, leaders, exposed={"LeaderWorkerSet": groups}))
+    after = edited(Observed({"router": deployment("router", 2)}, leaders, optional_objects={"LeaderWorkerSet": groups}))
     assert conditions(after)["Available"] == ("True", "Serving") and after.ready == "2/2"
 
 
@@ -111,7 +111,7 @@ def child(body: dict[str, Any], kind: str, name: str, version: int) -> dict[str,
 
 
 async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
-    store, cluster, events = Store(lambda _: None), Recording(), []
+    cache, cluster, events = Cache(lambda _: None), Recording(), []
 
     class Router:
         async def page(self, address: str) -> dict[str, Any]:
@@ -121,27 +121,29 @@ async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
     body = manifest(engine={"dtype": "int3"})
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 2}
     body["status"] = served().model_dump(by_alias=True, mode="json") | {"index": None}
-    store.put(body)
-    store.put(child(deployment("worker", 2), "Deployment", "qwen-worker", 6))
-    store.put(child(deployment("router", 1), "Deployment", "qwen-router", 6))
+    cache.put(body)
+    cache.put(child(deployment("worker", 2), "Deployment", "qwen-worker", 6))
+    cache.put(child(deployment("router", 1), "Deployment", "qwen-router", 6))
     ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}], "podIP": "10.0.0.9"}
-    store.put(child(pod("qwen-router-1", "router", **ready), "Pod", "qwen-router-1", 6))
-    shared = Tools(**{**vars(tools(store, cluster, Router())), "announce": lambda _, *said: events.append(said), "lanes": Lanes(1)})
-    loop = Loop(OWNER, shared)
+    cache.put(child(pod("qwen-router-1", "router", **ready), "Pod", "qwen-router-1", 6))
+    shared = Dependencies(
+        **{**vars(dependencies(cache, cluster, Router())), "record_event": lambda _, *said: events.append(said), "work_queue": WorkQueue(1)}
+    )
+    loop = Reconciler(OWNER, shared)
 
     def told() -> dict[str, str]:
         return {one["type"]: one["reason"] for one in cluster.status["conditions"]}
 
     try:
-        await loop.one_pass()
+        await loop.reconcile()
         assert told()["Ready"] == "InvalidSpec" and told()["Available"] == "Serving" and cluster.status["ready"] == "2/2"
         assert [event[:2] for event in events] == [("Warning", "InvalidSpec")] and "spec.engine.dtype" in events[0][2]
-        await asyncio.wait_for(loop._woken.wait(), 10)  # the router has told of the index
-        store.put(store.service(OWNER) | {"status": cluster.status, "metadata": {**body["metadata"], "resourceVersion": "7"}})
-        store.put(child(deployment("worker", 2, ready=0), "Deployment", "qwen-worker", 8))
-        await loop.one_pass()
+        await asyncio.wait_for(loop._wake_event.wait(), 10)  # the router has told of the index
+        cache.put(cache.service(OWNER) | {"status": cluster.status, "metadata": {**body["metadata"], "resourceVersion": "7"}})
+        cache.put(child(deployment("worker", 2, ready=0), "Deployment", "qwen-worker", 8))
+        await loop.reconcile()
         assert told()["Available"] == "NoWorker" and cluster.status["ready"] == "0/2" and cluster.status["index"]["state"] == "Ok"
         assert len(events) == 1, "the fault was said"
         assert cluster.asked == 0, "no child was looked at, made or taken away"
     finally:
-        loop._stop_asking()
+        loop._stop_polling()

@@ -1,45 +1,45 @@
-"""Is a canary worse than what it would replace? In words for people, or nothing."""
+"""Judges whether a canary is worse than the old revision. Returns the reason for people, or an empty string."""
 
 from fairlead_common.canary_split import Side, SplitReport
 from fairlead_operator.api.canary import Canary
 
-NOISE = 0.01  # seconds: a difference of first tokens below this is nobody's complaint
+NOISE = 0.01  # seconds: a smaller difference in time to first token is ignored
 QUANTILES = (0.5, 0.9)
 
 
-def error_problem(report: SplitReport, asked: Canary) -> str:
-    """Its share of failed requests against the other side's: what fails everywhere (a flood of bad requests) is no fault of it."""
+def error_problem(report: SplitReport, canary_spec: Canary) -> str:
+    """Compare the shares of failed requests. A failure on both sides, such as a flood of invalid requests, is not the canary's."""
     canary, stable = report.canary, report.stable
-    if canary.error_rate <= stable.error_rate + asked.max_error_rate:
+    if canary.error_rate <= stable.error_rate + canary_spec.max_error_rate:
         return ""
-    allowed = f"at most {_percent(asked.max_error_rate)} more may (spec.rollout.canary.maxErrorRate)"
+    allowed = f"at most {_percent(canary_spec.max_error_rate)} more may (spec.rollout.canary.maxErrorRate)"
     return f"{_errors(canary)} failed, of the old revision {_errors(stable)}; {allowed}"
 
 
-def ttft_problem(report: SplitReport, asked: Canary) -> str:
-    """Its time to first token against the other side's, where both have been measured."""
+def ttft_problem(report: SplitReport, canary_spec: Canary) -> str:
+    """Compare the times to first token, where both were measured."""
     canary, stable = report.canary.ttft, report.stable.ttft
     if not canary.count or not stable.count:
         return ""
     for share in QUANTILES:
         slow, usual = canary.quantile(share), stable.quantile(share)
-        if slow > asked.max_ttft_ratio * usual and slow - usual > NOISE:
+        if slow > canary_spec.max_ttft_ratio * usual and slow - usual > NOISE:
             return (
                 f"its p{100 * share:.0f} time to first token was {_seconds(slow)}, {slow / usual:.1f} times the old revision's "
-                f"{_seconds(usual)}; at most {asked.max_ttft_ratio:g} times is allowed (spec.rollout.canary.maxTtftRatio)"
+                f"{_seconds(usual)}; at most {canary_spec.max_ttft_ratio:g} times is allowed (spec.rollout.canary.maxTtftRatio)"
             )
     return ""
 
 
 def figures(report: SplitReport | None) -> str:
-    """What was seen so far, coarse: a figure that changes with every look would be written with every look."""
+    """Return the results so far. They are coarse: a figure that changes with every poll would be written with every poll."""
     if report is None or not report.canary.requests:
         return "; it has had no requests yet"
     return f"; of {_about(report.canary.requests)} requests {_about(report.canary.errors)} failed"
 
 
 def _about(count: int) -> str:
-    """To one digit: 7, over 40, over 3000."""
+    """Round to one digit: 7, over 40, over 3000."""
     if count < 10:
         return str(count)
     size = 10 ** (len(str(count)) - 1)

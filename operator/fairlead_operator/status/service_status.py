@@ -1,15 +1,16 @@
-"""The status of a service: counts, conditions, and whether a request through the router is due. Pure."""
+"""Builds the status of a service: counts, conditions, and whether a probe through the router is due. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause, creation, silence
+from fairlead_operator.causes import Cause, creation
 from fairlead_operator.causes import field_conflicts as contested
+from fairlead_operator.causes import unresponsive as silence
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
-from fairlead_operator.rollout.canary import NO_TRIAL, Plan
+from fairlead_operator.rollout.canary import NO_TRIAL, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
@@ -18,69 +19,71 @@ from fairlead_operator.status import pods as pod_conditions
 from fairlead_operator.status import refusals, traffic
 from fairlead_operator.status.conditions import Conditions, find
 
-RETRY_LONGEST = 15.0  # seconds between requests through a router that does not answer
+RETRY_LONGEST = 15.0  # seconds between probes through a router that does not answer
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is to be written, and what has to happen before more can be said."""
+class StatusResult:
+    """The status to write, and what must happen before it can change."""
 
     status: ServiceStatus
-    servable: bool  # every pod is as wanted: only a completed request is missing to Ready
+    servable: bool  # every pod is as wanted: only a completed probe is missing for Ready
     probe_due: bool
-    wake_at: float | None  # seconds since the epoch; None: nothing changes unless the cluster does
+    wake_at: float | None  # seconds since the epoch; None: only a change of the cluster changes the status
 
 
-def verdict(service: InferenceService, observed: Observed, step: Step, now: datetime, trial: Plan = NO_TRIAL) -> Verdict:
+def build_service_status(
+    service: InferenceService, observed: Observed, step: Step, now: datetime, trial: CanaryPlan = NO_TRIAL
+) -> StatusResult:
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
-    silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
-    observed = observed.stable  # of a canary only its plan speaks
-    loading = loading_status.said(service.status.loading, observed.pods, observed.loading)
-    obstacle = loading_status.told(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
+    silent, silent_at = silence.find(observed.deployments.values(), observed.pods, now)
+    observed = observed.stable  # the canary plan alone describes a canary
+    loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
+    obstacle = loading_status.add_progress(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
-    say = Conditions(service.status.conditions, service.generation, now)
+    conditions = Conditions(service.status.conditions, service.generation, now)
     if obstacle is not None:
-        say.say("Ready", False, obstacle.reason, obstacle.message)
+        conditions.set("Ready", False, obstacle.reason, obstacle.message)
     elif proof.proven:
-        say.say("Ready", True, "Serving", "A completion went through the router")
+        conditions.set("Ready", True, "Serving", "A completion went through the router")
     elif proof.failure:
-        look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; it is asked again by itself."
-        say.say("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
+        look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; the probe is repeated automatically."
+        conditions.set("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
     elif proof.was_ready:
-        say.keep("Ready")  # of the generation before; the request for this one is under way
+        conditions.keep("Ready")  # of the previous generation, while the probe for this one runs
     else:
-        say.say("Ready", False, "Probing", "All pods are ready; a completion through the router is under way")
+        conditions.set("Ready", False, "Probing", "All pods are ready; a completion through the router is under way")
     serving = workers.ready > 0 and routers.ready > 0
-    say.say(
+    conditions.set(
         "Available",
         serving,
         "Serving" if serving else "ScaledToZero" if workers.wanted == 0 else "NoWorker" if workers.ready == 0 else "NoRouter",
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
-    _progressing(say, service, workers, routers, step, trial)
-    pod_conditions.weights_ready(say, observed, workers, step.revision)
+    _progressing(conditions, service, workers, routers, step, trial)
+    pod_conditions.set_weights_ready(conditions, observed, workers, step.revision)
     routable = routers.ready > 0
-    say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
-    pod_conditions.template_valid(say, obstacle)
-    measured, measured_at = traffic.said(service.status.traffic, observed.traffic, now, serving=serving)
-    index = index_status.said(service.status.index, observed.index, routers.ready, now, observed.redis)
-    unsteered, unsteered_at = index_status.fault(index, now)
+    conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
+    pod_conditions.set_template_valid(conditions, obstacle)
+    measured, measured_at = traffic.build_status(service.status.traffic, observed.traffic, now, serving=serving)
+    index = index_status.build_status(service.status.index, observed.index, routers.ready, now, observed.redis)
+    unsteered, unsteered_at = index_status.find_fault(index, now)
     stalled = (
         Cause("ProgressDeadlineExceeded", _stalled(service, workers, routers, step), fault=True)
         if workers.stalled or routers.stalled
         else None
     )
-    exposed = gateway_status.said(service, observed)
-    if exposed is not None:
-        say.say("GatewayReady", *exposed)
-    fought, fought_until = contested.of(service, observed.contests)
-    faults = (obstacle, step.problem, stalled, silent, fought, unsteered, gateway_status.fault(exposed))
+    optional_objects = gateway_status.build_condition(service, observed)
+    if optional_objects is not None:
+        conditions.set("GatewayReady", *optional_objects)
+    fought, fought_until = contested.of(service, observed.field_conflicts)
+    faults = (obstacle, step.problem, stalled, silent, fought, unsteered, gateway_status.find_fault(optional_objects))
     fault = next((one for one in faults if one is not None and one.fault), None)
-    say.say("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
+    conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
     status = ServiceStatus(
         observed_generation=service.generation,
@@ -96,55 +99,57 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
         index=index,
         traffic=measured,
         canary=trial.status,
-        conditions=say.made,
+        conditions=conditions.items,
     )
     wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at, fought_until) if at is not None), default=None)
-    return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
+    return StatusResult(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
 
 
-def _progressing(say: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step, trial: Plan) -> None:
+def _progressing(
+    conditions: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step, trial: CanaryPlan
+) -> None:
     counted = f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision"
     if step.problem is not None:
-        say.say("Progressing", False, step.problem.reason, step.problem.message)
+        conditions.set("Progressing", False, step.problem.reason, step.problem.message)
     elif service.spec.rollout.paused:
-        say.say("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
+        conditions.set("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
     elif workers.stalled or routers.stalled:
-        say.say("Progressing", False, "ProgressDeadlineExceeded", _stalled(service, workers, routers, step))
+        conditions.set("Progressing", False, "ProgressDeadlineExceeded", _stalled(service, workers, routers, step))
     elif workers.complete and routers.rolled_out and trial.cause is not None:
-        say.say("Progressing", not trial.cause.fault, trial.cause.reason, trial.cause.message)
+        conditions.set("Progressing", not trial.cause.fault, trial.cause.reason, trial.cause.message)
     elif workers.complete and routers.rolled_out:
-        say.say("Progressing", False, "Complete", "All workers are of the wanted revision")
+        conditions.set("Progressing", False, "Complete", "All workers are of the wanted revision")
     else:
-        rolling = step.doing and workers.wanted and workers.total > workers.updated
-        say.say("Progressing", True, "RollingOut", f"{step.doing}; {counted}" if rolling else counted)
+        rolling = step.activity and workers.wanted and workers.total > workers.updated
+        conditions.set("Progressing", True, "RollingOut", f"{step.activity}; {counted}" if rolling else counted)
 
 
 def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> str:
-    """What the Deployment controller says, and what to do about it: where no other revision is left, there is no edit to be undone."""
-    doing = f" ({step.doing})" if workers.stalled and step.doing and workers.total > workers.updated else ""
+    """Return the Deployment controller's message with advice. Without pods of another revision there is no edit to undo."""
+    activity = f" ({step.activity})" if workers.stalled and step.activity and workers.total > workers.updated else ""
     kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
     advice = "Undo the edit, or name a kept revision in spec.rollout.revision"
     if workers.stalled and not kept and 0 < workers.ready < workers.wanted:
         field = "spec.scaling.max" if service.spec.scaling is not None and service.spec.scaling.target is not None else "spec.replicas"
         advice = f"Make room for {workers.wanted} workers, or set {field} to what fits ({workers.ready} are ready)"
-    return f"{workers.stalled or routers.stalled}{doing}{kept}. {advice}"
+    return f"{workers.stalled or routers.stalled}{activity}{kept}. {advice}"
 
 
 def _obstacle(
     service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step, silent: Cause | None
 ) -> Cause | None:
-    """The most telling reason why the service is not as wanted; None when only a request is missing."""
+    """Return the most specific reason why the service is not as wanted; None when only a probe is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
         return refusals.cause(service, child, words)
     for replicas in (workers, routers):
-        # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
-        if replicas.failure is not None and replicas.updated < replicas.wanted and not (step.room_comes and replicas is workers):
+        # An older ReplicaSet may still be refused pods when all pods of the present template exist.
+        if replicas.failure is not None and replicas.updated < replicas.wanted and not (step.capacity_expected and replicas is workers):
             return creation.of_failure(*replicas.failure)
     held = "Paused" if service.spec.rollout.paused else "RollingOut"
     if not workers.complete:
         cause = causes.of_pods(observed.pods, names.WORKER, step.revision, observed.pod_events)
-        if cause is not None and cause.fault and not (step.room_comes and cause.reason == "FailedScheduling"):
+        if cause is not None and cause.fault and not (step.capacity_expected and cause.reason == "FailedScheduling"):
             return cause
         if silent is not None:
             return silent
@@ -175,14 +180,14 @@ def _obstacle(
 
 
 def _paused(observed: Observed, component: str) -> bool:
-    """Somebody has paused the Deployment itself; we never write that field, so it stays theirs."""
+    """Return whether a user paused the Deployment itself. The operator never writes that field, so the user keeps owning it."""
     deployment = observed.deployments.get(component)
     return deployment is not None and bool((deployment.get("spec") or {}).get("paused"))
 
 
 @dataclass(frozen=True)
 class _Proof:
-    """Whether a completion has gone through the router since the service was last not servable."""
+    """Whether a completion succeeded through the router since the service was last not servable."""
 
     proven: bool = False
     was_ready: bool = False

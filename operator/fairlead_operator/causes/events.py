@@ -1,15 +1,15 @@
-"""What Events tell of a pod that its status does not: volumes that cannot be mounted, sandboxes, probes, a node that went."""
+"""Causes that only Events report: volumes that cannot be mounted, pod sandboxes, probes, and lost nodes."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairlead_operator.causes.cause import Cause, told
-from fairlead_operator.observed import Happened
+from fairlead_operator.causes.cause import Cause, make_cause
+from fairlead_operator.observed import PodEvent
 
 MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 PROBE = {"Unhealthy"}
-TELLING = {*MOUNT, *PROBE, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
+RELEVANT_REASONS = {*MOUNT, *PROBE, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
 
 _MOUNT_ADVICE = (
     (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct its name in the manifest."),
@@ -23,11 +23,11 @@ _MOUNT_ADVICE = (
 )
 
 
-def newest(events: Sequence[Mapping[str, Any]]) -> Happened | None:
-    """The newest that tells something; a readiness probe's word comes after any other, for it ends nothing."""
-    telling = [event for event in events if event.get("reason") in TELLING]
+def newest_relevant(events: Sequence[Mapping[str, Any]]) -> PodEvent | None:
+    """Return the newest relevant Event. A readiness probe's Event comes after any other, because it ends no container."""
+    telling = [event for event in events if event.get("reason") in RELEVANT_REASONS]
     found = max(telling, key=lambda event: (not _of_readiness(event), _time(event)), default=None)
-    return Happened(found["reason"], str(found.get("message") or "")) if found is not None else None
+    return PodEvent(found["reason"], str(found.get("message") or "")) if found is not None else None
 
 
 def _of_readiness(event: Mapping[str, Any]) -> bool:
@@ -39,16 +39,16 @@ def _time(event: Mapping[str, Any]) -> str:
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def of_event(pod: str, event: Happened) -> Cause | None:
-    """What it means for a pod whose containers do not run yet; None where it does not say why."""
+def of_event(pod: str, event: PodEvent) -> Cause | None:
+    """Return the cause for a pod whose containers do not run yet; None where the Event gives no reason."""
     if event.reason in MOUNT:
         found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
         do = next((text.format(*match.groups()) for match, text in found if match), f"See kubectl describe pod {pod}.")
-        return told("FailedMount", f"pod {pod} waits for a volume: {_calm(event.message)}", do)
+        return make_cause("FailedMount", f"pod {pod} waits for a volume: {_without_ids(event.message)}", do)
     if event.reason in ("FailedCreatePodSandBox", "NetworkNotReady"):
-        return told(
+        return make_cause(
             event.reason,
-            f"pod {pod}: {_calm(event.message)}",
+            f"pod {pod}: {_without_ids(event.message)}",
             "The node's container runtime or network plugin is at fault: see its pods and the kubelet's log.",
         )
     return node_gone(pod) if event.reason == "NodeNotReady" else None
@@ -56,15 +56,15 @@ def of_event(pod: str, event: Happened) -> Cause | None:
 
 def node_gone(pod: str, node: str = "") -> Cause:
     do = "Kubernetes replaces the pod after about 5 minutes. If the node is gone for good, delete it: kubectl delete node."
-    return told("NodeLost", f"the node {node + ' ' if node else ''}of pod {pod} does not answer", do)
+    return make_cause("NodeLost", f"the node {node + ' ' if node else ''}of pod {pod} does not answer", do)
 
 
-def probe_failed(pod: str, event: Happened | None) -> str:
-    """What the probe saw, as a clause; empty: no probe was heard of."""
-    return _calm(event.message) if event is not None and event.reason in PROBE else ""
+def probe_failed(pod: str, event: PodEvent | None) -> str:
+    """Return the probe's message as a clause; empty: there is no Event of a probe."""
+    return _without_ids(event.message) if event is not None and event.reason in PROBE else ""
 
 
-def _calm(message: str) -> str:
-    """Without what differs each time that the same thing happens: ids and times would make the same message another one."""
+def _without_ids(message: str) -> str:
+    """Remove ids and times, which would make each repetition a different message."""
     message = re.sub(r"\b[0-9a-f]{64}\b|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", "…", message)
     return " ".join(message.split())

@@ -1,0 +1,85 @@
+"""Whether a node has capacity for one more worker, from the scheduler's messages on pending pods and from refusals by a quota."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairlead_operator import names
+from fairlead_operator.objects import Body, component_of, parse_time
+
+# What a worker that leaves its node frees, in the messages of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
+# PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Without any of them, draining a worker would gain nothing:
+# no node fits in any case.
+_GIVEN_BACK = (
+    "insufficient",
+    "too many pods",
+    "free ports",
+    "anti-affinity",
+    "topology spread",
+    "volume count",
+    "readwriteoncepod",
+    "allocate all claims",
+)
+
+
+@dataclass(frozen=True)
+class PendingWorkers:
+    """New workers that have no node, or that may not be created."""
+
+    since: float  # seconds since the epoch, of the first of them
+    words: str  # the scheduler's or the quota's message
+    drain_helps: bool  # a worker that leaves frees what is missing
+
+
+def find_pending(pods: Iterable[Body], deployment: Body, wanted: int) -> PendingWorkers | None:
+    """Return the pending workers; None: all have a node. `pods`: the running workers of the wanted revision."""
+    found = [one for one in (_unscheduled(pod) for pod in pods) if one is not None]
+    quota = _over_quota(deployment, wanted)
+    if quota is not None:
+        found.append(quota)
+    if not found:
+        return None
+    first = min(found, key=lambda one: one.since)
+    helped = [one for one in found if one.drain_helps]
+    return PendingWorkers(first.since, (helped or [first])[0].words, bool(helped))
+
+
+def _unscheduled(pod: Body) -> PendingWorkers | None:
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("reason") == "Unschedulable":
+            since = condition.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
+            words = str(condition.get("message") or "")
+            fits = words.partition("preemption:")[0].lower()
+            return PendingWorkers(parse_time(since), words, not fits or any(given in fits for given in _GIVEN_BACK))
+    return None
+
+
+def _over_quota(deployment: Body, wanted: int) -> PendingWorkers | None:
+    """Return a refusal by the namespace's quota, which counts terminating pods until they are gone."""
+    status = deployment.get("status") or {}
+    if int(status.get("updatedReplicas") or 0) >= wanted:
+        return None
+    for condition in status.get("conditions") or []:
+        words = str(condition.get("message") or "")
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True" and "exceeded quota" in words:
+            return PendingWorkers(parse_time(condition.get("lastTransitionTime")), words, True)
+    return None
+
+
+class DepartureTracker:
+    """Tracks when a worker last left, as far as this process knows: the scheduler needs a moment to use the freed capacity.
+
+    This is the only state of rollouts that children do not show. A new process counts from its start, so lost state makes a wait longer and
+    never shorter.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._held: frozenset[str] = frozenset()
+
+    def since(self, pods: Iterable[Mapping[str, Any]], now: float) -> float:
+        held = frozenset(str(pod["metadata"].get("uid")) for pod in pods if component_of(pod) in names.pod_components(names.WORKER))
+        if self._held - held:
+            self._since = now
+        self._held = held
+        return self._since

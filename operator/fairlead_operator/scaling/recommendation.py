@@ -1,0 +1,112 @@
+"""Computes how many workers the demand needs, from arriving and waiting tokens and from measured rates. Pure.
+
+More workers are needed when the expected wait before prefill leaves less of the TTFT target than the prompt's own prefill takes.
+Then enough are recommended to prefill the arriving prompts at a load that keeps the queue as short as the target requires (the mean wait
+of an M/D/1 queue, Pollaczek and Khinchine), and to work off the backlog. Below the target no worker is added, however busy they are.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from fairlead_operator.observed import Recommendation
+from fairlead_operator.scaling.demand import Demand
+
+WINDOW = 15.0  # seconds over which routers average arrivals, so that a step of load is complete after that time
+MAX_LOAD, MIN_LOAD = 0.8, 0.3  # of a worker's measured rate: noise always has this headroom, and no target requires more
+FULL_SHARE = 0.9  # of the requests that a worker can run
+SCALE_DOWN_SHARE = 0.8  # a smaller pool must do with this share of its capacity: hysteresis between two sizes
+MIN_WAIT_SHARE = 0.25  # of the target stays for waiting, where the prefill alone takes longer
+CATCH_UP_FACTOR = 5.0  # times the seconds until more workers serve: the backlog is gone by then, and causes no second scale-up
+
+
+@dataclass(frozen=True)
+class WorkerPool:
+    """The workers. `start_seconds`: from a pod's creation to its readiness, as measured on pods."""
+
+    wanted: int
+    ready: int
+    start_seconds: float
+    serving_since: float = 0.0  # seconds since the epoch when the longest-ready worker became ready; infinity: none is ready
+
+    def idle(self, seconds: float, at: float) -> float:
+        """Return the part of `seconds` without a request in which a worker was ready.
+
+        Otherwise a worker that loads for longer than the idle time would be removed before it ever served.
+        """
+        return max(0.0, min(seconds, at - self.serving_since))
+
+
+def recommend(demand: Demand, pool: WorkerPool, target: float, at: float) -> Recommendation:
+    """Return the sizes for `target`, the seconds to the first token. Without some router's report `demand` is a lower bound."""
+    has_requests, had_requests = demand.active > 0 or demand.queued > 0, demand.requests_per_second > 0
+    if pool.wanted == 0:
+        waking = max(1, math.ceil(_steady_workers(demand, target))) if has_requests or had_requests else 0
+        waiting = max(1, demand.active)
+        why = f"{waiting} requests wait for a worker" if waiting > 1 else "a request waits for a worker"
+        return Recommendation(at, waking, waking, 0.0 if has_requests else demand.idle_seconds, has_requests, had_requests, why)
+    scale_up_to, why = _scale_up_target(demand, pool, target)
+    scale_down_to = max(
+        1, math.ceil(_steady_workers(demand, target) / SCALE_DOWN_SHARE), math.ceil(_decode_workers(demand) / SCALE_DOWN_SHARE)
+    )
+    if not demand.complete:
+        scale_down_to = max(scale_down_to, pool.wanted)
+    idle = pool.idle(demand.idle_seconds, at) if demand.complete else 0.0
+    return Recommendation(at, scale_up_to, max(scale_down_to, scale_up_to), idle, has_requests, had_requests, why)
+
+
+def _scale_up_target(demand: Demand, pool: WorkerPool, target: float) -> tuple[int, str]:
+    """Return the size and the reason; 0 where no more workers are needed."""
+    starting = pool.ready < pool.wanted  # the backlog is for the starting workers: counting it again would add workers without end
+    workers, rate = len(demand.workers), demand.prefill_rate
+    if workers and rate:
+        own = _prefill_seconds(demand) + fmean(one.step_seconds for one in demand.workers)
+        wait = demand.backlog_tokens / (workers * rate)
+        if wait > max(target - own, MIN_WAIT_SHARE * target):
+            catch_up = CATCH_UP_FACTOR * (WINDOW + pool.start_seconds)
+            piled = 0.0 if starting else (demand.tokens_per_second + demand.backlog_tokens / catch_up) / rate
+            sized = math.ceil(max(_steady_workers(demand, target), piled))
+            if sized > pool.wanted:
+                return sized, f"expected TTFT {wait + own:.1f}s over target {target:g}s"
+    waiting = demand.queued + sum(one.waiting for one in demand.workers)
+    room = _capacity(demand)
+    if waiting and room and not starting and sum(one.running for one in demand.workers) >= FULL_SHARE * room * workers:
+        sized = math.ceil(_decode_workers(demand))
+        if sized > pool.wanted:
+            return sized, f"{waiting} requests wait, and all workers run as many as they can"
+    return 0, ""
+
+
+def _prefill_seconds(demand: Demand) -> float:
+    """Return the seconds in which a worker prefills a prompt of mean length."""
+    if not demand.requests_per_second or not demand.prefill_rate:
+        return 0.0
+    return demand.tokens_per_second / demand.requests_per_second / demand.prefill_rate
+
+
+def _steady_workers(demand: Demand, target: float) -> float:
+    """Return the workers that the arriving prompts need."""
+    if not demand.prefill_rate:
+        return 0.0
+    own = _prefill_seconds(demand)
+    wait = max(target - own, MIN_WAIT_SHARE * target) / 2  # the mean: some requests wait longer
+    load = max(MIN_LOAD, min(MAX_LOAD, 2 * wait / (2 * wait + own)))
+    return demand.tokens_per_second / (demand.prefill_rate * load)
+
+
+def _decode_workers(demand: Demand) -> float:
+    """Return the workers that concurrent answers need: the present ones, or the expected ones (Little's law)."""
+    room = _capacity(demand)
+    if not room:
+        return 0.0
+    running = sum(one.running for one in demand.workers)
+    return max(running, demand.requests_per_second * demand.answer_seconds) / (FULL_SHARE * room)
+
+
+def _capacity(demand: Demand) -> float:
+    """Return the answers that one worker can run at once, by its own limit and by the pages that answers take; 0: unknown."""
+    limits = [float(one.max_running) for one in demand.workers if one.max_running]
+    running, used = sum(one.running for one in demand.workers), sum(one.pages_used for one in demand.workers)
+    if running and used:
+        limits.append(fmean(one.pages_total for one in demand.workers) * running / used)
+    return min(limits, default=0.0)
