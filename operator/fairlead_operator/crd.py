@@ -13,24 +13,24 @@ FILE = "fairlead.dev_inferenceservices.yaml"
 
 
 class _Plain(yaml.SafeDumper):
-    """No anchors: two rules that are the same object in Python are still written out twice."""
+    """A dumper without anchors: a rule that two fields share is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def rendered() -> dict[Path, str]:
-    """File (relative to the repository) → text."""
+    """Return the text of each generated file, by its path relative to the repository."""
     crd = custom_resource_definition()
-    text = HEADER + yaml.dump(crd, Dumper=_Plain, sort_keys=False, width=140)
-    # The chart reads the bare file and adds its own metadata: YAML that Helm would have to parse as a template is not in it.
+    text = HEADER + yaml.dump(crd, Dumper=_Plain, sort_keys=False, width=1000)
+    # The chart reads this file as data and adds its own metadata, so Helm does not parse the CRD as a template.
     return {Path("crds") / FILE: text, Path("charts/fairlead/files") / FILE: text}
 
 
 def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
     if not (root / "pyproject.toml").exists():
-        raise SystemExit(f"{root} is not the root of the repository (no pyproject.toml there): run this from it, or give its path")
+        raise SystemExit(f"{root} is not the root of the repository (it has no pyproject.toml): run this command there, or pass the path")
     for path, text in rendered().items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -52,14 +52,23 @@ def _defaults(part: type[BaseModel]) -> dict[str, Any]:
 def worker_revision(service: InferenceService) -> str:
     """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
     shaping = said(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _of_index(service)
-    return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
+    return names.digest([shaping, said(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name])
 
 
 def router_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about router pods."""
-    choices = ("policy", "index_mode", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
+    choices = (
+        "policy",
+        "index_mode",
+        "index_groups",
+        "forwarding_mode",
+        "metrics_names",
+        "hold_timeout_seconds",
+        "max_expected_ttft_milliseconds",
+        "args",
+    )
     routing = said(service.spec.routing, *choices)
-    parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name]
     if service.spec.access is not None:
         parts.append(said(service.spec.access))
     if service.spec.exposure.picks_endpoints:
@@ -85,7 +94,7 @@ def _of_index(service: InferenceService) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retry` of that trial. False where `why` is empty."""
+    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retryToken` of that trial. False where `why` is empty."""
 
     why: str = ""
     retry: str = ""

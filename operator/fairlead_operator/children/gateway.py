@@ -36,15 +36,17 @@ def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
 
 
 def _route(service: InferenceService, gateway: Gateway) -> Object:
-    parent = {"name": gateway.name, "namespace": gateway.namespace, "sectionName": gateway.section_name}
+    reference = gateway.parent_ref
+    parent = {"name": reference.name, "namespace": reference.namespace, "sectionName": reference.section_name}
+    timeout = f"{gateway.timeout_seconds or 0}s"
     spec: Object = {
         "parentRefs": [{key: value for key, value in parent.items() if value is not None}],
         "rules": [
             {
                 "matches": _MATCHES[first : first + MOST_MATCHES],
                 "backendRefs": [_backend(service)],
-                # Said, since gateways have timeouts of their own (Envoy's 15 s would cut most streams). 0s: none.
-                "timeouts": {"request": gateway.timeout, "backendRequest": gateway.timeout},
+                # Always set: a gateway's own default (Envoy: 15 s) would cut most streams. 0s disables the timeout.
+                "timeouts": {"request": timeout, "backendRequest": timeout},
             }
             for first in range(0, len(_MATCHES), MOST_MATCHES)
         ],

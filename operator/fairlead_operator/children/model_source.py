@@ -30,8 +30,8 @@ class ModelSource:
 def model_source(spec: ServiceSpec) -> ModelSource:
     """`hf://`, `s3://`: downloaded into the cache volume; `pvc://claim/path`, `oci://image`: mounted read-only; `file://`: as it is."""
     model = spec.model
-    drafting = spec.engine.speculative
-    draft = (drafting.model or "") if drafting is not None else ""
+    speculation = spec.engine.speculative_decoding
+    draft = (speculation.draft_model_uri or "") if speculation is not None else ""
     found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
     if any(downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
         found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
@@ -49,12 +49,12 @@ def cache_volume(cache: ModelCache | None) -> Object:
     """The source of the volume that downloads go to."""
     if cache is None:
         return {"emptyDir": {}}
-    if cache.claim is not None:
-        return {"persistentVolumeClaim": {"claimName": cache.claim}}
+    if cache.persistent_volume_claim is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim.claim_name}}
     if cache.host_path is not None:
         # No DirectoryOrCreate: a folder that the kubelet makes belongs to root, and the pod may not write there.
-        return {"hostPath": {"path": cache.host_path, "type": "Directory"}}
-    return {"emptyDir": {"sizeLimit": cache.size}}
+        return {"hostPath": {"path": cache.host_path.path, "type": "Directory"}}
+    return {"emptyDir": {"sizeLimit": cache.empty_dir.size_limit} if cache.empty_dir is not None else {}}
 
 
 def _access(model: Model) -> list[Object]:

@@ -15,7 +15,7 @@ _ANYONE: Object = {"namespaceSelector": {}}
 
 
 def objects(service: InferenceService, settings: Settings) -> list[Object]:
-    if not service.spec.exposure.network_policy:
+    if service.spec.exposure.network_policy == "None":
         return []
     followers = [_followers(service)] if groups.grouped(service) else []
     return [_workers(service, settings), *followers, _routers(service, settings)]
@@ -26,7 +26,7 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
     the operator looks at pods that load, monitoring reads metrics."""
     routers, workers = ({"podSelector": {"matchLabels": names.selector(service, component)}} for component in (names.ROUTER, names.WORKER))
     inference = [routers]
-    if service.spec.routing.steering == "Redirect":
+    if service.spec.routing.forwarding_mode == "Redirect":
         inference += _clients(service)
     if service.spec.exposure.picks_endpoints:
         inference += _proxies(service)
@@ -63,7 +63,7 @@ def _clients(service: InferenceService) -> list[Object]:
 def _proxies(service: InferenceService) -> list[Object]:
     """Of the gateway, if there is one."""
     gateway = service.spec.exposure.gateway
-    return [] if gateway is None else _namespaces([gateway.proxy_namespace or gateway.namespace or service.namespace])
+    return [] if gateway is None else _namespaces([gateway.proxy_namespace or gateway.parent_ref.namespace or service.namespace])
 
 
 def _overseers(settings: Settings) -> list[Object]:

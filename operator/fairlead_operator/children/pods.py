@@ -26,14 +26,14 @@ def liveness(failures: int) -> Object:
 
 def pod_spec(service: InferenceService, component: str, container: Object, volumes: list[Object]) -> Object:
     """A PodSpec around one container: restricted, spread over nodes, no API token."""
-    secrets = [{"name": name} for name in service.spec.image_pull_secrets]
+    secrets = [{"name": secret.name} for secret in service.spec.image_pull_secrets]
     return {
         **({"imagePullSecrets": secrets} if secrets else {}),
         "serviceAccountName": service.name,
         "automountServiceAccountToken": False,
         # A Service called "fairlead" would put FAIRLEAD_PORT=tcp://… into every pod, and our flags read FAIRLEAD_*.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + GRACE_MARGIN,
+        "terminationGracePeriodSeconds": service.spec.rollout.drain_timeout_seconds + GRACE_MARGIN,
         "securityContext": security.pod(),
         "topologySpreadConstraints": [
             {
@@ -75,7 +75,7 @@ def deployment(
             "replicas": replicas,
             "revisionHistoryLimit": 5,
             "minReadySeconds": settle,
-            "progressDeadlineSeconds": service.spec.rollout.deadline_seconds,
+            "progressDeadlineSeconds": service.spec.rollout.progress_deadline_seconds,
             "paused": paused,
             "selector": {"matchLabels": names.selector(service, component)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},

@@ -4,7 +4,6 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.fields import seconds
 from fairlead_operator.children import canary, pods, redis, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
@@ -112,18 +111,18 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
         "worker-admin-port": names.WORKER_ADMIN_PORT,
         "policy": routing.policy,
-        "drain-timeout": service.spec.rollout.drain_seconds,
+        "drain-timeout": service.spec.rollout.drain_timeout_seconds,
         # Only where they are not the default: a router of an older image knows no such flag.
-        "steering": routing.steering.lower() if routing.steering != "Proxy" else "",
+        "steering": routing.forwarding_mode.lower() if routing.forwarding_mode != "Proxy" else "",
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
         "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
         "split-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
     }
-    if said(routing, "hold_timeout"):
-        flags["hold-timeout"] = seconds(routing.hold_timeout)
-    if routing.max_expected_ttft is not None:
-        flags["max-expected-ttft"] = seconds(routing.max_expected_ttft)
+    if said(routing, "hold_timeout_seconds"):
+        flags["hold-timeout"] = float(routing.hold_timeout_seconds)
+    if routing.max_expected_ttft_milliseconds is not None:
+        flags["max-expected-ttft"] = routing.max_expected_ttft_milliseconds / 1000
     if service.spec.access is not None:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:

@@ -87,7 +87,7 @@ class DemandWatch:
         allowed, idle = standing.scaling.idle_seconds, standing.fleet.idle(report.idle_seconds, time.time())
         if allowed is not None and idle < allowed:
             return min(WAIT, max(0.2, allowed - idle + 0.1))
-        return WINDOW if standing.fleet.wanted > max(1, standing.scaling.min) else WAIT * random.uniform(0.8, 1.0)
+        return WINDOW if standing.fleet.wanted > max(1, standing.scaling.min_replicas) else WAIT * random.uniform(0.8, 1.0)
 
     def _take(self) -> None:
         standing = self._standing

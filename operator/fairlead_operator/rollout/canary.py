@@ -43,10 +43,10 @@ def plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
     if trial.running == trial.wanted:
         complete = Replicas.of(main, _size(main)).complete
         return NO_TRIAL if complete or not trial.present else trial.promoted()
-    if asked.promote == trial.wanted:
+    if asked.promoted_revision == trial.wanted:
         return trial.promoted()
     failure = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
-    if failure and failure.retry == (asked.retry or ""):
+    if failure and failure.retry == (asked.retry_token or ""):
         return trial.failed(failure.why)
     if main is None:
         return NO_TRIAL
@@ -72,23 +72,22 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
     enough = report is not None and report.canary.requests >= asked.min_requests
     if report is not None and enough and (problem := error_problem(report, asked)):
         return trial.failed(problem)  # whoever fails requests is not given the rest of its time
-    if asked.manual:
-        return trial.held("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
-    due = since + asked.pause_seconds
+    if asked.is_manual:
+        return trial.held("Paused", f"until spec.rollout.canary.promotedRevision is {trial.wanted}{figures(report)}")
+    due = since + asked.analysis_seconds
     if now < due:
         words = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
         return trial.held("Judging", words, wake_at=due)
     if report is None or not enough:
-        words = (
-            f"{asked.pause} are over; it has not had {asked.min_requests} requests yet (spec.rollout.canary.minRequests){figures(report)}"
-        )
+        few = f"it has not had {asked.min_requests} requests yet (spec.rollout.canary.minRequests)"
+        words = f"{asked.analysis_seconds} s are over; {few}{figures(report)}"
         return trial.held("Judging", words)
     problem = ttft_problem(report, asked)
     return trial.failed(problem) if problem else trial.promoted()
 
 
 def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> Plan:
-    """Its pods have as long as any rollout: spec.rollout.progressDeadline."""
+    """Its pods have as long as any rollout: spec.rollout.progressDeadlineSeconds."""
     pods = [pod for pod in observed.pods if is_canary(pod) and revision_of(pod) == trial.wanted]
     cause = causes.of_pods(pods, names.WORKER, trial.wanted)
     words = f": {cause.message}" if cause is not None else ""
@@ -100,11 +99,11 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
     made = min(
         (instant(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
     )  # the condition may be of a canary before it
-    late = max(instant(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
+    late = max(instant(available.get("lastTransitionTime")), made) + service.spec.rollout.progress_deadline_seconds
     unavailable = available.get("status") == "False"
     replicas = Replicas.of(deployment, trial.size)
     if (replicas.current and replicas.stalled) or (unavailable and now >= late):
-        return trial.failed(f"its pods were not ready within {service.spec.rollout.progress_deadline}{words}")
+        return trial.failed(f"its pods were not ready within {service.spec.rollout.progress_deadline_seconds} s{words}")
     fault = cause is not None and cause.fault
     held = trial.held("Starting", f"its pods are being started{words}", wake_at=late if unavailable else None)
     return Plan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at) if cause and fault else held
@@ -135,7 +134,7 @@ class _Trial:
     @property
     def split(self) -> Split:
         asked = self.service.spec.rollout.canary
-        return Split(self.wanted, asked.weight, self.uid) if asked is not None else Split()
+        return Split(self.wanted, asked.traffic_percent, self.uid) if asked is not None else Split()
 
     def held(self, phase: str, words: str, *, keep: bool = True, wake_at: float | None = None) -> Plan:
         """The main Deployment stays; the canary is there, unless `keep` says no."""
@@ -150,10 +149,10 @@ class _Trial:
         name = self.service.name
         message = (
             f"canary {name}-{self.wanted} was rolled back, {name}-{self.running} serves: {why}. Edit the spec, or try it again: "
-            "give spec.rollout.canary.retry another value"
+            "give spec.rollout.canary.retryToken another value"
         )
         asked = self.service.spec.rollout.canary
-        sides = Sides(self.running, self.live, failure=Failure(why, (asked.retry if asked is not None else None) or ""))
+        sides = Sides(self.running, self.live, failure=Failure(why, (asked.retry_token if asked is not None else None) or ""))
         return Plan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
     def promoted(self) -> Plan:
@@ -163,7 +162,7 @@ class _Trial:
         return Plan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
 
     def _status(self, phase: str, weight: int) -> CanaryStatus:
-        return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "weight": weight})
+        return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "traffic_percent": weight})
 
 
 def _last_good(service: InferenceService, observed: Observed, wanted: str) -> str:

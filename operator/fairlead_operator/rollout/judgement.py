@@ -10,9 +10,9 @@ QUANTILES = (0.5, 0.9)
 def error_problem(report: SplitReport, asked: Canary) -> str:
     """Its share of failed requests against the other side's: what fails everywhere (a flood of bad requests) is no fault of it."""
     canary, stable = report.canary, report.stable
-    if canary.error_rate <= stable.error_rate + asked.max_error_rate:
+    if canary.error_rate <= stable.error_rate + asked.allowed_error_rate_increase:
         return ""
-    allowed = f"at most {_percent(asked.max_error_rate)} more may (spec.rollout.canary.maxErrorRate)"
+    allowed = f"at most {_percent(asked.allowed_error_rate_increase)} more may (spec.rollout.canary.maxErrorRateIncrease)"
     return f"{_errors(canary)} failed, of the old revision {_errors(stable)}; {allowed}"
 
 
@@ -23,10 +23,10 @@ def ttft_problem(report: SplitReport, asked: Canary) -> str:
         return ""
     for share in QUANTILES:
         slow, usual = canary.quantile(share), stable.quantile(share)
-        if slow > asked.max_ttft_ratio * usual and slow - usual > NOISE:
+        if slow > asked.allowed_ttft_ratio * usual and slow - usual > NOISE:
             return (
                 f"its p{100 * share:.0f} time to first token was {_seconds(slow)}, {slow / usual:.1f} times the old revision's "
-                f"{_seconds(usual)}; at most {asked.max_ttft_ratio:g} times is allowed (spec.rollout.canary.maxTtftRatio)"
+                f"{_seconds(usual)}; at most {asked.allowed_ttft_ratio:g} times is allowed (spec.rollout.canary.maxTTFTIncrease)"
             )
     return ""
 

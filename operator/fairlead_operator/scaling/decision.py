@@ -14,12 +14,12 @@ def decided(scaling: Scaling, current: int | None, needs: Sequence[Need]) -> Dec
     Down to the most that was needed in the time of stabilization. To zero when nobody asked for long enough.
     """
     if current is None:
-        return Decision(max(1, scaling.min), "first worker")  # a service proves that it serves before it may go to zero
+        return Decision(max(1, scaling.min_replicas), "first worker")  # a service proves that it serves before it may go to zero
     wanted, why = _unbounded(scaling, scaling.within(current), needs)
     bounded = scaling.within(wanted)
     if bounded == current:
         return Decision(current)
-    why = why if bounded == wanted and why else f"{why or 'bounds'} (spec.scaling allows {scaling.min} to {scaling.max})"
+    why = why if bounded == wanted and why else f"{why or 'bounds'} (spec.scaling allows {scaling.min_replicas} to {scaling.max_replicas})"
     return Decision(bounded, f"{why}: {current} -> {bounded}")
 
 

@@ -30,7 +30,7 @@ def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str]
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
-    return _answered(observed, wanted.name, wanted.namespace or service.namespace)
+    return _answered(observed, wanted.parent_ref.name, wanted.parent_ref.namespace or service.namespace)
 
 
 def standing(observed: Observed) -> tuple[bool, str, str] | None:

@@ -1,7 +1,8 @@
 """A LeaderWorkerSet, as everything that knows Deployments of workers sees it: its bounds and template, and the counts of its leaders. Pure.
 
 LeaderWorkerSet's own status does not say of which spec it speaks, and it knows no deadline. So what is counted is the pods, each of which
-says its revision itself; and what does not get on for `spec.rollout.progressDeadline` is said to, as a Deployment's controller would.
+says its revision itself; and what does not get on for `spec.rollout.progressDeadlineSeconds` is said to, as a Deployment's controller
+would.
 """
 
 from collections.abc import Iterable
@@ -29,10 +30,10 @@ def seen(service: InferenceService, observed: Observed, now: datetime) -> Observ
     wanted = int(view["spec"].get("replicas") or 0)
     if status["replicas"] == status["updatedReplicas"] == status["readyReplicas"] == wanted or service.spec.rollout.paused:
         return _with(observed, view, None)
-    stalls_at = _last_step(live, observed.pods) + service.spec.rollout.deadline_seconds
+    stalls_at = _last_step(live, observed.pods) + service.spec.rollout.progress_deadline_seconds
     if now.timestamp() < stalls_at:
         return _with(observed, view, stalls_at)
-    words = f"{KIND} {live['metadata']['name']} has not got on for {service.spec.rollout.progress_deadline}"
+    words = f"{KIND} {live['metadata']['name']} has not got on for {service.spec.rollout.progress_deadline_seconds} s"
     stalled = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": words}
     return _with(observed, {**view, "status": {**status, "conditions": [stalled]}}, None)
 

@@ -36,20 +36,20 @@ def said(
     """What to write. Before the first answer (a restarted operator) what was written stays."""
     if routers_ready == 0:
         return None
-    credentials, why = (before.credentials, before.credentials_reason) if before is not None else ("", "")
+    credentials, why = (before.credentials, before.credentials_message) if before is not None else (None, "")
     if redis is not None and redis.state:
         credentials, why = redis.state, redis.reason[:512]
     if seen is None:
-        return before and before.model_copy(update={"credentials": credentials, "credentials_reason": why})
-    same = before is not None and before.state == seen.state and before.since
+        return before and before.model_copy(update={"credentials": credentials, "credentials_message": why})
+    same = before is not None and before.state == seen.state
     return IndexStatus.model_validate(
         {
             "state": seen.state,
-            "since": before.since if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "read": seen.read,
-            "reason": seen.reason[:512],
+            "last_transition_time": before.last_transition_time if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "read_mode": seen.read or None,
+            "message": seen.reason[:512],
             "credentials": credentials,
-            "credentials_reason": why,
+            "credentials_message": why,
             "prediction_error_percent": _coarse(before.prediction_error_percent if before is not None else None, seen.error_percent),
         }
     )
@@ -66,12 +66,12 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
     """What is wrong with it, if anything, and otherwise when that may be so (seconds since the epoch)."""
     if index is None or index.state != "Unavailable":
         return None, None
-    long_at = datetime.fromisoformat(index.since).timestamp() + LONG
+    long_at = datetime.fromisoformat(index.last_transition_time).timestamp() + LONG
     if now.timestamp() < long_at:
         return None, long_at
     return Cause(
         "IndexUnavailable",
-        f"Requests are served, and go by load since {index.since} (see whether Redis runs, and its Secret): {index.reason}",
+        f"Requests are served, and go by load since {index.last_transition_time} (see whether Redis runs, and its Secret): {index.message}",
         fault=True,
     ), None
 

@@ -32,9 +32,11 @@ def said(before: LoadingStatus | None, pods: Iterable[Body], seen: Mapping[str, 
     if not asked:
         return None
     if not known:
-        return before if before is not None and before.pod in asked else None
+        return before if before is not None and before.pod_name in asked else None
     pod, load = min(known.items(), key=lambda item: (PHASES[item[1].phase], item[1].percent, item[0]))
-    return LoadingStatus.model_validate({"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes, "pod": pod})
+    return LoadingStatus.model_validate(
+        {"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes or None, "pod_name": pod}
+    )
 
 
 def told(cause: Cause | None, loading: LoadingStatus | None) -> Cause | None:
@@ -43,7 +45,7 @@ def told(cause: Cause | None, loading: LoadingStatus | None) -> Cause | None:
         return cause
     amount = f" of {size(loading.total_bytes)}" if loading.total_bytes else ""
     share = f" {loading.percent} %{amount}" if loading.percent or loading.total_bytes else ""
-    return replace(cause, message=f"{loading.phase}{share} (pod {loading.pod})")
+    return replace(cause, message=f"{loading.phase}{share} (pod {loading.pod_name})")
 
 
 def size(count: int) -> str:

@@ -52,7 +52,7 @@ def said(service: InferenceService, problem: Cause, observed: Observed, now: dat
     status = before.model_copy(
         update={
             "observed_generation": service.generation,
-            "ready": f"{min(workers.ready, workers.wanted)}/{workers.wanted}",
+            "desired_replicas": workers.wanted,
             "replicas": workers.total,
             "ready_replicas": workers.ready,
             "updated_replicas": workers.updated,

@@ -12,8 +12,8 @@ def said(before: ServiceStatus, after: ServiceStatus) -> list[Said]:
     an index that is lost, a pod that does not end, a rollout that does not go on. Each decision of the autoscaler is told too."""
     made: list[Said] = []
     size = after.scaling
-    if size is not None and size.reason and before.scaling is not None and before.scaling.wanted != size.wanted:
-        made.append(("Normal", "Scaled", size.reason))
+    if size is not None and size.message and before.scaling is not None and before.scaling.desired_replicas != size.desired_replicas:
+        made.append(("Normal", "Scaled", size.message))
     ready, fault = find(after.conditions, "Ready"), find(after.conditions, "Degraded")
     failing = fault is not None and fault.status == "True"
     if ready is not None:
