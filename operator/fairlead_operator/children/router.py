@@ -16,7 +16,7 @@ KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 
 
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
-    """A template is kept, among the ControllerRevisions that are seen, before it is used. Routers always surge: they need no GPU."""
+    """Return the objects of the routers. A ControllerRevision stores a template before its use. Routers always surge: they need no GPU."""
     seen = observed or Observed()
     pin = pinned(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
     paused = pausing(service, seen.deployments.get(names.ROUTER))
@@ -41,7 +41,7 @@ def _service(service: InferenceService) -> Object:
 
 
 def _picker(service: InferenceService, port: Object) -> list[Object]:
-    """`port` where the routers are the endpoint picker of a gateway."""
+    """Return `port` if the routers are the endpoint picker of a gateway."""
     return [port] if service.spec.exposure.picks_endpoints else []
 
 
@@ -83,7 +83,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 
 
 def _volumes(service: InferenceService) -> list[Object]:
-    """The whole Secret's folder and no subPath: the kubelet never renews the file of one."""
+    """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
     split = canary.router_volumes(service)
     if service.spec.access is None:
         return split
@@ -112,7 +112,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "worker-admin-port": names.WORKER_ADMIN_PORT,
         "policy": routing.policy,
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
-        # Only where they are not the default: a router of an older image knows no such flag.
+        # Only values other than the default: routers of older images do not have these flags.
         "steering": routing.forwarding_mode.lower() if routing.forwarding_mode != "Proxy" else "",
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",

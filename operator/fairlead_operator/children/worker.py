@@ -1,5 +1,4 @@
-"""The workers: a Deployment or LeaderWorkerSet of model replicas, the headless Service by which routers find them, their disruption
-budget."""
+"""The workers: a Deployment or LeaderWorkerSet of model replicas, a headless Service for discovery, and a PodDisruptionBudget."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,13 +20,13 @@ GPU = "nvidia.com/gpu"
 POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
 """Value of `--policy` for `spec.engine.schedulingPolicy`."""
 WORKERS_MOST_LORAS = 8  # the worker's own default of --max-loras
-SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
-STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: for the process to answer at all, from a cold disk
-# A load takes what it takes (kubeai#179): /health is 200 while it gets on, and the worker ends one that is stuck, saying where.
+SETTLE = 10  # seconds: cluster DNS caches addresses of workers for 5, and without an index routers discover workers only through DNS
+STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
+# A load has no fixed limit (kubeai#179): /health is 200 while it makes progress. The worker ends a stalled load and logs the step.
 
 
 def gpus(service: InferenceService, settings: Settings) -> int:
-    """GPUs of one pod. A manifest that says nothing gets the operator's default for each rank of the model."""
+    """Return the GPUs of one pod. Without spec.resources.gpus it is the operator's default for each rank of the model."""
     asked, engine = service.spec.resources.gpus, service.spec.engine
     return settings.default_gpus * engine.tensor_parallel // engine.nodes if asked is None else asked
 
@@ -39,7 +38,10 @@ def objects(
     step: Step | None = None,
     sides: Sides = ONE_SIDE,
 ) -> list[Object]:
-    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used. `step`: of the rollout; None: its first."""
+    """Return the objects of the workers.
+
+    `revisions`: the observed ControllerRevisions. One of them stores a template before it is used. `step`: of the rollout; None: the first.
+    """
     step, seen = step or Step(worker_revision(service)), list(revisions)
     tried = worker_revision(service) if sides.stable else step.revision
     pin = pinned(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
@@ -56,7 +58,7 @@ def _account(service: InferenceService) -> Object:
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": names.metadata(service, service.name, names.WORKER),
-        "automountServiceAccountToken": False,  # neither workers nor routers speak to the API server
+        "automountServiceAccountToken": False,  # workers and routers do not use the API server
     }
 
 
@@ -100,7 +102,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         {
             "name": "shm",
             "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
-        },  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
+        },  # torch and NCCL use /dev/shm; its default size is 64 MiB
         *source.volumes,
         *redis.volumes(service, settings, names.WORKER),
     ]
@@ -143,12 +145,12 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # whatever killed it, the last lines reach status
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log lines reach the status of the pod
     }
 
 
 def arguments(service: InferenceService, settings: Settings, source: ModelSource) -> list[str]:
-    """The worker's command line. The user's own arguments come last: of a flag given twice the last one wins."""
+    """Return the command line of a worker. Arguments of the user come last, because the last value of a flag is used."""
     engine, cache = service.spec.engine, service.spec.engine.kv_cache
     flags: dict[str, object] = {
         "model": source.uri,
@@ -200,7 +202,7 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
 
 
 def _warming(service: InferenceService, settings: Settings) -> list[Object]:
-    """In the environment and not as flags, which images of older releases would refuse."""
+    """Return the settings of prefix warmup as environment variables. Images of older releases would refuse flags."""
     engine = service.spec.engine
     if not engine.warmup_tokens:
         return []
