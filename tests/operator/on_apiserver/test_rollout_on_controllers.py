@@ -76,7 +76,7 @@ def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
         kubelets.least_ready = None
         cluster.edit({"maxNumSeqs": 2})
         eventually(lambda: cluster.surge() == 0)
-        eventually(lambda: "no room for a surge worker in 2s: draining one first" in cluster.condition("Progressing")["message"])
+        eventually(lambda: "no room for a surge worker in 2 s: draining one first" in cluster.condition("Progressing")["message"])
         eventually(lambda: cluster.settled(2))
         assert kubelets.least_ready == 1, "one was drained, and never two"
 
