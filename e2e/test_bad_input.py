@@ -11,9 +11,12 @@ from e2e.system import System, eventually, finished
 MISTAKES = {
     "unknown field": ({"modle": "x"}, "modle"),
     "bad uri": ({"model": {"uri": "ftp://host/model"}}, "spec.model.uri"),
-    "min above max": ({"scaling": {"min": 4, "max": 2}}, "min"),
+    "min above max": ({"scaling": {"minReplicas": 4, "maxReplicas": 2}}, "minReplicas"),
     "tensorParallel is not gpus": ({"engine": {"tensorParallel": 4}, "resources": {"gpus": 2}}, "tensorParallel"),
-    "redirects past keys": ({"access": {"keysSecretRef": {"name": "k"}}, "routing": {"steering": "Redirect"}}, "spec.routing.steering"),
+    "redirects past keys": (
+        {"access": {"keysSecretRef": {"name": "k"}}, "routing": {"forwardingMode": "Redirect"}},
+        "spec.routing.forwardingMode",
+    ),
     "negative replicas": ({"replicas": -1}, "replicas"),
 }
 

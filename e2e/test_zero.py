@@ -14,7 +14,7 @@ QUEUE = 40  # requests that each of the two routers may hold: a burst of 200 is 
 @pytest.fixture(scope="module")
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "sleeper")
-    scaling = {"min": 0, "max": 1, "target": {"ttft": "2s"}, "idleAfter": "15s"}
+    scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 15}
     installed.apply(service.manifest(scaling=scaling, routing={"args": [f"--max-queue-requests={QUEUE}", "--hold-keepalive=2"]}))
     service.ready(seconds=300)
     yield service
@@ -25,7 +25,7 @@ def service(installed: System) -> Iterator[Service]:
 def asleep(service: Service) -> Service:
     def none() -> bool:
         condition = service.condition("Ready")
-        return not service.pods() and service.status().get("ready") == "0/0" and condition.get("reason") == "ScaledToZero"
+        return not service.pods() and service.status().get("desiredReplicas") == 0 and condition.get("reason") == "ScaledToZero"
 
     eventually(none, 180, "no worker")
     assert len(service.pods("router")) == 2, "routers stay, or nobody would hear of the next request"

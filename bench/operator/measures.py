@@ -93,7 +93,7 @@ async def edits(api: Api, services: int, count: int, first: int) -> Figures:
                 path = "spec.replicas"
             else:
                 wanted = first + number
-                patch = {"rollout": {"progressDeadline": f"{wanted}s"}}
+                patch = {"rollout": {"progressDeadlineSeconds": wanted}}
                 path = "spec.progressDeadlineSeconds"
             await api.patch(f"{SERVICES}/{name}", {"spec": patch})
             began = time.monotonic()
@@ -130,7 +130,7 @@ async def cold_start(api: Api, server: ApiServer, services: int, start: Any) -> 
     chosen = range(services - 1, -1, -max(1, services // 10))
     async with Deployments.watched(api) as seen:
         for number in chosen:
-            await api.patch(f"{SERVICES}/s{number:04}", {"spec": {"rollout": {"progressDeadline": "777s"}}})
+            await api.patch(f"{SERVICES}/s{number:04}", {"spec": {"rollout": {"progressDeadlineSeconds": 777}}})
         operator: Operator = start()
         cpu = operator.cpu
         await asyncio.gather(*(seen.has(f"s{number:04}-worker", "spec.progressDeadlineSeconds", 777) for number in chosen))
@@ -153,7 +153,7 @@ async def failover(api: Api, server: ApiServer, leader: Operator, other: Operato
     leader.process.wait()
     began = time.monotonic()
     async with Deployments.watched(api) as seen:
-        await api.patch(f"{SERVICES}/{name}", {"spec": {"rollout": {"progressDeadline": "888s"}}})
+        await api.patch(f"{SERVICES}/{name}", {"spec": {"rollout": {"progressDeadlineSeconds": 888}}})
         await seen.has(f"{name}-worker", "spec.progressDeadlineSeconds", 888)
     took = time.monotonic() - began
     last = max((event["requestReceivedTimestamp"] for event in server.writes(leader.user)), default="")

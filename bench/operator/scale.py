@@ -109,7 +109,7 @@ class Bench:
     async def _silence(self, api: Api, operator: Operator, services: int) -> None:
         """Every service has to be proven anew (a new generation), and no router answers."""
         for number in range(services):
-            await api.patch(f"{SERVICES}/s{number:04}", {"spec": {"scaling": {"max": 9}}})
+            await api.patch(f"{SERVICES}/s{number:04}", {"spec": {"scaling": {"maxReplicas": 9}}})
         await operator.settled()
         told = await measures.idle(self.server, operator, self.options.idle)  # each service says so once
         self.found(f"{services} services, routers silent", {"told": told["writes"], "cpu_percent": told["cpu_percent"]})

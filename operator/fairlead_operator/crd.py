@@ -13,7 +13,7 @@ FILE = "fairlead.dev_inferenceservices.yaml"
 
 
 class _NoAliasDumper(yaml.SafeDumper):
-    """Writes no anchors: two rules that are one object in Python are written twice."""
+    """A dumper without anchors: a rule that two fields share is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -22,7 +22,7 @@ class _NoAliasDumper(yaml.SafeDumper):
 def render_files() -> dict[Path, str]:
     """Return the files to write: path relative to the repository → text."""
     crd = custom_resource_definition()
-    text = HEADER + yaml.dump(crd, Dumper=_NoAliasDumper, sort_keys=False, width=140)
+    text = HEADER + yaml.dump(crd, Dumper=_NoAliasDumper, sort_keys=False, width=1000)
     # The chart reads this bare file and adds its own metadata, so that Helm need not parse the YAML as a template.
     return {Path("crds") / FILE: text, Path("charts/fairlead/files") / FILE: text}
 
@@ -30,7 +30,7 @@ def render_files() -> dict[Path, str]:
 def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
     if not (root / "pyproject.toml").exists():
-        raise SystemExit(f"{root} is not the root of the repository (no pyproject.toml there): run this from it, or give its path")
+        raise SystemExit(f"{root} is not the root of the repository (it has no pyproject.toml): run this command there, or pass the path")
     for path, text in render_files().items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -53,14 +53,23 @@ def _defaults(part: type[BaseModel]) -> dict[str, Any]:
 def worker_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about worker pods. It does not depend on the operator's version or configuration."""
     shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _of_index(service)
-    return names.digest([shaping, non_default_fields(service.spec.rollout, "drain_timeout"), service.served_model_name])
+    return names.digest([shaping, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name])
 
 
 def router_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about router pods."""
-    choices = ("policy", "index_mode", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
+    choices = (
+        "policy",
+        "index_mode",
+        "index_groups",
+        "forwarding_mode",
+        "metrics_names",
+        "hold_timeout_seconds",
+        "max_expected_ttft_milliseconds",
+        "args",
+    )
     routing = non_default_fields(service.spec.routing, *choices)
-    parts: list[Any] = [routing, non_default_fields(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    parts: list[Any] = [routing, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name]
     if service.spec.access is not None:
         parts.append(non_default_fields(service.spec.access))
     if service.spec.exposure.picks_endpoints:
@@ -86,7 +95,7 @@ def _of_index(service: InferenceService) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class CanaryFailure:
-    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retry` at that time. False where `reason` is empty."""
+    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retryToken` at that time. False where `reason` is empty."""
 
     reason: str = ""
     retry: str = ""

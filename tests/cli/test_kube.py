@@ -22,7 +22,7 @@ READY = {"type": "Ready", "status": "True", "reason": "Serving", "message": "x",
 
 
 def service(**status: Any) -> dict[str, Any]:
-    made = {"ready": "1/1", "observedGeneration": 1, "conditions": [READY], **status}
+    made = {"readyReplicas": 1, "desiredReplicas": 1, "observedGeneration": 1, "conditions": [READY], **status}
     return {"metadata": {"namespace": "team", "name": "qwen", "generation": 1}, "spec": {"model": {"uri": "hf://org/m"}}, "status": made}
 
 
@@ -35,12 +35,15 @@ def shown(*rows: Any) -> str:
 
 
 def test_loading_scaling_and_traffic_of_the_status_are_shown() -> None:
-    status: dict[str, Any] = {"loading": {"phase": "Downloading", "percent": 35, "pod": "w"}, "scaling": {"wanted": 4, "reason": "TTFT"}}
+    status: dict[str, Any] = {
+        "loading": {"phase": "Downloading", "percent": 35, "podName": "w"},
+        "scaling": {"desiredReplicas": 4, "message": "TTFT"},
+    }
     status |= {"traffic": {"tokensPerSecond": 12000, "cacheHitPercent": 81}}
     made = row(service(**status), [pod("v"), pod("w")], Live())
     assert [one.loading for one in made.pods] == ["", "Downloading 35 %"], "of the pod that the status speaks of"
     text = shown(made)
-    assert "Downloading 35 %" in text and "12,000" in text and "81%" in text and "scaling: wanted: 4, reason: TTFT" in text
+    assert "Downloading 35 %" in text and "12,000" in text and "81%" in text and "scaling: desiredReplicas: 4, message: TTFT" in text
 
 
 def test_a_pods_state_is_the_routers_word_where_kubernetes_calls_it_ready() -> None:
@@ -88,7 +91,7 @@ def test_what_a_manifest_needs_is_found_wherever_it_is_named() -> None:
     made["spec"] = {
         "model": {
             "uri": "pvc://a/path",
-            "cache": {"claim": "b"},
+            "cache": {"persistentVolumeClaim": {"claimName": "b"}},
             "secretRef": {"name": "e"},
             "adapters": [{"name": "sql", "uri": "pvc://h/sql"}, {"name": "tone", "uri": "hf://lab/tone"}],
         },
@@ -108,7 +111,7 @@ def test_a_service_with_an_unprocessed_edit_is_not_ready() -> None:
 def test_a_service_that_sleeps_is_woken_by_a_request_and_by_hand_only_where_that_is_allowed() -> None:
     made = service(conditions=[{**READY, "status": "False", "reason": "ScaledToZero"}])
     assert explain(Facts(made), NOW).next == ["Scale it up: kubectl scale inferenceservice qwen -n team --replicas=1"]
-    made["spec"]["scaling"] = {"min": 0, "max": 4, "target": {"ttft": "2s"}}
+    made["spec"]["scaling"] = {"min": 0, "max": 4, "target": {"ttftMilliseconds": 2000}}
     (only,) = explain(Facts(made), NOW).next
     assert "kubectl scale" not in only and "next request" in only, "the API server refuses to have it scaled"
 
@@ -118,7 +121,7 @@ def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
     paused["metadata"]["name"], paused["spec"]["paused"] = "qwen-worker", True
     unready = [{**READY, "status": "False", "reason": "RolloutPaused"}]
     facts = Facts(service(conditions=unready), deployments={"worker": paused}, references={("PersistentVolumeClaim", "w"): None})
-    facts.why = {("PersistentVolumeClaim", "w"): "spec.model.cache.claim"}
+    facts.why = {("PersistentVolumeClaim", "w"): "spec.model.cache.persistentVolumeClaim"}
     story = explain(facts, NOW)
     assert story.headline.endswith("PersistentVolumeClaimMissing") and "rollout resume deployment/qwen-worker" in story.next[1]
     assert "Ready False for 60 min" in story.sections["conditions"][0].text

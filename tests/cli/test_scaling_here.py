@@ -12,10 +12,10 @@ from fairlead.local.manifest import objects_of
 @pytest.mark.parametrize(
     ("scaling", "replicas", "runs"),
     [
-        ({"min": 0, "max": 4, "target": {"ttft": "2s"}, "idleAfter": "5m"}, 1, 1),
-        ({"min": 3, "max": 4, "target": {"ttft": "2s"}}, 1, 3),
-        ({"min": 0, "max": 4}, 0, 0),
-        ({"min": 1, "max": 2}, 7, 2),
+        ({"minReplicas": 0, "maxReplicas": 4, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 300}, 1, 1),
+        ({"minReplicas": 3, "maxReplicas": 4, "target": {"ttftMilliseconds": 2000}}, 1, 3),
+        ({"minReplicas": 0, "maxReplicas": 4}, 0, 0),
+        ({"minReplicas": 1, "maxReplicas": 2}, 7, 2),
     ],
     ids=json.dumps,
 )

@@ -53,8 +53,8 @@ def test_gateways_and_canaries_stay_in_the_cluster() -> None:
     """Routers of two services would ask for the same picker port, and a canary's weights come from a ConfigMap."""
     spec = {
         "model": {"uri": "file:///m"},
-        "rollout": {"canary": {}, "drainTimeout": "7s"},
-        "exposure": {"gateway": {"name": "web", "backend": "EndpointPicker"}},
+        "rollout": {"canary": {}, "drainTimeoutSeconds": 7},
+        "exposure": {"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker"}},
     }
     service = InferenceService.parse({"metadata": {"name": "qwen"}, "spec": spec})
     made = [one for one in objects_of(service, redis_url="unix:///r") if one["kind"] == "Deployment"]

@@ -66,10 +66,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "fairlead.placement" -}}
 {{- with .root.Values.images.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}

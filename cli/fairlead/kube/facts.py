@@ -91,14 +91,17 @@ def list_references(service: Body) -> Iterable[tuple[str, str, str, str]]:
     model, template = spec.get("model") or {}, (spec.get("podTemplate") or {}).get("spec") or {}
     claims = [
         (model.get("uri"), "spec.model.uri"),
-        (((spec.get("engine") or {}).get("speculative") or {}).get("model"), "spec.engine.speculative.model"),
+        (
+            ((spec.get("engine") or {}).get("speculativeDecoding") or {}).get("draftModelURI"),
+            "spec.engine.speculativeDecoding.draftModelURI",
+        ),
         *((one.get("uri"), "spec.model.adapters") for one in model.get("adapters") or []),
     ]
     for uri, where in claims:
         if str(uri).startswith("pvc://"):
             yield "PersistentVolumeClaim", "persistentvolumeclaims", str(uri).removeprefix("pvc://").partition("/")[0], where
-    if claim := (model.get("cache") or {}).get("claim"):
-        yield "PersistentVolumeClaim", "persistentvolumeclaims", claim, "spec.model.cache.claim"
+    if claim := ((model.get("cache") or {}).get("persistentVolumeClaim") or {}).get("claimName"):
+        yield "PersistentVolumeClaim", "persistentvolumeclaims", claim, "spec.model.cache.persistentVolumeClaim"
     for volume in template.get("volumes") or []:
         if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
             yield "PersistentVolumeClaim", "persistentvolumeclaims", claim, "spec.podTemplate.spec.volumes"
@@ -109,7 +112,7 @@ def list_references(service: Body) -> Iterable[tuple[str, str, str, str]]:
     if secret := ((spec.get("access") or {}).get("keysSecretRef") or {}).get("name"):
         yield "Secret", "secrets", secret, "spec.access.keysSecretRef"
     for one in [*(spec.get("imagePullSecrets") or []), *(template.get("imagePullSecrets") or [])]:
-        yield "Secret", "secrets", one["name"] if isinstance(one, Mapping) else str(one), "imagePullSecrets"
+        yield "Secret", "secrets", one["name"], "imagePullSecrets"
 
 
 def gpus_of(pod: Body) -> int:

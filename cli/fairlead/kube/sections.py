@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead.kube.facts import GPU, Facts
 from fairlead.kube.live import is_ready
-from fairlead.kube.snapshot import row
+from fairlead.kube.snapshot import ready_counts, row
 from fairlead_operator import causes, names
 from fairlead_operator.causes.events import newest_relevant
 from fairlead_operator.objects import component_of
@@ -29,26 +29,26 @@ class Line:
 def service(facts: Facts, current: bool) -> Iterator[Line]:
     spec, status = facts.service.get("spec") or {}, facts.service.get("status") or {}
     model = (spec.get("model") or {}).get("uri")
-    yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {status.get('ready') or '?'}")
+    yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {ready_counts(status)}")
     generation = facts.service["metadata"].get("generation")
     if not status:
         yield Line("no status: no operator has seen this service", False)
     elif not current:
         yield Line(f"the status is of generation {status.get('observedGeneration')}, the service has generation {generation}", False)
     if status.get("url"):
-        yield Line(f'clients use {status["url"]}, "model": "{status.get("model")}"')
+        yield Line(f'clients use {status["url"]}, "model": "{status.get("modelName")}"')
     index, traffic = status.get("index") or {}, status.get("traffic") or {}
     if index:
         yield Line(
-            f"index {index['state']}{': ' + index['reason'] if index.get('reason') else ''}", index["state"] in ("Ok", "Off", "Unused")
+            f"index {index['state']}{': ' + index['message'] if index.get('message') else ''}", index["state"] in ("Ok", "Off", "Unused")
         )
     if index.get("credentials") in ("Shared", "None"):
         login = "one Redis login for all services" if index["credentials"] == "Shared" else "no password for Redis"
-        yield Line(f"{login}: {index.get('credentialsReason') or 'no reason given'} (docs/redis.md, Credentials)", False)
+        yield Line(f"{login}: {index.get('credentialsMessage') or 'no reason given'} (docs/redis.md, Credentials)", False)
     if traffic:
         hits = f", {traffic['cacheHitPercent']} % of prompt tokens from caches" if traffic.get("cacheHitPercent") is not None else ""
         rates = f"{traffic.get('tokensPerSecond', 0)} tokens/s out, {traffic.get('promptTokensPerSecond', 0)} tokens/s in"
-        yield Line(f"{rates}{hits} (at {traffic.get('at')})")
+        yield Line(f"{rates}{hits} (at {traffic.get('lastUpdateTime')})")
     seen = row(facts.service, facts.pods, facts.live)
     for note in seen.notes:
         yield Line(note)
@@ -102,7 +102,7 @@ def canary(facts: Facts) -> Iterator[Line]:
     """Yield the progress of a canary and its Deployment, if there is one. The section of the workers shows its pods."""
     trial = (facts.service.get("status") or {}).get("canary") or {}
     if trial:
-        share = f", {trial['weight']} % of the requests" if trial.get("weight") else ""
+        share = f", {trial['trafficPercent']} % of the requests" if trial.get("trafficPercent") else ""
         yield Line(f"{trial.get('phase')}, revision {trial.get('revision')}{share}", False if trial.get("phase") == "Failed" else None)
     if (deployment := facts.deployments.get(names.CANARY)) is not None:
         yield _counts(deployment)

@@ -96,7 +96,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
     status = service.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     ready = conditions.get("Ready", {})
-    behind = (status.get("loading") or {}).get("pod")
+    behind = (status.get("loading") or {}).get("podName")
     rows = [
         pod_row(pod, live, _loading(status) if pod["metadata"]["name"] == behind else "")
         for pod in sorted(pods, key=lambda pod: (component_of(pod) != names.WORKER, pod["metadata"]["name"]))
@@ -113,7 +113,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
         namespace=service["metadata"]["namespace"],
         name=service["metadata"]["name"],
         ready=ready.get("status") == "True",
-        counts=status.get("ready", "?"),
+        counts=ready_counts(status),
         reason=ready.get("reason") or "NotObserved",
         message=ready.get("message") or ("" if ready else "no operator has seen this service yet: check that fairlead-operator runs"),
         loading=_loading(status),
@@ -172,6 +172,14 @@ def _together(workers: Sequence[Figures], live: Live, traffic: Body) -> Figures:
         tokens_per_second=traffic.get("tokensPerSecond"),
         tokens=sums if counted else None,
     )
+
+
+def ready_counts(status: Body) -> str:
+    """Return the ready and the desired workers, such as `2/3`; `?` before the first status."""
+    if "desiredReplicas" not in status:
+        return "?"
+    desired = int(status["desiredReplicas"])
+    return f"{min(int(status.get('readyReplicas') or 0), desired)}/{desired}"
 
 
 def _loading(status: Body) -> str:

@@ -1,6 +1,6 @@
-"""What people write: the models of InferenceService v1alpha1, and the CustomResourceDefinition that is generated from them.
+"""Models of InferenceService v1alpha1, and the CustomResourceDefinition that is generated from them.
 
-Imports pydantic only; `fairlead up` reads the same models without a cluster.
+This package imports pydantic only, so `fairlead up` can use the same models without a cluster.
 """
 
 from fairlead_operator.api.service import InferenceService, InvalidManifest

@@ -1,4 +1,4 @@
-"""`spec.model.adapters`: LoRA adapters that the workers load before they are ready."""
+"""`spec.model.adapters`: LoRA adapters that each worker loads before it is ready."""
 
 from typing import Annotated
 
@@ -8,25 +8,25 @@ from fairlead_operator.api.fields import Part, known_uri, uri_schema
 
 
 class Adapter(Part):
-    """A LoRA adapter in PEFT's format. Requests choose it by giving its name as "model"."""
+    """A LoRA adapter in the format of PEFT. A request selects it with its name in "model"."""
 
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] = Field(
-        description='What clients send as "model".'
+        description='Value of "model" in requests that use this adapter.'
     )
     uri: Annotated[str, known_uri("spec.model.adapters.uri"), uri_schema("spec.model.adapters.uri")] = Field(
-        description="As spec.model.uri: the folder with adapter_config.json."
+        description="Folder that holds adapter_config.json, in the forms of spec.model.uri."
     )
 
 
-SAME_NAMES = "spec.model.adapters needs a name of its own for each adapter: requests choose by name"
-MODELS_NAME = "spec.model.adapters may not have the model's own name: requests choose by name"
-MOST = 64
+SAME_NAMES = "spec.model.adapters must not contain a name twice, since requests select by name: rename one adapter"
+MODELS_NAME = "spec.model.adapters must not contain the name of the model, since requests select by name: rename the adapter"
+MAX_ADAPTERS = 64
 
 
-def named_twice(adapters: list[Adapter]) -> bool:
+def has_duplicate_names(adapters: list[Adapter]) -> bool:
     return len({one.name for one in adapters}) < len(adapters)
 
 
-def unnamed(model: str, name: str) -> str:
-    """In CEL: no adapter of `model` is called `name`."""
+def no_adapter_named(model: str, name: str) -> str:
+    """Return the CEL expression: no adapter of `model` is called `name`."""
     return f"!has({model}.adapters) || !{model}.adapters.exists(one, one.name == {name})"

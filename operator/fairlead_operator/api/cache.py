@@ -1,4 +1,4 @@
-"""`spec.model.cache`: where downloads are kept, and what may be said of the bucket that they come from."""
+"""`spec.model.cache`: the volume for downloaded weights, in the shapes of core Kubernetes volumes, and the types of S3 settings."""
 
 from typing import Annotated, Self
 
@@ -6,37 +6,55 @@ from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.fields import ObjectName, Part, Quantity, refuse, rule, rules
 
-_ONE = "spec.model.cache needs exactly one of claim, hostPath and size"
-_STEPS = "spec.model.cache.hostPath must not go up by '..': name the folder itself"
+_ONE = "spec.model.cache needs exactly one of persistentVolumeClaim, hostPath and emptyDir: keep one of them"
+_PARENT = "spec.model.cache.hostPath.path must not contain '..': write the path of the folder itself"
 DOWNLOADED = ("hf://", "s3://")
 
 
+class ClaimVolume(Part):
+    """A PersistentVolumeClaim in the namespace of the service."""
+
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim. It is mounted read-write.")
+
+
+class HostPathVolume(Part):
+    """A folder of each node."""
+
+    path: Annotated[
+        str,
+        Field(
+            max_length=1024,
+            pattern=r"^/[A-Za-z0-9._/-]+$",
+            json_schema_extra=rules(rule("!self.split('/').exists(step, step == '..')", _PARENT)),
+        ),
+    ] = Field(description="Absolute path of a folder that exists on each node and that group 65532 can write to.")
+
+
+class EmptyDirVolume(Part):
+    """Storage of the pod, deleted with the pod."""
+
+    size_limit: Quantity = Field(description="Most bytes that the folder may hold, such as 50Gi.")
+
+
 class ModelCache(Part):
-    """Where downloaded weights are kept. One worker downloads a model into it, the others wait."""
+    """The volume for downloaded weights. One worker downloads a model into it while the other workers wait."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(rule("[has(self.claim), has(self.hostPath), has(self.size)].filter(given, given).size() == 1", _ONE))
+        json_schema_extra=rules(
+            rule("[has(self.persistentVolumeClaim), has(self.hostPath), has(self.emptyDir)].filter(given, given).size() == 1", _ONE)
+        )
     )
 
-    claim: ObjectName | None = Field(None, description="A PersistentVolumeClaim of the namespace, mounted read-write.")
-    host_path: (
-        Annotated[
-            str,
-            Field(
-                max_length=1024,
-                pattern=r"^/[A-Za-z0-9._/-]+$",
-                json_schema_extra=rules(rule("!self.split('/').exists(step, step == '..')", _STEPS)),
-            ),
-        ]
-        | None
-    ) = Field(None, description="A folder of each node, there and writable for group 65532.")
-    size: Quantity | None = Field(None, description="Room in each pod, gone with it.")
+    persistent_volume_claim: ClaimVolume | None = Field(None, description="A PersistentVolumeClaim in the namespace of the service.")
+    host_path: HostPathVolume | None = Field(None, description="A folder of each node.")
+    empty_dir: EmptyDirVolume | None = Field(None, description="Storage of each pod, deleted with the pod.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        given = [each for each in (self.claim, self.host_path, self.size) if each is not None]
+        given = [each for each in (self.persistent_volume_claim, self.host_path, self.empty_dir) if each is not None]
         refuse(len(given) != 1, f"{_ONE} (got {len(given)})")
-        refuse(".." in (self.host_path or "").split("/"), f"{_STEPS} (got {self.host_path})")
+        path = self.host_path.path if self.host_path is not None else ""
+        refuse(".." in path.split("/"), f"{_PARENT} (got {path})")
         return self
 
 

@@ -1,47 +1,52 @@
-"""`spec.rollout.canary`: how a new revision of the workers is tried on a part of the requests before it replaces the old one."""
+"""`spec.rollout.canary`: a new revision of the workers serves a part of the requests before it replaces the old revision."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fairlead_operator.api.fields import Part, seconds
-
-MANUAL = "Manual"
+from fairlead_operator.api.fields import Part, Percentage, percentage
 
 
 class Canary(Part):
-    """How a new revision is tried, and what it may cost. A change of these restarts nobody."""
+    """How a new revision is tested, and the limits beyond which it is rolled back. A change of these fields restarts no pod."""
 
-    weight: int = Field(10, ge=1, le=99, description="Percent of the requests that are for the canary; whole conversations.")
-    replicas: int = Field(1, ge=1, le=1000, description="Pods of the canary, beside spec.replicas.")
-    pause: Annotated[str, Field(min_length=2, max_length=16, pattern=r"^(Manual|([0-9]+(ms|s|m|h))+)$")] = Field(
-        "10m", description="How long it is judged, such as 10m, from when its pods are ready. Manual: until promote names it."
+    traffic_percent: int = Field(10, ge=1, le=99, description="Percent of conversations whose requests go to the canary.")
+    replicas: int = Field(1, ge=1, le=1000, description="Canary pods, in addition to spec.replicas.")
+    promotion: Literal["Automatic", "Manual"] = Field(
+        "Automatic",
+        description="Automatic: the operator decides after analysisSeconds. Manual: the canary stays until promotedRevision names it.",
     )
-    min_requests: int = Field(100, ge=1, le=1_000_000, description="Requests of the canary before anything is concluded.")
-    max_error_rate: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="It is rolled back when its share of failed requests exceeds the old revision's by more, such as 0.01.",
+    analysis_seconds: int = Field(
+        600, ge=0, le=604_800, description="How long the operator observes the canary once its pods are ready, before automatic promotion."
     )
-    max_ttft_ratio: float = Field(
-        1.5,
-        ge=1,
-        le=100,
-        description="It is rolled back when its p50 or p90 time to first token is more than this times the old revision's.",
+    min_requests: int = Field(
+        100, ge=1, le=1_000_000, description="Requests that the canary must serve before it is promoted or rolled back."
     )
-    promote: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-z-]+$")] | None = Field(
-        None,
-        description="The revision (of status.canary.revision) to promote now, whatever was judged. Other revisions are tried as always.",
+    max_error_rate_increase: Percentage = Field(
+        "1%",
+        description="Roll back when the canary's percentage of failed requests exceeds the old revision's by more than this, such as 0.5%.",
     )
-    retry: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z:._+-]+$")] | None = Field(
-        None, description="Any value, such as the time: when it changes, a revision that was rolled back is tried again."
+    max_ttft_increase: Percentage = Field(
+        "50%",
+        description="Roll back when the canary's p50 or p90 time to first token (TTFT) is more than this longer than the old revision's.",
     )
-
-    @property
-    def manual(self) -> bool:
-        return self.pause == MANUAL
+    promoted_revision: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-z-]+$")] | None = Field(
+        None, description="Value of status.canary.revision to promote now, whatever was observed. Other revisions are not affected."
+    )
+    retry_token: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z:._+-]+$")] | None = Field(
+        None, description="Any string, such as the time. A change tests a revision again that was rolled back."
+    )
 
     @property
-    def pause_seconds(self) -> float:
-        return 0.0 if self.manual else seconds(self.pause)
+    def is_manual(self) -> bool:
+        return self.promotion == "Manual"
+
+    @property
+    def allowed_error_rate_increase(self) -> float:
+        """Difference of the shares of failed requests, in 0..1."""
+        return percentage(self.max_error_rate_increase)
+
+    @property
+    def allowed_ttft_ratio(self) -> float:
+        """The canary's TTFT divided by the old revision's: `50%` → 1.5."""
+        return 1 + percentage(self.max_ttft_increase)

@@ -2,26 +2,27 @@
 
 from typing import Any
 
-from fairlead_operator.api.adapters import MODELS_NAME, unnamed
+from fairlead_operator.api.adapters import MODELS_NAME, no_adapter_named
 from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH, rule
 from fairlead_operator.api.schema import Schema, structural
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
 _NAME_RULES = [rule(f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME}')", NAME_HELP)]
-_ADAPTER_RULES = [rule(f"has(self.spec.model.name) || {unnamed('self.spec.model', 'self.metadata.name')}", MODELS_NAME)]
+_ADAPTER_RULES = [rule(f"has(self.spec.model.name) || {no_adapter_named('self.spec.model', 'self.metadata.name')}", MODELS_NAME)]
 
 
 def _columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
         {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},
-        {"name": "Ready", "type": "string", "jsonPath": ".status.ready", "description": "Workers ready / wanted."},
-        {"name": "Reason", "type": "string", "jsonPath": f"{ready}.reason", "description": "Why it is ready or not."},
+        {"name": "Desired", "type": "integer", "jsonPath": ".status.desiredReplicas", "description": "Workers that should exist."},
+        {"name": "Ready", "type": "integer", "jsonPath": ".status.readyReplicas", "description": "Workers that are ready."},
+        {"name": "Reason", "type": "string", "jsonPath": f"{ready}.reason", "description": "Reason of condition Ready."},
         {"name": "URL", "type": "string", "jsonPath": ".status.url"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         {"name": "Revision", "type": "string", "jsonPath": ".status.revision", "priority": 1},
-        {"name": "Index", "type": "string", "jsonPath": ".status.index.state", "description": "What steers requests.", "priority": 1},
+        {"name": "Index", "type": "string", "jsonPath": ".status.index.state", "description": "State of the prefix index.", "priority": 1},
         {"name": "Message", "type": "string", "jsonPath": f"{ready}.message", "priority": 1},
     ]
 
@@ -29,12 +30,12 @@ def _columns() -> list[dict[str, Any]]:
 def _root() -> Schema:
     return {
         "type": "object",
-        "description": "A model served behind one OpenAI-compatible endpoint, by pods whose KV caches behave as one.",
+        "description": "A model behind one OpenAI-compatible endpoint, served by pods whose KV caches work as one cache.",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            # The bound is Kubernetes' own; without it the cost of the rule on the name cannot be estimated.
+            "apiVersion": {"type": "string", "description": "fairlead.dev/v1alpha1"},
+            "kind": {"type": "string", "description": "InferenceService"},
+            # The bound is that of Kubernetes. Without it, the API server cannot estimate the cost of the rule on the name.
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": structural(ServiceSpec),
             "status": structural(ServiceStatus, defaults=False),
@@ -44,7 +45,7 @@ def _root() -> Schema:
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole object, as written to crds/."""
+    """Return the object that is written to crds/."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -1,4 +1,4 @@
-"""`spec.engine`: how a worker computes."""
+"""`spec.engine`: settings of the inference engine in each worker."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,118 +6,141 @@ from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.fields import Argument, Part, Quantity, known_uri, refuse, rule, rules, uri_schema
 
-_SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages say the same thing: keep one of the two"
-_BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens"
-_DRAFT = "spec.engine.speculative.model is the draft model: method draft needs it, and no other method takes one"
-_EVEN = "spec.engine.tensorParallel must be a multiple of spec.engine.nodes: each node has as many GPUs of a replica"
-_SETTLED = "spec.engine.nodes cannot be changed, since other kinds of objects hold the pods: make another service, or delete this one first"
-_TARGET = "spec.engine.itlTargetMs cuts prompts into chunks: it needs spec.engine.chunkedPrefillSize above 0"
+_SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages both set the size: keep one of the two"
+_BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: change one of the two"
+_DRAFT_URI = "spec.engine.speculativeDecoding.draftModelURI"
+_DRAFT = f"{_DRAFT_URI} is required for method Draft and not allowed for other methods: add it, or remove it"
+_EVEN = "spec.engine.tensorParallel must be a multiple of spec.engine.nodes: each node holds the same number of GPUs of a replica"
+_IMMUTABLE = (
+    "spec.engine.nodes cannot be changed, because another kind of object manages the pods: create another service, or delete this one"
+)
+_CHUNKS = "spec.engine.itlTargetMilliseconds needs chunked prefill: set spec.engine.chunkedPrefill to Enabled, or remove the target"
 
 
 class KvCache(Part):
-    """The pages that keys and values live in, and the blocks that the index speaks of."""
+    """Size and granularity of the KV cache."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "self.blockTokens % self.pageTokens == 0",
-                _BLOCKS,
-                path=".blockTokens",
-            ),
-            rule(
-                "!(has(self.size) && has(self.pages))",
-                _SIZES,
-                path=".pages",
-            ),
+            rule("self.blockTokens % self.pageTokens == 0", _BLOCKS, path=".blockTokens"),
+            rule("!(has(self.size) && has(self.pages))", _SIZES, path=".pages"),
         )
     )
 
-    page_tokens: int = Field(16, ge=1, le=1024, description="Tokens of one page, the unit of KV allocation.")
-    block_tokens: int = Field(64, ge=1, le=4096, description="Tokens of one block, the unit of the prefix index; a multiple of pageTokens.")
-    size: Quantity | None = Field(None, description="Memory of each worker's KV cache, such as 40Gi. Absent: what the device has left.")
-    pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(None, description="Pages of each worker's KV cache, instead of size.")
+    page_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a page, the unit of KV cache allocation.")
+    block_tokens: int = Field(64, ge=1, le=4096, description="Tokens in a block, the unit of the prefix index. A multiple of pageTokens.")
+    size: Quantity | None = Field(
+        None, description="Memory of the KV cache in each worker, such as 40Gi. Absent: all memory that the device has left."
+    )
+    pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(
+        None, description="Pages of the KV cache in each worker, as an alternative to size."
+    )
     host_size: Quantity | None = Field(
-        None, description="Host memory of each worker for pages evicted from the GPU, such as 64Gi; part of resources.memory. Absent: none."
+        None,
+        description="Host memory in each worker for pages evicted from the GPU, such as 64Gi. Included in resources.memory. Absent: none.",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse(self.block_tokens % self.page_tokens != 0, f"{_BLOCKS}: {self.block_tokens} is not a multiple of {self.page_tokens}")
+        refuse(self.block_tokens % self.page_tokens != 0, f"{_BLOCKS} ({self.block_tokens} is not a multiple of {self.page_tokens})")
         refuse(self.size is not None and self.pages is not None, _SIZES)
         return self
 
 
-class Speculative(Part):
-    """Who guesses tokens ahead. Outputs stay the same; guesses that prove right save steps."""
+class SpeculativeDecoding(Part):
+    """Speculative decoding: tokens are drafted and verified in one step. Outputs do not change."""
 
-    model_config = ConfigDict(json_schema_extra=rules(rule("(self.method == 'draft') == has(self.model)", _DRAFT, path=".model")))
+    model_config = ConfigDict(
+        json_schema_extra=rules(rule("(self.method == 'Draft') == has(self.draftModelURI)", _DRAFT, path=".draftModelURI"))
+    )
 
-    method: Literal["ngram", "draft"] = Field(description="ngram: looked up in the request's own text; draft: guessed by a smaller model.")
-    num_tokens: int = Field(5, ge=1, le=64, description="Most tokens guessed ahead of one request in a step.")
-    model: Annotated[str, known_uri("spec.engine.speculative.model"), uri_schema("spec.engine.speculative.model")] | None = Field(
-        None, description="The draft model, with the same tokenizer: a URI as of spec.model. For method draft, and only for it."
+    method: Literal["NGram", "Draft"] = Field(
+        description="NGram: drafts are copied from the request's own text. Draft: a smaller model drafts the tokens."
+    )
+    num_tokens: int = Field(5, ge=1, le=64, description="Most tokens drafted for one request in one step.")
+    draft_model_uri: Annotated[str, known_uri(_DRAFT_URI), uri_schema(_DRAFT_URI)] | None = Field(
+        None, description="Draft model with the same tokenizer, in the forms of spec.model.uri. Required for method Draft."
     )
 
     @model_validator(mode="after")
-    def _drafting(self) -> Self:
-        refuse((self.method == "draft") != (self.model is not None), f"{_DRAFT} (method is {self.method})")
+    def _draft_model(self) -> Self:
+        refuse((self.method == "Draft") != (self.draft_model_uri is not None), f"{_DRAFT} (method is {self.method})")
         return self
 
 
 class Engine(Part):
-    """How a worker computes. The fields are the worker's flags of the same names."""
+    """Settings of the inference engine in each worker."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule("self.itlTargetMs == 0 || self.chunkedPrefillSize > 0", _TARGET, path=".itlTargetMs"),
+            rule("!has(self.itlTargetMilliseconds) || self.chunkedPrefill == 'Enabled'", _CHUNKS, path=".itlTargetMilliseconds"),
             rule("self.tensorParallel % self.nodes == 0", _EVEN, path=".tensorParallel"),
-            rule("self.nodes == oldSelf.nodes", _SETTLED, path=".nodes"),
+            rule("self.nodes == oldSelf.nodes", _IMMUTABLE, path=".nodes"),
         )
     )
 
-    max_model_len: int = Field(0, ge=0, le=16_777_216, description="Longest prompt plus output in tokens. 0: what the model was made for.")
-    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most requests running at once in one worker.")
+    max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
+        None, description="Most tokens of prompt and output together. Absent: the limit of the model."
+    )
+    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most sequences that run at the same time in one worker.")
+    chunked_prefill: Literal["Enabled", "Disabled"] = Field(
+        "Enabled", description="Enabled: long prompts are computed in chunks beside running decodes. Disabled: each prompt in one step."
+    )
     chunked_prefill_size: int = Field(
-        512, ge=-1, le=1_048_576, description="Prompt tokens computed in one step beside the running decodes. 0 or -1: whole prompts."
+        512,
+        ge=1,
+        le=1_048_576,
+        description="Most prompt tokens computed in one step beside running decodes. Used with chunked prefill only.",
     )
-    max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens of one step, over all requests.")
+    max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens in one step, over all requests.")
     max_waiting_requests: int = Field(
-        1024, ge=0, le=1_048_576, description="Sequences that may wait in one worker for their first token; 0: no bound."
+        1024, ge=1, le=1_048_576, description="Most sequences in one worker that wait for their first token. More are refused."
     )
-    prefill_max_requests: int = Field(0, ge=0, le=65_536, description="Most prompts computed in one step. 0: no limit.")
-    itl_target_ms: int = Field(
-        0,
-        ge=0,
-        le=60_000,
-        description="Milliseconds of a step with decodes that prefill keeps to. 0: chunks of chunkedPrefillSize, less on a slow CPU.",
+    prefill_max_requests: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
+        None, description="Most prompts computed in one step. Absent: no limit."
     )
-    attention_backend: Literal["auto", "flashinfer", "native", "cpu", "reference"] = Field(
-        "auto", description="auto: the fastest that the device has."
+    itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
+        None,
+        description="Target duration of a step that contains decodes (inter-token latency, ITL), by which prefill chunks are sized. "
+        "Absent: chunks of chunkedPrefillSize tokens, fewer on a slow CPU.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
-    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
-        "none", description="Rounds the weights of linear layers at load: int8 (CPUs), fp8 (GPUs) or int4."
+    attention_backend: Literal["Auto", "FlashInfer", "Native", "CPU", "Reference"] = Field(
+        "Auto", description="Attention kernels. Auto: the fastest that the device supports."
     )
-    policy: Literal["lpm", "fcfs"] = Field(
-        "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
+    dtype: Literal["Auto", "Float32", "BFloat16", "Float16"] = Field(
+        "Auto", description="Data type of weights and activations. Auto: the type of the stored weights."
     )
-    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus times nodes.")
+    quantization: Literal["None", "Int8", "Int4", "FP8"] = Field(
+        "None", description="Quantizes the weights of linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both."
+    )
+    scheduling_policy: Literal["LongestPrefixMatch", "FirstComeFirstServed"] = Field(
+        "LongestPrefixMatch",
+        description="Order in which waiting requests are admitted. LongestPrefixMatch: the longest cached prefix first.",
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="GPUs that share one replica of the model. Equals resources.gpus times engine.nodes."
+    )
     nodes: int = Field(
-        1, ge=1, le=64, description="Nodes that share one replica, a pod on each; above 1 needs LeaderWorkerSet. Cannot be changed."
+        1, ge=1, le=64, description="Nodes that share one replica, with one pod on each. Above 1 needs LeaderWorkerSet. Immutable."
     )
-    threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of a worker. 0: its cores of affinity and CPU quota, less one from three on."
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="CPU threads of a worker. Absent: the cores of its affinity and CPU quota, minus one if there are three or more."
     )
-    warm_tokens: int = Field(
-        8192, ge=0, le=1_048_576, description="Tokens of its peers' hottest prefixes that a new worker computes first. 0: none."
+    warmup_tokens: int = Field(
+        8192,
+        ge=0,
+        le=1_048_576,
+        description="Tokens of the most used prefixes of other workers that a new worker computes before it is ready.",
     )
-    warm_seconds: int = Field(10, ge=1, le=600, description="Seconds that this may delay it at most.")
+    warmup_timeout_seconds: int = Field(10, ge=1, le=600, description="Longest time for that computation.")
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
-    speculative: Speculative | None = Field(None, description="Who guesses tokens ahead. Absent: nobody.")
-    args: list[Argument] = Field(default_factory=list, max_length=64, description="Further worker flags; the last one given wins.")
+    speculative_decoding: SpeculativeDecoding | None = Field(None, description="Speculative decoding. Absent: off.")
+    args: list[Argument] = Field(
+        default_factory=list, max_length=64, description="Additional flags of fairlead-worker. The last value of a flag is used."
+    )
 
     @model_validator(mode="after")
-    def _chunked(self) -> Self:
-        refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN}: {self.tensor_parallel} is no multiple of {self.nodes}")
-        refuse(self.itl_target_ms > 0 >= self.chunked_prefill_size, f"{_TARGET} (got {self.chunked_prefill_size})")
+    def _consistent(self) -> Self:
+        refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN} ({self.tensor_parallel} is not a multiple of {self.nodes})")
+        refuse(self.itl_target_milliseconds is not None and self.chunked_prefill == "Disabled", _CHUNKS)
         return self

@@ -1,4 +1,8 @@
-"""The building blocks of the manifest's models: the common base, CEL rules, and the string types with their patterns."""
+"""Building blocks of the manifest's models: the base class, CEL rules, list types, and string types with their patterns.
+
+Names follow the Kubernetes API conventions: integers with a unit in the name for durations (`drainTimeoutSeconds`), no floats, enums in
+CamelCase, acronyms in one case (`draftModelURI`), and an absent field instead of a special value.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,26 +11,43 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+_ACRONYM = re.compile(r"(?<=[a-z])(Ttft|Uri)(?![a-z])")
+
+
+def field_name(attribute: str) -> str:
+    """Return the name of a field in a manifest: `draft_model_uri` → `draftModelURI`."""
+    return _ACRONYM.sub(lambda match: match.group().upper(), to_camel(attribute))
+
 
 class Part(BaseModel):
-    """A part of a manifest: camelCase outside, frozen, unknown fields refused, types as strict as in the API server."""
+    """A part of a manifest: camelCase in YAML, frozen, without unknown fields, and with types as strict as in the API server."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(alias_generator=field_name, populate_by_name=True, extra="forbid", frozen=True, strict=True)
 
 
 def rule(expression: str, message: str, *, path: str = "") -> dict[str, str]:
-    """One CEL rule of the CRD. The message names the field and the fix; the server adds the values.
+    """Return one CEL rule of the CRD. The message names the field and the fix; the server adds the values.
 
-    No messageExpression: `string(self.min)` alone is estimated at 100 times the cost that a CRD may have (Kubernetes 1.36).
+    There is no messageExpression: Kubernetes 1.36 estimates `string(self.min)` alone at 100 times the cost that a CRD may have.
     """
-    made = {"rule": expression, "message": message}
+    validation = {"rule": expression, "message": message}
     if path:
-        made["fieldPath"] = path
-    return made
+        validation["fieldPath"] = path
+    return validation
 
 
-def rules(*made: Mapping[str, str]) -> dict[str, Any]:
-    return {"x-kubernetes-validations": [dict(one) for one in made]}
+def rules(*validations: Mapping[str, str]) -> dict[str, Any]:
+    return {"x-kubernetes-validations": [dict(one) for one in validations]}
+
+
+def list_set() -> dict[str, Any]:
+    """Return the schema of a list without duplicates, which server-side apply merges by value."""
+    return {"x-kubernetes-list-type": "set"}
+
+
+def list_map(key: str) -> dict[str, Any]:
+    """Return the schema of a list of objects that server-side apply merges by `key`."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 WORDS = {
@@ -37,36 +58,37 @@ WORDS = {
     "list_type": "must be a list",
     "string_type": "must be a string: put it in quotes if it is one",
     "int_type": "must be a whole number, without quotes",
-    "float_type": "must be a number, without quotes",
     "bool_type": "must be true or false, without quotes",
 }
-"""pydantic's kinds of errors in the words of a manifest."""
+"""Messages for the error types of pydantic."""
 
 
 def refuse(broken: bool, message: str) -> None:
-    """A CEL rule in Python, for manifests that no API server has seen (`fairlead up`). Raises ValueError."""
+    """Apply a CEL rule in Python, for manifests that no API server has validated (`fairlead up`). Raises ValueError if it is broken."""
     if broken:
         raise ValueError(message)
 
 
-NAME_LENGTH = 52  # leaves room in a 63-character label for "-workers" and the suffixes that Kubernetes adds
+NAME_LENGTH = 52  # a label has 63 characters, and "-workers" and the suffixes that Kubernetes adds must fit
 NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-NAME_HELP = f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first: Services are named after it"
+NAME_HELP = (
+    f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', with a letter first: it becomes the name of a Service"
+)
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-DURATION = r"^([0-9]+(ms|s|m|h))+$"
+PERCENTAGE = r"^[0-9]{1,4}(\.[0-9]{1,2})?%$"
 EXAMPLES = {
-    DURATION: "a duration such as 30s, 10m or 1h30m",
+    PERCENTAGE: "a percentage such as 1%, 0.5% or 50%",
     QUANTITY: "a quantity such as 500m, 8 or 64Gi",
     DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', a letter or digit first and last",
     DNS_LABEL: "lower-case letters, digits and '-', a letter or digit first and last",
 }
-"""What a string must be, for people who read no patterns."""
+"""Plain descriptions of the patterns, for error messages."""
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]
-Duration = Annotated[str, Field(min_length=2, max_length=16, pattern=DURATION)]
+Percentage = Annotated[str, Field(min_length=2, max_length=8, pattern=PERCENTAGE)]
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 URI = (
@@ -83,7 +105,7 @@ def _uri_help(path: str) -> str:
 
 
 def known_uri(path: str) -> AfterValidator:
-    """Refuses what is no model URI, naming the manifest's `path`."""
+    """Return a validator that refuses other strings than model URIs. Its message names the field `path`."""
 
     def known(uri: str) -> str:
         refuse(re.match(URI, uri) is None, f"{_uri_help(path)} (got {uri!r})")
@@ -93,23 +115,21 @@ def known_uri(path: str) -> AfterValidator:
 
 
 def uri_schema(path: str) -> Any:
-    """The same for the CRD: a pydantic field."""
+    """Return the same rule for the CRD, as a pydantic field."""
     return Field(max_length=1024, json_schema_extra=rules(rule(f"self.matches(r'{URI}')", _uri_help(path))))
 
 
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def seconds(duration: str) -> float:
-    """`1m30s` → 90.0 seconds."""
-    parts = re.findall(r"([0-9]+)(ms|s|m|h)", duration)
-    return sum(float(count) * _SECONDS[unit] for count, unit in parts)
+def percentage(text: str) -> float:
+    """Return a percentage as a fraction: `0.5%` → 0.005."""
+    return float(text.removesuffix("%")) / 100
 
 
 def quantity(text: str) -> float:
-    """A Kubernetes quantity as a plain number: `2Gi` → 2147483648.0 (bytes), `500m` → 0.5."""
+    """Return a Kubernetes quantity as a plain number: `2Gi` → 2147483648.0 (bytes), `500m` → 0.5."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", text)
     if match is None or match.group(2) not in _UNITS:
         raise ValueError(f"{text!r} is not a quantity such as 500m, 8, 64Gi")

@@ -1,6 +1,6 @@
-"""`status.loading`: how far the pod is that everybody waits for."""
+"""`status.loading`: load progress of the slowest worker."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,11 +10,12 @@ Phase = Literal["Starting", "Waiting", "Downloading", "Loading", "Preparing", "W
 
 
 class LoadingStatus(Part):
-    """The load of the worker that is furthest behind. Coarse on purpose: a load of an hour is some dozens of writes."""
+    """Load progress of the slowest worker. Coarse by design: a load of one hour causes some dozens of writes."""
 
     phase: Phase = Field(
-        description="Waiting: for a download or other nodes; Loading: weights; Preparing: kernels, KV pages; Warming: peers' prefixes."
+        description="Waiting: for a download or for other nodes. Loading: of weights. Preparing: kernels and KV pages. "
+        "Warming: prefixes of other workers."
     )
-    percent: int = Field(0, ge=0, le=100, description="Of this phase, in steps of five.")
-    total_bytes: int = Field(0, ge=0, description="Bytes that percent is of; 0: not counted.")
-    pod: str = Field("", max_length=253, description="Which.")
+    percent: int = Field(0, ge=0, le=100, description="Progress within this phase, in steps of 5.")
+    total_bytes: Annotated[int, Field(ge=0)] | None = Field(None, description="Size that percent refers to. Absent: unknown.")
+    pod_name: str = Field("", max_length=253, description="Name of the pod.")

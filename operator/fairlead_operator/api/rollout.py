@@ -5,11 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.canary import Canary
-from fairlead_operator.api.fields import Duration, Part, refuse, rule, rules, seconds
+from fairlead_operator.api.fields import Part, refuse, rule, rules
 
-_DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
-_DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
-_SURGE = "spec.rollout.surgeTimeout must be at most spec.rollout.progressDeadline: a rollout that waits for room would be called stuck"
+_SURGE = "spec.rollout.surgeTimeoutSeconds must be at most spec.rollout.progressDeadlineSeconds: reduce the one or raise the other"
 _REVISION = r"^([a-z]([-a-z0-9]*[a-z0-9])?-)?[0-9a-f]{10}$"
 
 
@@ -17,53 +15,33 @@ class Rollout(Part):
     """How pods are replaced."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(rule("duration(self.surgeTimeout) <= duration(self.progressDeadline)", _SURGE, path=".surgeTimeout"))
+        json_schema_extra=rules(rule("self.surgeTimeoutSeconds <= self.progressDeadlineSeconds", _SURGE, path=".surgeTimeoutSeconds"))
     )
 
     strategy: Literal["Auto", "Surge", "DrainFirst"] = Field(
         "Auto",
-        description="Surge: a new worker before an old one goes; DrainFirst: an old one goes first; "
-        "Auto: Surge, and DrainFirst once a new worker finds no room for surgeTimeout.",
+        description="Surge: a new worker starts before an old one stops. DrainFirst: an old worker stops first. "
+        "Auto: Surge, then DrainFirst if a new worker cannot be scheduled for surgeTimeoutSeconds.",
     )
-    surge_timeout: Duration = Field("30s", description="How long Auto waits for room for a new worker.")
-    paused: bool = Field(False, description="No further pod is replaced; scaling goes on.")
+    surge_timeout_seconds: int = Field(30, ge=0, le=86_400, description="How long strategy Auto waits for a new worker to be scheduled.")
+    paused: bool = Field(False, description="Stops the replacement of pods. Scaling continues.")
     revision: Annotated[str, Field(min_length=10, max_length=96, pattern=_REVISION)] | None = Field(
-        None, description="Run the workers of this ControllerRevision (NAME-worker-DIGEST), whatever the rest of the spec says of them."
+        None,
+        description="Runs the workers of this ControllerRevision (NAME-worker-DIGEST). Absent: those of the current spec.",
     )
-    drain_timeout: Annotated[
-        Duration,
-        Field(json_schema_extra=rules(rule("duration(self) <= duration('2h')", _DRAIN))),
-    ] = Field("120s", description="How long a pod that goes may finish its streams, such as 120s or 10m.")
-    progress_deadline: Annotated[
-        Duration,
-        Field(
-            json_schema_extra=rules(
-                rule(
-                    "duration(self) >= duration('30s') && duration(self) <= duration('24h')",
-                    _DEADLINE,
-                )
-            )
-        ),
-    ] = Field("1h", description="Without progress for this long, condition Progressing is False with ProgressDeadlineExceeded.")
+    drain_timeout_seconds: int = Field(120, ge=0, le=7200, description="How long a terminating pod may take to complete its requests.")
+    progress_deadline_seconds: int = Field(
+        3600,
+        ge=30,
+        le=86_400,
+        description="Without progress for this long, condition Progressing is False with reason ProgressDeadlineExceeded.",
+    )
     canary: Canary | None = Field(
-        None, description="A new revision is tried on a part of the requests first. Absent: it is rolled out at once."
+        None, description="Tests each new revision with a part of the requests. Absent: a new revision is rolled out directly."
     )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        refuse(seconds(self.drain_timeout) > 7200, f"{_DRAIN} (got {self.drain_timeout})")
-        refuse(not 30 <= seconds(self.progress_deadline) <= 86400, f"{_DEADLINE} (got {self.progress_deadline})")
-        refuse(seconds(self.surge_timeout) > seconds(self.progress_deadline), f"{_SURGE} (got {self.surge_timeout})")
+        given = f"{self.surge_timeout_seconds} is more than {self.progress_deadline_seconds}"
+        refuse(self.surge_timeout_seconds > self.progress_deadline_seconds, f"{_SURGE} ({given})")
         return self
-
-    @property
-    def drain_seconds(self) -> int:
-        return round(seconds(self.drain_timeout))
-
-    @property
-    def deadline_seconds(self) -> int:
-        return round(seconds(self.progress_deadline))
-
-    @property
-    def surge_seconds(self) -> float:
-        return seconds(self.surge_timeout)

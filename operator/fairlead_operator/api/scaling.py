@@ -1,81 +1,88 @@
-"""`spec.scaling`: bounds of the number of workers, and what the operator's own autoscaler is to reach within them."""
+"""`spec.scaling`: bounds of the number of workers, and the target of the operator's autoscaler."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Duration, Part, refuse, rule, rules, seconds
+from fairlead_operator.api.fields import Part, refuse, rule, rules
 
-_BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
-_TTFT = "spec.scaling.target.ttft must be above 0s"
-_IDLE = "spec.scaling.idleAfter takes the last worker away: set spec.scaling.target and spec.scaling.min 0, or remove it"
-_STABLE = "spec.scaling.scaleDownStabilization is for the operator's own autoscaler: set spec.scaling.target, or remove it"
-_IDLE_RANGE = "spec.scaling.idleAfter must lie between 1s and 24h"
-_STABLE_RANGE = "spec.scaling.scaleDownStabilization must be at most 1h"
-EXCLUSIVE = (
-    "spec.replicas and spec.scaling.target decide the same: remove spec.replicas, and no kubectl scale, HPA or KEDA for this service; "
-    "or remove spec.scaling.target"
+_BOUNDS = "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas: change one of the two"
+_IDLE = (
+    "spec.scaling.idleTimeoutSeconds scales to zero: set spec.scaling.target and spec.scaling.minReplicas 0, or remove idleTimeoutSeconds"
 )
-IDLE_AFTER, STABILIZATION = "10m", "5m"
-
-
-def _bounded(expression: str, message: str) -> Any:
-    return Field(json_schema_extra=rules(rule(expression, message)))
+_SCALE_DOWN = "spec.scaling.scaleDown configures the operator's autoscaler: set spec.scaling.target, or remove scaleDown"
+EXCLUSIVE = (
+    "spec.replicas and spec.scaling.target both set the number of workers: remove spec.replicas and use no kubectl scale, HPA or KEDA for "
+    "this service, or remove spec.scaling.target"
+)
+DEFAULT_IDLE_TIMEOUT_SECONDS, DEFAULT_STABILIZATION_WINDOW_SECONDS = 600, 300
 
 
 class Target(Part):
-    """What the autoscaler is to hold."""
+    """The latency that the autoscaler holds."""
 
-    ttft: Annotated[Duration, _bounded("duration(self) > duration('0s')", _TTFT)] = Field(
-        description="Expected time to first token, such as 2s: beyond it there are too few workers."
+    ttft_milliseconds: int = Field(
+        ge=1, le=3_600_000, description="Longest expected time to first token (TTFT), such as 2000. Above it, workers are added."
     )
 
     @property
     def seconds(self) -> float:
-        return seconds(self.ttft)
+        return self.ttft_milliseconds / 1000
+
+
+class ScaleDown(Part):
+    """How workers are removed, as in a HorizontalPodAutoscaler."""
+
+    stabilization_window_seconds: int = Field(
+        DEFAULT_STABILIZATION_WINDOW_SECONDS,
+        ge=0,
+        le=3600,
+        description="Workers are removed once fewer were enough for this long.",
+    )
 
 
 class Scaling(Part):
-    """Bounds that nobody can leave, and with `target` the operator's own autoscaler."""
+    """Bounds of the number of workers, and with `target` the operator's autoscaler."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule("self.min <= self.max", _BOUNDS, path=".min"),
-            rule("!has(self.idleAfter) || (has(self.target) && self.min == 0)", _IDLE, path=".idleAfter"),
-            rule("!has(self.scaleDownStabilization) || has(self.target)", _STABLE, path=".scaleDownStabilization"),
+            rule("self.minReplicas <= self.maxReplicas", _BOUNDS, path=".minReplicas"),
+            rule("!has(self.idleTimeoutSeconds) || (has(self.target) && self.minReplicas == 0)", _IDLE, path=".idleTimeoutSeconds"),
+            rule("!has(self.scaleDown) || has(self.target)", _SCALE_DOWN, path=".scaleDown"),
         )
     )
 
-    min: int = Field(1, ge=0, le=1000, description="Never fewer workers than this. 0 with target: none after idleAfter without a request.")
-    max: int = Field(ge=1, le=1000, description="Never more workers than this.")
-    target: Target | None = Field(None, description="The operator decides how many workers there are. Absent: spec.replicas does.")
-    idle_after: (
-        Annotated[Duration, _bounded("duration(self) >= duration('1s') && duration(self) <= duration('24h')", _IDLE_RANGE)] | None
-    ) = Field(None, description="With min 0: how long without a request until no worker is kept. Absent: 10m.")
-    scale_down_stabilization: Annotated[Duration, _bounded("duration(self) <= duration('1h')", _STABLE_RANGE)] | None = Field(
-        None, description="For how long fewer workers must have been enough until there are fewer. Absent: 5m."
+    min_replicas: int = Field(
+        1, ge=0, le=1000, description="Fewest workers. With 0 and a target, the service scales to zero after idleTimeoutSeconds."
     )
+    max_replicas: int = Field(ge=1, le=1000, description="Most workers.")
+    target: Target | None = Field(
+        None, description="The operator sets the number of workers to hold this target. Absent: spec.replicas sets it."
+    )
+    idle_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = Field(
+        None, description="With minReplicas 0: time without requests before the service scales to zero. Absent: 600."
+    )
+    scale_down: ScaleDown | None = Field(None, description="How the operator's autoscaler removes workers.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse(self.min > self.max, f"{_BOUNDS}: {self.min} > {self.max}")
-        refuse(self.target is not None and seconds(self.target.ttft) <= 0, _TTFT)
-        refuse(self.idle_after is not None and (self.target is None or self.min > 0), _IDLE)
-        refuse(self.scale_down_stabilization is not None and self.target is None, _STABLE)
-        refuse(self.idle_after is not None and not 1 <= seconds(self.idle_after) <= 86400, f"{_IDLE_RANGE} (got {self.idle_after})")
-        stable = self.scale_down_stabilization
-        refuse(stable is not None and seconds(stable) > 3600, f"{_STABLE_RANGE} (got {stable})")
+        refuse(self.min_replicas > self.max_replicas, f"{_BOUNDS} ({self.min_replicas} > {self.max_replicas})")
+        refuse(self.idle_timeout_seconds is not None and (self.target is None or self.min_replicas > 0), _IDLE)
+        refuse(self.scale_down is not None and self.target is None, _SCALE_DOWN)
         return self
 
     @property
     def idle_seconds(self) -> float | None:
-        """Seconds without a request after which no worker is kept; None: never."""
-        return seconds(self.idle_after or IDLE_AFTER) if self.target is not None and self.min == 0 else None
+        """Seconds without a request after which the service scales to zero; None: never."""
+        if self.target is None or self.min_replicas > 0:
+            return None
+        return self.idle_timeout_seconds or DEFAULT_IDLE_TIMEOUT_SECONDS
 
     @property
     def stable_seconds(self) -> float:
-        return seconds(self.scale_down_stabilization or STABILIZATION)
+        """The stabilization window in seconds."""
+        return DEFAULT_STABILIZATION_WINDOW_SECONDS if self.scale_down is None else self.scale_down.stabilization_window_seconds
 
     def within(self, workers: int) -> int:
-        """The nearest number that the bounds allow."""
-        return max(self.min, min(self.max, workers))
+        """Return the nearest number that the bounds allow."""
+        return max(self.min_replicas, min(self.max_replicas, workers))

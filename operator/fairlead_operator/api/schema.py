@@ -1,4 +1,4 @@
-"""pydantic's JSON schema → a Kubernetes structural schema: inline, no `$ref`, no `anyOf` with null, every default written out."""
+"""Conversion of pydantic's JSON schema to a Kubernetes structural schema: inline, without `$ref` or `anyOf`, with all defaults."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ _DROPPED = {"title", "$defs", "properties", "items", "additionalProperties"}
 
 
 def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """The structural schema of one model, as `openAPIV3Schema` wants it; without defaults for what only the operator writes."""
+    """Return the structural schema of one model for `openAPIV3Schema`. `defaults=False` suits fields that only the operator writes."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
     made = _walk(raw, raw.get("$defs", {}), defaults)
-    made.pop("default", None)  # the root stands for itself
+    made.pop("default", None)  # the root of the spec is required
     return made
 
 
@@ -26,11 +26,12 @@ def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: 
     if "properties" in node:
         made["properties"] = {name: _walk(child, definitions, defaults) for name, child in node["properties"].items()}
         if not optional and not made.get("required"):
-            # The part may be left out, and its defaults appear all the same. Written out in full: the server checks the rules on the
-            # default itself before it fills in what is inside.
+            # A part that is absent still gets its defaults. They are written out in full, because the API server validates the default
+            # of a part before it applies the defaults inside.
             made["default"] = {name: child["default"] for name, child in made["properties"].items() if "default" in child}
     if "items" in node:
         made["items"] = _walk(node["items"], definitions, defaults)
+        made.setdefault("x-kubernetes-list-type", "atomic")
     if isinstance(node.get("additionalProperties"), Mapping):
         made["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults)
     if made.get("type") == "integer":
@@ -41,7 +42,7 @@ def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: 
 
 
 def _flatten(node: Mapping[str, Any], definitions: Mapping[str, Schema]) -> tuple[Schema, bool]:
-    """Put references in place and take `X | null` as an optional X; what stands beside a reference (a description) wins."""
+    """Inline references, and convert `X | null` to an optional X. Keys beside a reference, such as its description, take precedence."""
     merged, optional = dict(node), False
     if "$ref" in merged:
         target = definitions[merged.pop("$ref").rsplit("/", 1)[1]]

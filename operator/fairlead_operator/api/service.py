@@ -1,4 +1,4 @@
-"""An InferenceService as the operator and `fairlead up` hold it: parsed, typed, immutable."""
+"""An InferenceService as the operator and `fairlead up` use it: parsed, typed, immutable."""
 
 import re
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from fairlead_operator.api.fields import EXAMPLES, NAME, NAME_HELP, NAME_LENGTH,
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
-LONGEST = 80
-"""Characters of a wrong value that are quoted."""
+MAX_QUOTED = 80
+"""Characters of an invalid value that an error message quotes."""
 
 
 class InvalidManifest(ValueError):
-    """The manifest cannot be read; the message names each field and what is wrong with it."""
+    """The manifest is invalid. The message names each field and its problem."""
 
 
 @dataclass(frozen=True)
 class InferenceService:
-    """One service: who it is, what it should be, and what was last said about it."""
+    """One service: its identity, its spec and its last status."""
 
     name: str
     namespace: str
@@ -35,7 +35,7 @@ class InferenceService:
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "InferenceService":
-        """Read a manifest or an API object. Raises InvalidManifest; the API server has refused most of these before."""
+        """Parse a manifest or an API object. Raises InvalidManifest, rarely for API objects, since the API server validates them first."""
         metadata = body.get("metadata") or {}
         if not isinstance(metadata, Mapping):
             raise InvalidManifest(f"metadata must be a mapping with a name (got {metadata!r})")
@@ -49,11 +49,11 @@ class InferenceService:
         except ValidationError as error:
             raise InvalidManifest(describe(error)) from None
         if spec.model.name is None and name in {one.name for one in spec.model.adapters}:
-            raise InvalidManifest(f"{MODELS_NAME} (it is {name!r}, the service's)")
+            raise InvalidManifest(f"{MODELS_NAME} (it is {name!r}, the name of the service)")
         try:
             status = ServiceStatus.model_validate(body.get("status") or {})
         except ValidationError:
-            status = ServiceStatus()  # of another version of the operator: it is written anew from what is observed
+            status = ServiceStatus()  # another version of the operator wrote it; the next reconcile writes it again
         return cls(
             name=name,
             namespace=metadata.get("namespace") or "default",
@@ -70,18 +70,18 @@ class InferenceService:
 
 
 def describe(error: ValidationError) -> str:
-    """pydantic's findings as lines for people: `spec.engine.dtype: Input should be 'auto', … (got 'int3')`."""
+    """Return the errors of pydantic as text: `spec.engine.dtype: Input should be 'Auto', … (got 'Int3')`."""
     return "; ".join(_line(found) for found in error.errors(include_url=False))
 
 
 def _line(found: ErrorDetails) -> str:
     kind, context = found["type"], found.get("ctx", {})
     if kind == "value_error" and str(context["error"]).startswith("spec."):
-        return str(context["error"])  # one of our rules, which names its field and what to do
+        return str(context["error"])  # a rule of these models; its message names the field and the fix
     path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"])
     if kind in ("missing", "extra_forbidden"):
         return f"{path}: {WORDS[kind]}"
     example = EXAMPLES.get(context.get("pattern", ""))
     words = f"must be {example}" if example else WORDS.get(kind, found["msg"])
     given = repr(found["input"])
-    return f"{path}: {words} (got {given if len(given) <= LONGEST else given[:LONGEST] + '…'})"
+    return f"{path}: {words} (got {given if len(given) <= MAX_QUOTED else given[:MAX_QUOTED] + '…'})"

@@ -1,88 +1,92 @@
-"""`status` of an InferenceService, written by the operator alone."""
+"""`status` of an InferenceService. Only the operator writes it."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fairlead_operator.api.fields import Part
+from fairlead_operator.api.fields import Part, list_map
 from fairlead_operator.api.loading import LoadingStatus
 from fairlead_operator.api.traffic import TrafficStatus
 
+Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
 
 class Condition(Part):
-    """One condition, in the form that `kubectl wait --for=condition=` reads."""
+    """A condition with the fields of metav1.Condition."""
 
     type: str = Field(
-        max_length=64, description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, GatewayReady or Degraded."
+        max_length=316,
+        pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, GatewayReady or Degraded.",
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
-    observed_generation: int = Field(0, ge=0, description="The generation of the service that this was said of.")
-    last_transition_time: str = Field("", json_schema_extra={"format": "date-time"}, max_length=64, description="When status last changed.")
-    reason: str = Field("", max_length=128, description="One word for machines.")
-    message: str = Field("", max_length=2048, description="The cause, for people.")
+    observed_generation: int = Field(0, ge=0, description="metadata.generation that this condition was computed from.")
+    last_transition_time: Time = Field(description="When status last changed.")
+    reason: str = Field(min_length=1, max_length=1024, description="Reason of the last transition, in CamelCase.")
+    message: str = Field(max_length=32768, description="Cause and remedy, for people. May be empty.")
 
 
 class IndexStatus(Part):
-    """The prefix index as one router sees it. Coarse on purpose: a service that stays as it is causes no write."""
+    """The prefix index as one router sees it. Coarse by design: an unchanged service causes no writes."""
 
     state: Literal["Ok", "Unavailable", "Off", "Unused", "Unknown"] = Field(
-        description="Ok; Unavailable: requests go by load; Off: the operator has no Redis; Unused: by spec.routing.policy; "
-        "Unknown: no router answers."
+        description="Unavailable: routing is by load. Off: the operator has no Redis. Unused: spec.routing.policy does not read it."
+        " Unknown: no router answers."
     )
-    since: str = Field("", json_schema_extra={"format": "date-time"}, max_length=64, description="When state last changed.")
-    read: Literal["", "Mirror", "Remote"] = Field(
-        "", description="Mirror: from the router's copy; Remote: Redis is asked for each request."
+    last_transition_time: Time = Field(description="When state last changed.")
+    read_mode: Literal["Mirror", "Remote"] | None = Field(
+        None, description="Mirror: from the router's copy. Remote: from Redis for each request."
     )
-    reason: str = Field("", max_length=512, description="Why it is not available.")
-    credentials: Literal["", "PerService", "Shared", "None"] = Field(
-        "",
-        description="PerService: workers and routers have a Redis user each, limited to this service; Shared: one user for all services; "
-        "None: Redis asks for no password.",
+    message: str = Field("", max_length=512, description="Why the index is not available.")
+    credentials: Literal["PerService", "Shared", "None"] | None = Field(
+        None,
+        description="PerService: a Redis user each for workers and routers, limited to this service. Shared: one user for all services. "
+        "None: Redis requires no password.",
     )
-    credentials_reason: str = Field("", max_length=512, description="Why Redis users are not created for each service.")
+    credentials_message: str = Field("", max_length=512, description="Why there are no Redis users for each service.")
     prediction_error_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
-        None, description="How far the index was off lately about a worker's cache, in percent of a prompt, in tens: the worst worker."
+        None, description="Largest recent error of the index about a worker's cache, in percent of a prompt, rounded to tens."
     )
 
 
 class CanaryStatus(Part):
-    """A new revision that is not everybody's yet."""
+    """A revision under test."""
 
-    revision: str = Field(max_length=64, description="The revision that is tried; what spec.rollout.canary.promote takes.")
+    revision: str = Field(max_length=64, description="The revision under test. spec.rollout.canary.promotedRevision accepts this value.")
     phase: Literal["Waiting", "Starting", "Judging", "Paused", "Promoting", "Failed"] = Field(
-        description="Waiting: for the routers; Starting: its pods; Paused: until promote names it; Promoting: old pods are being replaced; "
-        "Failed: rolled back."
+        description="Waiting: for the routers. Starting: of its pods. Judging: under observation. Paused: until promotedRevision names it. "
+        "Promoting: old pods are replaced. Failed: rolled back."
     )
-    weight: int = Field(0, ge=0, le=100, description="Percent of the requests that are for it.")
+    traffic_percent: int = Field(0, ge=0, le=100, description="Percent of conversations that go to it.")
 
 
 class ScalingStatus(Part):
-    """What the operator's own autoscaler has decided."""
+    """The last decision of the operator's autoscaler."""
 
-    wanted: int = Field(ge=0, description="Workers.")
-    reason: str = Field("", max_length=256, description="Why so many: the last change, and what it was for.")
+    desired_replicas: int = Field(ge=0, description="Workers that the autoscaler decided on.")
+    message: str = Field("", max_length=256, description="The last change, and its cause.")
 
 
 class ServiceStatus(Part):
-    """What the operator saw last."""
+    """The last observed state."""
 
-    observed_generation: int = Field(0, ge=0, description="The generation of the service that this status speaks of.")
-    url: str = Field("", max_length=512, description="The OpenAI-compatible base URL inside the cluster.")
-    model: str = Field("", max_length=253, description='What clients send as "model".')
-    ready: str = Field("", max_length=32, description="Workers ready / wanted.")
+    observed_generation: int = Field(0, ge=0, description="metadata.generation that this status was computed from.")
+    url: str = Field("", max_length=512, description="Base URL of the OpenAI-compatible API inside the cluster.")
+    model_name: str = Field("", max_length=253, description='Value of "model" in requests.')
+    desired_replicas: int = Field(0, ge=0, description="Workers that should exist, from spec.replicas, spec.scaling or the autoscaler.")
     replicas: int = Field(0, ge=0, description="Workers that exist.")
     ready_replicas: int = Field(0, ge=0, description="Workers that are ready.")
-    updated_replicas: int = Field(0, ge=0, description="Workers of the wanted revision.")
+    updated_replicas: int = Field(0, ge=0, description="Workers of the desired revision.")
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
-    revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
-    loading: LoadingStatus | None = Field(None, description="How far the worker is that is furthest behind; absent while none loads.")
-    index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
-    traffic: TrafficStatus | None = Field(None, description="What went through lately; absent until a router was asked twice.")
-    canary: CanaryStatus | None = Field(None, description="A new revision that is tried; absent while none is.")
-    scaling: ScalingStatus | None = Field(None, description="With spec.scaling.target: how many workers the operator wants, and why.")
+    revision: str = Field("", max_length=128, description="Desired revision: a digest of the fields that shape worker pods.")
+    loading: LoadingStatus | None = Field(None, description="Load progress of the slowest worker. Absent while no worker loads.")
+    index: IndexStatus | None = Field(None, description="The prefix index as one router sees it. Absent while no router is ready.")
+    traffic: TrafficStatus | None = Field(None, description="Recent token rates. Absent until a router was polled twice.")
+    canary: CanaryStatus | None = Field(None, description="The revision under test. Absent while there is none.")
+    scaling: ScalingStatus | None = Field(None, description="The last decision of the autoscaler. Absent without spec.scaling.target.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
         description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady with a gateway.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        json_schema_extra=list_map("type"),
     )

@@ -1,6 +1,6 @@
-"""The way through a Gateway: an HTTPRoute to the routers, or to an InferencePool whose endpoint picker the routers are.
+"""Objects for a Gateway: an HTTPRoute to the routers, or to an InferencePool with the routers as its endpoint picker.
 
-Made only where the cluster serves these kinds (`Observed.served`). The route's parents say whether the gateway took it.
+They are created only if the cluster serves these kinds (`Observed.served`). The route's status says whether the gateway accepted it.
 """
 
 from collections.abc import Collection
@@ -14,12 +14,12 @@ from fairlead_operator.objects import Object
 HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
 _EXACT = [{"path": {"type": "Exact", "value": path}} for path in INFERENCE if path.startswith("/v1/") and path != MODELS]
-_MATCHES = [*_EXACT, {"path": {"type": "PathPrefix", "value": MODELS}}]  # below it is a model by its name
+_MATCHES = [*_EXACT, {"path": {"type": "PathPrefix", "value": MODELS}}]  # paths below it name a model
 MOST_MATCHES = 8  # of a rule; Gateway API 1.2 and later allow 64
 
 
 def kinds(service: InferenceService) -> tuple[str, ...]:
-    """What the cluster has to serve for this service's gateway; nothing without one."""
+    """Return the kinds that the gateway of this service needs; empty without a gateway."""
     exposure = service.spec.exposure
     if exposure.gateway is None:
         return ()
@@ -27,7 +27,7 @@ def kinds(service: InferenceService) -> tuple[str, ...]:
 
 
 def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
-    """All or nothing: a route to a pool that cannot be made would only lead astray."""
+    """Return all objects, or none if a kind is missing: a route to a pool that cannot be created would fail requests."""
     gateway = service.spec.exposure.gateway
     if gateway is None or not all(kind in served for kind in kinds(service)):
         return []
@@ -36,15 +36,17 @@ def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
 
 
 def _route(service: InferenceService, gateway: Gateway) -> Object:
-    parent = {"name": gateway.name, "namespace": gateway.namespace, "sectionName": gateway.section_name}
+    reference = gateway.parent_ref
+    parent = {"name": reference.name, "namespace": reference.namespace, "sectionName": reference.section_name}
+    timeout = f"{gateway.timeout_seconds or 0}s"
     spec: Object = {
         "parentRefs": [{key: value for key, value in parent.items() if value is not None}],
         "rules": [
             {
                 "matches": _MATCHES[first : first + MOST_MATCHES],
                 "backendRefs": [_backend(service)],
-                # Said, since gateways have timeouts of their own (Envoy's 15 s would cut most streams). 0s: none.
-                "timeouts": {"request": gateway.timeout, "backendRequest": gateway.timeout},
+                # Always set: a gateway's own default (Envoy: 15 s) would cut most streams. 0s disables the timeout.
+                "timeouts": {"request": timeout, "backendRequest": timeout},
             }
             for first in range(0, len(_MATCHES), MOST_MATCHES)
         ],
@@ -73,7 +75,7 @@ def _pool(service: InferenceService) -> Object:
         "spec": {
             "selector": {"matchLabels": names.selector(service, names.WORKER)},
             "targetPorts": [{"number": names.WORKER_PORT}],
-            # FailOpen would let the gateway choose by itself, past keys and quotas.
+            # With FailOpen the gateway would select endpoints itself and bypass keys and quotas.
             "endpointPickerRef": {"name": service.name, "port": {"number": names.PICKER_PORT}, "failureMode": "FailClose"},
         },
     }

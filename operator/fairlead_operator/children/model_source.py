@@ -1,4 +1,4 @@
-"""Where the weights come from: model URIs → `--model` and `--speculative-model`, and the mounts and environment that they need."""
+"""Model URIs: the values of `--model`, `--speculative-model` and `--lora`, and the mounts and environment that they need."""
 
 from dataclasses import dataclass, field
 
@@ -28,14 +28,18 @@ class ModelSource:
 
 
 def model_source(spec: ServiceSpec) -> ModelSource:
-    """`hf://`, `s3://`: downloaded into the cache volume; `pvc://claim/path`, `oci://image`: mounted read-only; `file://`: as it is."""
+    """Return the source of the models of `spec`.
+
+    `hf://` and `s3://` are downloaded into the cache volume. `pvc://claim/path` and `oci://image` are mounted read-only. `file://` is
+    used unchanged.
+    """
     model = spec.model
-    drafting = spec.engine.speculative
-    draft = (drafting.model or "") if drafting is not None else ""
+    speculation = spec.engine.speculative_decoding
+    draft = (speculation.draft_model_uri or "") if speculation is not None else ""
     found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
     if any(downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
         found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
-        # In the environment and not as a flag: images of older releases, which know no such flag, read HF_HOME alone.
+        # Environment variables instead of a flag: images of older releases do not have the flag and read only HF_HOME.
         found.env += [{"name": "HF_HOME", "value": CACHE_MOUNT}, {"name": "FAIRLEAD_MODEL_CACHE", "value": CACHE_MOUNT}]
     found.env += _access(model)
     found.uri = _mounted(found, "model", found.uri, MODEL_MOUNT)
@@ -46,19 +50,19 @@ def model_source(spec: ServiceSpec) -> ModelSource:
 
 
 def cache_volume(cache: ModelCache | None) -> Object:
-    """The source of the volume that downloads go to."""
+    """Return the volume source for downloads."""
     if cache is None:
         return {"emptyDir": {}}
-    if cache.claim is not None:
-        return {"persistentVolumeClaim": {"claimName": cache.claim}}
+    if cache.persistent_volume_claim is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim.claim_name}}
     if cache.host_path is not None:
-        # No DirectoryOrCreate: a folder that the kubelet makes belongs to root, and the pod may not write there.
-        return {"hostPath": {"path": cache.host_path, "type": "Directory"}}
-    return {"emptyDir": {"sizeLimit": cache.size}}
+        # Not DirectoryOrCreate: a folder that the kubelet creates belongs to root, and the pod could not write to it.
+        return {"hostPath": {"path": cache.host_path.path, "type": "Directory"}}
+    return {"emptyDir": {"sizeLimit": cache.empty_dir.size_limit} if cache.empty_dir is not None else {}}
 
 
 def _access(model: Model) -> list[Object]:
-    """Credentials by reference, for the kubelet to fill in."""
+    """Return environment variables that refer to the Secret with the credentials; the kubelet resolves them."""
     made: list[Object] = []
     if not from_bucket(model.uri):
         return [_secret("HF_TOKEN", model.secret_ref.name, model.secret_ref.key)] if model.secret_ref is not None else []
@@ -78,7 +82,7 @@ def _secret(variable: str, name: str, key: str, **more: bool) -> Object:
 
 
 def _mounted(found: ModelSource, name: str, uri: str, mount: str) -> str:
-    """Mounts the claim of a `pvc://` URI or the image of an `oci://` one, and says where it is then; another URI is as it was."""
+    """Mount the claim of a `pvc://` URI or the image of an `oci://` URI, and return its `file://` URI. Return other URIs unchanged."""
     scheme, _, rest = uri.partition("://")
     if scheme == "pvc":
         claim, _, path = rest.partition("/")

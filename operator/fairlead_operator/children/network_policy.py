@@ -1,7 +1,7 @@
-"""Who may open connections to a service's pods. Ingress only: what the pods themselves call (DNS, the hub, Redis, each other) stays open.
+"""NetworkPolicies of a service's pods. They restrict ingress only: connections of the pods to DNS, the hub, Redis and each other stay open.
 
-A policy takes nothing from the kubelet's probes, which come from the pod's own node. Where the cluster has no policy engine these objects
-do nothing; where a namespace denies everything by default they are what lets the service work.
+Policies do not affect the kubelet's probes, which come from the node of the pod. Without a policy engine in the cluster these objects have
+no effect. In a namespace that denies everything by default, the service needs them to work.
 """
 
 from fairlead_operator import names
@@ -10,23 +10,26 @@ from fairlead_operator.children import groups
 from fairlead_operator.objects import Object
 from fairlead_operator.settings import Settings
 
-_NAMESPACE = "kubernetes.io/metadata.name"  # the API server puts it on every namespace, and lets nobody change it
+_NAMESPACE = "kubernetes.io/metadata.name"  # the API server sets this label on every namespace and refuses changes
 _ANYONE: Object = {"namespaceSelector": {}}
 
 
 def objects(service: InferenceService, settings: Settings) -> list[Object]:
-    if not service.spec.exposure.network_policy:
+    if service.spec.exposure.network_policy == "None":
         return []
     followers = [_followers(service)] if groups.grouped(service) else []
     return [_workers(service, settings), *followers, _routers(service, settings)]
 
 
 def _workers(service: InferenceService, settings: Settings) -> Object:
-    """Inference: the service's own routers, and whom they send to workers. Admin: its routers poll, its new workers are warmed from others,
-    the operator looks at pods that load, monitoring reads metrics."""
+    """Return the policy of workers.
+
+    Inference port: the routers of the service, and with forwardingMode Redirect or a gateway its clients or proxies. Admin port: routers
+    poll it, new workers read prefixes from it, the operator reads load progress, and monitoring reads metrics.
+    """
     routers, workers = ({"podSelector": {"matchLabels": names.selector(service, component)}} for component in (names.ROUTER, names.WORKER))
     inference = [routers]
-    if service.spec.routing.steering == "Redirect":
+    if service.spec.routing.forwarding_mode == "Redirect":
         inference += _clients(service)
     if service.spec.exposure.picks_endpoints:
         inference += _proxies(service)
@@ -36,19 +39,22 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
 
 
 def _followers(service: InferenceService) -> Object:
-    """Nobody but the pods of such groups."""
+    """Return the policy of followers: only pods of the groups of this service can connect."""
     return _policy(service, names.FOLLOWER, [_group(service)])
 
 
 def _group(service: InferenceService) -> Object:
-    """On any port: NCCL and gloo take free ones. A policy cannot tell a service's groups apart; each knows its own by a secret."""
+    """Return the rule for pods of groups, on all ports: NCCL and gloo use ephemeral ports.
+
+    A policy cannot distinguish the groups of a service. The pods of a group share a secret for that.
+    """
     return {"from": [{"podSelector": {"matchLabels": names.selector(service, component)}} for component in groups.components(service)]}
 
 
 def _routers(service: InferenceService, settings: Settings) -> Object:
     clients = _clients(service)
     if clients != [_ANYONE]:
-        clients += [*_proxies(service), _operator(settings)]  # the operator proves that the service serves
+        clients += [*_proxies(service), _operator(settings)]  # the operator probes the service with a completion
     ingress = [_from(clients, names.ROUTER_PORT), _from(_overseers(settings), names.ROUTER_ADMIN_PORT)]
     if service.spec.exposure.picks_endpoints:
         ingress.append(_from(_proxies(service), names.PICKER_PORT))
@@ -61,13 +67,13 @@ def _clients(service: InferenceService) -> list[Object]:
 
 
 def _proxies(service: InferenceService) -> list[Object]:
-    """Of the gateway, if there is one."""
+    """Return the peers of the gateway's proxies; empty without a gateway."""
     gateway = service.spec.exposure.gateway
-    return [] if gateway is None else _namespaces([gateway.proxy_namespace or gateway.namespace or service.namespace])
+    return [] if gateway is None else _namespaces([gateway.proxy_namespace or gateway.parent_ref.namespace or service.namespace])
 
 
 def _overseers(settings: Settings) -> list[Object]:
-    """The operator and monitoring."""
+    """Return the peers of the operator and of monitoring."""
     return [_operator(settings), *_namespaces(settings.monitoring_namespaces)]
 
 
@@ -81,7 +87,7 @@ def _namespaces(chosen: "list[str] | tuple[str, ...]") -> list[Object]:
 
 
 def _from(allowed: list[Object], port: int) -> Object:
-    # From everyone is said without `from`: a namespaceSelector would leave out what comes from outside the cluster (a load balancer).
+    # Without `from`, all sources are allowed. A namespaceSelector would exclude sources outside the cluster, such as a load balancer.
     ports = [{"protocol": "TCP", "port": port}]
     return {"ports": ports} if _ANYONE in allowed else {"from": allowed, "ports": ports}
 

@@ -1,4 +1,4 @@
-"""What the pods of workers and routers have in common."""
+"""Parts that the pods of workers and routers share."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import security
 from fairlead_operator.objects import Object
 
-GRACE_MARGIN = 15  # seconds after the drain timeout in which a process that overran it is still asked, not killed
+GRACE_MARGIN = 15  # seconds after the drain timeout before the kubelet kills a process that exceeded it
 
 
 def downward(name: str, path: str) -> Object:
@@ -15,25 +15,25 @@ def downward(name: str, path: str) -> Object:
 
 
 def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Object:
-    """Probes use the admin port: clients that fill the other one must not have the pod restarted."""
+    """Return a probe of the admin port: clients that exhaust the inference port must not cause a restart."""
     return {"httpGet": {"path": path, "port": "admin"}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout}
 
 
 def liveness(failures: int) -> Object:
-    """A process that no longer answers does not drain either: it is not left alone for the whole drain timeout, which may be two hours."""
+    """Return the liveness probe. A hung process does not drain, so its grace period is short: the drain timeout can be two hours."""
     return {**probe("/health", period=10, failures=failures), "terminationGracePeriodSeconds": GRACE_MARGIN}
 
 
 def pod_spec(service: InferenceService, component: str, container: Object, volumes: list[Object]) -> Object:
-    """A PodSpec around one container: restricted, spread over nodes, no API token."""
-    secrets = [{"name": name} for name in service.spec.image_pull_secrets]
+    """Return a PodSpec around one container: restricted, spread over nodes, without an API token."""
+    secrets = [{"name": secret.name} for secret in service.spec.image_pull_secrets]
     return {
         **({"imagePullSecrets": secrets} if secrets else {}),
         "serviceAccountName": service.name,
         "automountServiceAccountToken": False,
-        # A Service called "fairlead" would put FAIRLEAD_PORT=tcp://… into every pod, and our flags read FAIRLEAD_*.
+        # A Service named "fairlead" would set FAIRLEAD_PORT=tcp://… in every pod, and flags are also read from FAIRLEAD_*.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + GRACE_MARGIN,
+        "terminationGracePeriodSeconds": service.spec.rollout.drain_timeout_seconds + GRACE_MARGIN,
         "securityContext": security.pod(),
         "topologySpreadConstraints": [
             {
@@ -49,7 +49,7 @@ def pod_spec(service: InferenceService, component: str, container: Object, volum
 
 
 def labelled(service: InferenceService, component: str, revision: str, template: Object) -> Object:
-    """The template with the labels by which its pods are found; the user's own stay."""
+    """Return the template with the labels of the selectors. Labels of the user stay."""
     metadata = template.get("metadata", {})
     labels = {**metadata.get("labels", {}), **names.selector(service, component), names.REVISION: revision}
     return {**template, "metadata": {**metadata, "labels": labels}}
@@ -65,8 +65,10 @@ def deployment(
     settle: int = 0,
     paused: bool = False,
 ) -> Object:
-    """`settle`: seconds that a new pod must have been ready before a rollout takes the next one away. `paused` is ours even when it is
-    False: one that somebody has paused by hand would take no edit any more, and not say why."""
+    """Return a Deployment. `settle`: seconds that a new pod must be ready before the rollout replaces the next one.
+
+    The operator owns `paused` even when it is False: a Deployment that a user paused would ignore edits without a visible reason.
+    """
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -75,7 +77,7 @@ def deployment(
             "replicas": replicas,
             "revisionHistoryLimit": 5,
             "minReadySeconds": settle,
-            "progressDeadlineSeconds": service.spec.rollout.deadline_seconds,
+            "progressDeadlineSeconds": service.spec.rollout.progress_deadline_seconds,
             "paused": paused,
             "selector": {"matchLabels": names.selector(service, component)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},
@@ -92,7 +94,7 @@ def disruption_budget(service: InferenceService, component: str, max_unavailable
         "spec": {
             "maxUnavailable": max_unavailable,
             "selector": {"matchLabels": names.selector(service, component)},
-            # A pod that never became ready serves nobody: it must not keep a node from being drained.
+            # A pod that never became ready serves no requests, so it must not block a node drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

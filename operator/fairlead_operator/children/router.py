@@ -4,7 +4,6 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.fields import seconds
 from fairlead_operator.children import canary, pods, redis, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
@@ -17,7 +16,7 @@ KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 
 
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
-    """A template is kept, among the ControllerRevisions that are seen, before it is used. Routers always surge: they need no GPU."""
+    """Return the objects of the routers. A ControllerRevision stores a template before its use. Routers always surge: they need no GPU."""
     seen = observed or Observed()
     pinned = pin(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
     paused = is_pausing(service, seen.deployments.get(names.ROUTER))
@@ -42,7 +41,7 @@ def _service(service: InferenceService) -> Object:
 
 
 def _picker(service: InferenceService, port: Object) -> list[Object]:
-    """`port` where the routers are the endpoint picker of a gateway."""
+    """Return `port` if the routers are the endpoint picker of a gateway."""
     return [port] if service.spec.exposure.picks_endpoints else []
 
 
@@ -84,7 +83,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 
 
 def _volumes(service: InferenceService) -> list[Object]:
-    """The whole Secret's folder and no subPath: the kubelet never renews the file of one."""
+    """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
     split = canary.router_volumes(service)
     if service.spec.access is None:
         return split
@@ -112,18 +111,18 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
         "worker-admin-port": names.WORKER_ADMIN_PORT,
         "policy": routing.policy,
-        "drain-timeout": service.spec.rollout.drain_seconds,
-        # Only where they are not the default: a router of an older image knows no such flag.
-        "steering": routing.steering.lower() if routing.steering != "Proxy" else "",
+        "drain-timeout": service.spec.rollout.drain_timeout_seconds,
+        # Only values other than the default: routers of older images do not have these flags.
+        "steering": routing.forwarding_mode.lower() if routing.forwarding_mode != "Proxy" else "",
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
         "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
         "split-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
     }
-    if non_default_fields(routing, "hold_timeout"):
-        flags["hold-timeout"] = seconds(routing.hold_timeout)
-    if routing.max_expected_ttft is not None:
-        flags["max-expected-ttft"] = seconds(routing.max_expected_ttft)
+    if non_default_fields(routing, "hold_timeout_seconds"):
+        flags["hold-timeout"] = float(routing.hold_timeout_seconds)
+    if routing.max_expected_ttft_milliseconds is not None:
+        flags["max-expected-ttft"] = routing.max_expected_ttft_milliseconds / 1000
     if service.spec.access is not None:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:

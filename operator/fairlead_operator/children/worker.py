@@ -1,12 +1,10 @@
-"""The workers: a Deployment or LeaderWorkerSet of model replicas, the headless Service by which routers find them, their disruption
-budget."""
+"""The workers: a Deployment or LeaderWorkerSet of model replicas, a headless Service for discovery, and a PodDisruptionBudget."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import canary, groups, pods, redis, security
 from fairlead_operator.children.model_source import ModelSource, model_source
@@ -19,14 +17,16 @@ from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
+POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
+"""Value of `--policy` for `spec.engine.schedulingPolicy`."""
 WORKERS_MOST_LORAS = 8  # the worker's own default of --max-loras
-SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
-STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: for the process to answer at all, from a cold disk
-# A load takes what it takes (kubeai#179): /health is 200 while it gets on, and the worker ends one that is stuck, saying where.
+SETTLE = 10  # seconds: cluster DNS caches addresses of workers for 5, and without an index routers discover workers only through DNS
+STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
+# A load has no fixed limit (kubeai#179): /health is 200 while it makes progress. The worker ends a stalled load and logs the step.
 
 
 def gpus(service: InferenceService, settings: Settings) -> int:
-    """GPUs of one pod. A manifest that says nothing gets the operator's default for each rank of the model."""
+    """Return the GPUs of one pod. Without spec.resources.gpus it is the operator's default for each rank of the model."""
     asked, engine = service.spec.resources.gpus, service.spec.engine
     return settings.default_gpus * engine.tensor_parallel // engine.nodes if asked is None else asked
 
@@ -38,7 +38,10 @@ def objects(
     step: Step | None = None,
     sides: Sides = ONE_SIDE,
 ) -> list[Object]:
-    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used. `step`: of the rollout; None: its first."""
+    """Return the objects of the workers.
+
+    `revisions`: the observed ControllerRevisions. One of them stores a template before it is used. `step`: of the rollout; None: the first.
+    """
     step, seen = step or Step(worker_revision(service)), list(revisions)
     tried = worker_revision(service) if sides.stable else step.revision
     pinned = pin(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
@@ -55,7 +58,7 @@ def _account(service: InferenceService) -> Object:
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": names.metadata(service, service.name, names.WORKER),
-        "automountServiceAccountToken": False,  # neither workers nor routers speak to the API server
+        "automountServiceAccountToken": False,  # workers and routers do not use the API server
     }
 
 
@@ -73,7 +76,9 @@ def _headless_service(service: InferenceService) -> Object:
 
 
 def _budget(service: InferenceService) -> Object:
-    return groups.disruption_budget(service, pods.disruption_budget(service, names.WORKER, service.spec.disruption.max_unavailable))
+    return groups.disruption_budget(
+        service, pods.disruption_budget(service, names.WORKER, service.spec.pod_disruption_budget.max_unavailable)
+    )
 
 
 def _deployment(service: InferenceService, template: Object, step: Step) -> Object:
@@ -97,7 +102,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         {
             "name": "shm",
             "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
-        },  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
+        },  # torch and NCCL use /dev/shm; its default size is 64 MiB
         *source.volumes,
         *redis.volumes(service, settings, names.WORKER),
     ]
@@ -140,12 +145,12 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # whatever killed it, the last lines reach status
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log lines reach the status of the pod
     }
 
 
 def arguments(service: InferenceService, settings: Settings, source: ModelSource) -> list[str]:
-    """The worker's command line. The user's own arguments come last: of a flag given twice the last one wins."""
+    """Return the command line of a worker. Arguments of the user come last, because the last value of a flag is used."""
     engine, cache = service.spec.engine, service.spec.engine.kv_cache
     flags: dict[str, object] = {
         "model": source.uri,
@@ -159,15 +164,15 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         **redis.flags(service, settings),
         "page-size": cache.page_tokens,
         "block-tokens": cache.block_tokens,
-        "max-model-len": engine.max_model_len,
+        "max-model-len": engine.max_model_len or 0,  # 0: the limit of the model
         "max-num-seqs": engine.max_num_seqs,
-        "chunked-prefill-size": engine.chunked_prefill_size,
+        "chunked-prefill-size": engine.chunked_prefill_size if engine.chunked_prefill == "Enabled" else -1,
         "max-prefill-tokens": engine.max_prefill_tokens,
-        "attention-backend": engine.attention_backend,
-        "dtype": engine.dtype,
-        "policy": engine.policy,
-        "threads": engine.threads,
-        "drain-timeout": service.spec.rollout.drain_seconds,
+        "attention-backend": engine.attention_backend.lower(),
+        "dtype": engine.dtype.lower(),
+        "policy": POLICIES[engine.scheduling_policy],
+        "threads": engine.threads or 0,  # 0: from the CPU quota
+        "drain-timeout": service.spec.rollout.drain_timeout_seconds,
     }
     if cache.pages is not None:
         flags["kv-pages"] = cache.pages
@@ -179,11 +184,16 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         flags["tensor-parallel"] = engine.tensor_parallel
     if engine.nodes > 1:
         flags["nodes"] = engine.nodes
-    flags |= _named(engine, "prefill_max_requests", "itl_target_ms", "quantization")
+    if engine.prefill_max_requests is not None:
+        flags["prefill-max-requests"] = engine.prefill_max_requests
+    if engine.itl_target_milliseconds is not None:
+        flags["itl-target-ms"] = engine.itl_target_milliseconds
+    if engine.quantization != "None":
+        flags["quantization"] = engine.quantization.lower()
     if engine.max_waiting_requests != 1024:
         flags["max-waiting-requests"] = engine.max_waiting_requests
-    if engine.speculative is not None:
-        flags |= {"speculative-method": engine.speculative.method, "speculative-num-tokens": engine.speculative.num_tokens}
+    if (speculation := engine.speculative_decoding) is not None:
+        flags |= {"speculative-method": speculation.method.lower(), "speculative-num-tokens": speculation.num_tokens}
         flags["speculative-model"] = source.draft
     loras = [f"--lora={name}={uri}" for name, uri in source.adapters.items()]
     if len(loras) > WORKERS_MOST_LORAS:
@@ -192,19 +202,13 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
 
 
 def _warming(service: InferenceService, settings: Settings) -> list[Object]:
-    """In the environment and not as flags, which images of older releases would refuse."""
+    """Return the settings of prefix warmup as environment variables. Images of older releases would refuse flags."""
     engine = service.spec.engine
-    if not engine.warm_tokens:
+    if not engine.warmup_tokens:
         return []
     peers = f"dns://{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}:{names.WORKER_PORT}"
-    told = {"FAIRLEAD_WARM_TOKENS": engine.warm_tokens, "FAIRLEAD_WARM_SECONDS": engine.warm_seconds, "FAIRLEAD_PEERS": peers}
+    told = {"FAIRLEAD_WARM_TOKENS": engine.warmup_tokens, "FAIRLEAD_WARM_SECONDS": engine.warmup_timeout_seconds, "FAIRLEAD_PEERS": peers}
     return [{"name": name, "value": str(value)} for name, value in told.items()]
-
-
-def _named(engine: Engine, *fields: str) -> dict[str, object]:
-    """Flags of fields that came after the first release: only where the manifest says something, so that older workers' images start."""
-    made = {name.replace("_", "-"): getattr(engine, name) for name in fields}
-    return {flag: value for flag, value in made.items() if value not in (0, "none")}
 
 
 def _resources(service: InferenceService, settings: Settings) -> Object:

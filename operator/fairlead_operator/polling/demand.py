@@ -89,7 +89,7 @@ class DemandPoller:
         allowed, idle = state.scaling.idle_seconds, state.pool.idle(report.idle_seconds, time.time())
         if allowed is not None and idle < allowed:
             return min(MAX_WAIT, max(0.2, allowed - idle + 0.1))
-        return WINDOW if state.pool.wanted > max(1, state.scaling.min) else MAX_WAIT * random.uniform(0.8, 1.0)
+        return WINDOW if state.pool.wanted > max(1, state.scaling.min_replicas) else MAX_WAIT * random.uniform(0.8, 1.0)
 
     def _recommend(self) -> None:
         state = self._state

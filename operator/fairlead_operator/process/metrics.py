@@ -109,6 +109,6 @@ class _Services(Collector):
 
 
 def _wanted(body: Mapping[str, Any]) -> float:
-    """Return the wanted workers as in status.ready ("2/3"), which includes the autoscaler's decision; before that, spec.replicas."""
-    said = str((body.get("status") or {}).get("ready") or "").rpartition("/")[2]
-    return float(said or body["spec"].get("replicas") or 0)
+    """Return status.desiredReplicas, which includes spec.scaling and the autoscaler; before the first status, spec.replicas."""
+    desired = (body.get("status") or {}).get("desiredReplicas")
+    return float(body["spec"].get("replicas") or 0) if desired is None else float(desired)

@@ -43,10 +43,10 @@ def plan_canary(service: InferenceService, observed: Observed, now: datetime) ->
     if trial.running == trial.wanted:
         complete = Replicas.of(main, _size(main)).complete
         return NO_TRIAL if complete or not trial.present else trial.promote()
-    if canary_spec.promote == trial.wanted:
+    if canary_spec.promoted_revision == trial.wanted:
         return trial.promote()
     failure = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
-    if failure and failure.retry == (canary_spec.retry or ""):
+    if failure and failure.retry == (canary_spec.retry_token or ""):
         return trial.fail(failure.reason)
     if main is None:
         return NO_TRIAL
@@ -72,22 +72,22 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
     enough = report is not None and report.canary.requests >= canary_spec.min_requests
     if report is not None and enough and (problem := error_problem(report, canary_spec)):
         return trial.fail(problem)  # a failing canary does not get the rest of its time
-    if canary_spec.manual:
-        return trial.hold("Paused", f"until spec.rollout.canary.promote is {trial.wanted}{figures(report)}")
-    due = since + canary_spec.pause_seconds
+    if canary_spec.is_manual:
+        return trial.hold("Paused", f"until spec.rollout.canary.promotedRevision is {trial.wanted}{figures(report)}")
+    due = since + canary_spec.analysis_seconds
     if now < due:
         text = f"judged until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
         return trial.hold("Judging", text, wake_at=due)
     if report is None or not enough:
         missing = f"it has not had {canary_spec.min_requests} requests yet (spec.rollout.canary.minRequests)"
-        text = f"{canary_spec.pause} are over; {missing}{figures(report)}"
+        text = f"{canary_spec.analysis_seconds} s are over; {missing}{figures(report)}"
         return trial.hold("Judging", text)
     problem = ttft_problem(report, canary_spec)
     return trial.fail(problem) if problem else trial.promote()
 
 
 def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
-    """Plan for a canary that is not ready. Its pods have as long as any rollout: spec.rollout.progressDeadline."""
+    """Plan for a canary that is not ready. Its pods have as long as any rollout: spec.rollout.progressDeadlineSeconds."""
     pods = [pod for pod in observed.pods if is_canary(pod) and revision_of(pod) == trial.wanted]
     cause = causes.of_pods(pods, names.WORKER, trial.wanted)
     text = f": {cause.message}" if cause is not None else ""
@@ -99,11 +99,11 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
     made = min(
         (parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods), default=now
     )  # the condition may describe an earlier canary
-    late = max(parse_time(available.get("lastTransitionTime")), made) + service.spec.rollout.deadline_seconds
+    late = max(parse_time(available.get("lastTransitionTime")), made) + service.spec.rollout.progress_deadline_seconds
     unavailable = available.get("status") == "False"
     replicas = Replicas.of(deployment, trial.size)
     if (replicas.current and replicas.stalled) or (unavailable and now >= late):
-        return trial.fail(f"its pods were not ready within {service.spec.rollout.progress_deadline}{text}")
+        return trial.fail(f"its pods were not ready within {service.spec.rollout.progress_deadline_seconds} s{text}")
     fault = cause is not None and cause.fault
     held = trial.hold("Starting", f"its pods are being started{text}", wake_at=late if unavailable else None)
     return (
@@ -138,7 +138,7 @@ class _Trial:
     @property
     def split(self) -> Split:
         canary_spec = self.service.spec.rollout.canary
-        return Split(self.wanted, canary_spec.weight, self.uid) if canary_spec is not None else Split()
+        return Split(self.wanted, canary_spec.traffic_percent, self.uid) if canary_spec is not None else Split()
 
     def hold(self, phase: str, text: str, *, keep: bool = True, wake_at: float | None = None) -> CanaryPlan:
         """Keep the main Deployment unchanged, and the canary too, unless `keep` is False."""
@@ -153,10 +153,12 @@ class _Trial:
         name = self.service.name
         message = (
             f"canary {name}-{self.wanted} was rolled back, {name}-{self.running} serves: {why}. Edit the spec, or try it again: "
-            "give spec.rollout.canary.retry another value"
+            "give spec.rollout.canary.retryToken another value"
         )
         canary_spec = self.service.spec.rollout.canary
-        sides = Sides(self.running, self.live, failure=CanaryFailure(why, (canary_spec.retry if canary_spec is not None else None) or ""))
+        sides = Sides(
+            self.running, self.live, failure=CanaryFailure(why, (canary_spec.retry_token if canary_spec is not None else None) or "")
+        )
         return CanaryPlan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
     def promote(self) -> CanaryPlan:
@@ -166,7 +168,7 @@ class _Trial:
         return CanaryPlan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
 
     def _status(self, phase: str, weight: int) -> CanaryStatus:
-        return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "weight": weight})
+        return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "traffic_percent": weight})
 
 
 def _last_good(service: InferenceService, observed: Observed, wanted: str) -> str:

@@ -10,9 +10,9 @@ QUANTILES = (0.5, 0.9)
 def error_problem(report: SplitReport, canary_spec: Canary) -> str:
     """Compare the shares of failed requests. A failure on both sides, such as a flood of invalid requests, is not the canary's."""
     canary, stable = report.canary, report.stable
-    if canary.error_rate <= stable.error_rate + canary_spec.max_error_rate:
+    if canary.error_rate <= stable.error_rate + canary_spec.allowed_error_rate_increase:
         return ""
-    allowed = f"at most {_percent(canary_spec.max_error_rate)} more may (spec.rollout.canary.maxErrorRate)"
+    allowed = f"at most {_percent(canary_spec.allowed_error_rate_increase)} more may (spec.rollout.canary.maxErrorRateIncrease)"
     return f"{_errors(canary)} failed, of the old revision {_errors(stable)}; {allowed}"
 
 
@@ -23,10 +23,10 @@ def ttft_problem(report: SplitReport, canary_spec: Canary) -> str:
         return ""
     for share in QUANTILES:
         slow, usual = canary.quantile(share), stable.quantile(share)
-        if slow > canary_spec.max_ttft_ratio * usual and slow - usual > NOISE:
+        if slow > canary_spec.allowed_ttft_ratio * usual and slow - usual > NOISE:
             return (
                 f"its p{100 * share:.0f} time to first token was {_seconds(slow)}, {slow / usual:.1f} times the old revision's "
-                f"{_seconds(usual)}; at most {canary_spec.max_ttft_ratio:g} times is allowed (spec.rollout.canary.maxTtftRatio)"
+                f"{_seconds(usual)}; at most {canary_spec.allowed_ttft_ratio:g} times is allowed (spec.rollout.canary.maxTTFTIncrease)"
             )
     return ""
 

@@ -116,7 +116,7 @@ class _CapacityWait:
         if found is None:
             return cls()
         gone = [parse_time(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
-        ends = max([found.since, observed.last_departure_at, *gone]) + service.spec.rollout.surge_seconds
+        ends = max([found.since, observed.last_departure_at, *gone]) + service.spec.rollout.surge_timeout_seconds
         return cls(True, found.drain_helps, now >= ends, ends, found.words)
 
 
@@ -133,16 +133,16 @@ def _choose_bounds(
     if paused:
         return not draining, ""
     if draining and _keeps_draining(live, revision, workers):
-        return False, _waiting_for_workers(live, workers) or _no_room(rollout.surge_timeout)
+        return False, _waiting_for_workers(live, workers) or _no_room(rollout.surge_timeout_seconds)
     if not wait.open or not workers.old:
         return True, "surging"
     if not wait.helps:
         return True, f"surging; no node fits, and draining a worker would not help: {wait.words}"
-    return (False, _no_room(rollout.surge_timeout)) if wait.over else (True, "surging; the surge worker waits for room")
+    return (False, _no_room(rollout.surge_timeout_seconds)) if wait.over else (True, "surging; the surge worker waits for room")
 
 
-def _no_room(timeout: str) -> str:
-    return f"no room for a surge worker in {timeout}: draining one first"
+def _no_room(timeout: int) -> str:
+    return f"no room for a surge worker in {timeout} s: draining one first"
 
 
 def _size(live: Body) -> int:

@@ -14,12 +14,12 @@ def decide(scaling: Scaling, current: int | None, recommendations: Sequence[Reco
     From zero scale up without delay. Scale down to the highest recommendation of the stabilization window, and to zero after the idle time.
     """
     if current is None:
-        return SizeDecision(max(1, scaling.min), "first worker")  # a service must prove that it serves before it may scale to zero
+        return SizeDecision(max(1, scaling.min_replicas), "first worker")  # a service must prove that it serves before it may scale to zero
     wanted, why = _unbounded(scaling, scaling.within(current), recommendations)
     bounded = scaling.within(wanted)
     if bounded == current:
         return SizeDecision(current)
-    why = why if bounded == wanted and why else f"{why or 'bounds'} (spec.scaling allows {scaling.min} to {scaling.max})"
+    why = why if bounded == wanted and why else f"{why or 'bounds'} (spec.scaling allows {scaling.min_replicas} to {scaling.max_replicas})"
     return SizeDecision(bounded, f"{why}: {current} -> {bounded}")
 
 

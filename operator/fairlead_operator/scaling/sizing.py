@@ -27,6 +27,6 @@ def add_scaling_status(
     reason = decision.reason
     if not reason and observed.decision is not None and observed.decision.wanted == decision.wanted:
         reason = observed.decision.reason
-    elif not reason and before is not None and before.wanted == decision.wanted:
-        reason = before.reason
-    return status.model_copy(update={"scaling": ScalingStatus(wanted=decision.wanted, reason=reason[:256])})
+    elif not reason and before is not None and before.desired_replicas == decision.wanted:
+        reason = before.message
+    return status.model_copy(update={"scaling": ScalingStatus(desired_replicas=decision.wanted, message=reason[:256])})

@@ -30,7 +30,7 @@ class Conditions:
                 status=status,
                 observed_generation=self._generation,
                 last_transition_time=since,
-                reason=reason,
+                reason=reason or "Unknown",  # the API requires a reason
                 message=message[:2048],
             )
         )

@@ -30,7 +30,7 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
-    return _condition_from_parents(observed, gateway_ref.name, gateway_ref.namespace or service.namespace)
+    return _condition_from_parents(observed, gateway_ref.parent_ref.name, gateway_ref.parent_ref.namespace or service.namespace)
 
 
 def condition_of_live_route(observed: Observed) -> tuple[bool, str, str] | None:

@@ -1,7 +1,7 @@
 """Presents a LeaderWorkerSet as a Deployment of workers: its bounds and template, and the counts of its leaders. Pure.
 
 LeaderWorkerSet's status does not say which spec it describes, and has no deadline. So the pods are counted, each of which carries its
-revision. A group without progress for `spec.rollout.progressDeadline` is reported as stalled, as a Deployment's controller would do.
+revision. A group without progress for `spec.rollout.progressDeadlineSeconds` is reported as stalled, as a Deployment's controller would do.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ def with_group_as_deployment(service: InferenceService, observed: Observed, now:
     wanted = int(view["spec"].get("replicas") or 0)
     if status["replicas"] == status["updatedReplicas"] == status["readyReplicas"] == wanted or service.spec.rollout.paused:
         return _with_worker_deployment(observed, view, None)
-    progress_deadline_at = _last_step(live, observed.pods) + service.spec.rollout.deadline_seconds
+    progress_deadline_at = _last_step(live, observed.pods) + service.spec.rollout.progress_deadline_seconds
     if now.timestamp() < progress_deadline_at:
         return _with_worker_deployment(observed, view, progress_deadline_at)
-    words = f"{KIND} {live['metadata']['name']} has not got on for {service.spec.rollout.progress_deadline}"
+    words = f"{KIND} {live['metadata']['name']} has not got on for {service.spec.rollout.progress_deadline_seconds} s"
     stalled = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": words}
     return _with_worker_deployment(observed, {**view, "status": {**status, "conditions": [stalled]}}, None)
 

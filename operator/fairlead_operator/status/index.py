@@ -37,20 +37,20 @@ def build_status(
     """Return the new status. Before the first answer, as after a restart, the previous one stays."""
     if routers_ready == 0:
         return None
-    credentials, why = (before.credentials, before.credentials_reason) if before is not None else ("", "")
+    credentials, why = (before.credentials, before.credentials_message) if before is not None else (None, "")
     if redis is not None and redis.state:
         credentials, why = redis.state, redis.reason[:512]
     if seen is None:
-        return before and before.model_copy(update={"credentials": credentials, "credentials_reason": why})
-    same = before is not None and before.state == seen.state and before.since
+        return before and before.model_copy(update={"credentials": credentials, "credentials_message": why})
+    same = before is not None and before.state == seen.state
     return IndexStatus.model_validate(
         {
             "state": seen.state,
-            "since": before.since if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "read": seen.read,
-            "reason": seen.reason[:512],
+            "last_transition_time": before.last_transition_time if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "read_mode": seen.read or None,
+            "message": seen.reason[:512],
             "credentials": credentials,
-            "credentials_reason": why,
+            "credentials_message": why,
             "prediction_error_percent": _round_percent(before.prediction_error_percent if before is not None else None, seen.error_percent),
         }
     )
@@ -67,12 +67,12 @@ def find_fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, 
     """Return the fault, if there is one, and otherwise when there may be one (seconds since the epoch)."""
     if index is None or index.state != "Unavailable":
         return None, None
-    long_at = datetime.fromisoformat(index.since).timestamp() + UNAVAILABLE_GRACE
+    long_at = datetime.fromisoformat(index.last_transition_time).timestamp() + UNAVAILABLE_GRACE
     if now.timestamp() < long_at:
         return None, long_at
     return Cause(
         "IndexUnavailable",
-        f"Requests are served, and go by load since {index.since} (see whether Redis runs, and its Secret): {index.reason}",
+        f"Requests are served, and go by load since {index.last_transition_time} (see whether Redis runs, and its Secret): {index.message}",
         fault=True,
     ), None
 

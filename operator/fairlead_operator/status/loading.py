@@ -32,9 +32,11 @@ def build_status(before: LoadingStatus | None, pods: Iterable[Body], seen: Mappi
     if not polled:
         return None
     if not known:
-        return before if before is not None and before.pod in polled else None
+        return before if before is not None and before.pod_name in polled else None
     pod, load = min(known.items(), key=lambda item: (PHASES[item[1].phase], item[1].percent, item[0]))
-    return LoadingStatus.model_validate({"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes, "pod": pod})
+    return LoadingStatus.model_validate(
+        {"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes or None, "pod_name": pod}
+    )
 
 
 def add_progress(cause: Cause | None, loading: LoadingStatus | None) -> Cause | None:
@@ -43,7 +45,7 @@ def add_progress(cause: Cause | None, loading: LoadingStatus | None) -> Cause | 
         return cause
     amount = f" of {format_size(loading.total_bytes)}" if loading.total_bytes else ""
     share = f" {loading.percent} %{amount}" if loading.percent or loading.total_bytes else ""
-    return replace(cause, message=f"{loading.phase}{share} (pod {loading.pod})")
+    return replace(cause, message=f"{loading.phase}{share} (pod {loading.pod_name})")
 
 
 def format_size(count: int) -> str:

@@ -55,7 +55,7 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     status = before.model_copy(
         update={
             "observed_generation": service.generation,
-            "ready": f"{min(workers.ready, workers.wanted)}/{workers.wanted}",
+            "desired_replicas": workers.wanted,
             "replicas": workers.total,
             "ready_replicas": workers.ready,
             "updated_replicas": workers.updated,

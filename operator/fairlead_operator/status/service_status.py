@@ -88,8 +88,8 @@ def build_service_status(
     status = ServiceStatus(
         observed_generation=service.generation,
         url=names.url(service),
-        model=service.served_model_name,
-        ready=f"{min(workers.ready, workers.wanted)}/{workers.wanted}",
+        model_name=service.served_model_name,
+        desired_replicas=workers.wanted,
         replicas=workers.total,
         ready_replicas=workers.ready,
         updated_replicas=workers.updated,
@@ -130,7 +130,9 @@ def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, st
     kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
     advice = "Undo the edit, or name a kept revision in spec.rollout.revision"
     if workers.stalled and not kept and 0 < workers.ready < workers.wanted:
-        field = "spec.scaling.max" if service.spec.scaling is not None and service.spec.scaling.target is not None else "spec.replicas"
+        field = (
+            "spec.scaling.maxReplicas" if service.spec.scaling is not None and service.spec.scaling.target is not None else "spec.replicas"
+        )
         advice = f"Make room for {workers.wanted} workers, or set {field} to what fits ({workers.ready} are ready)"
     return f"{workers.stalled or routers.stalled}{activity}{kept}. {advice}"
 

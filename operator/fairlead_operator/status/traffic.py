@@ -71,8 +71,8 @@ def build_status(
         or _percent_differs(old.cache_hit_percent, percent)
     ):
         return before, None
-    if before is not None and before.at:
-        next_at = datetime.fromisoformat(before.at).timestamp() + MIN_INTERVAL
+    if before is not None and before.last_update_time:
+        next_at = datetime.fromisoformat(before.last_update_time).timestamp() + MIN_INTERVAL
         if now.timestamp() < next_at:
             return before, next_at
     return (
@@ -80,7 +80,7 @@ def build_status(
             tokens_per_second=seen.tokens_per_second,
             prompt_tokens_per_second=seen.prompt_tokens_per_second,
             cache_hit_percent=percent,
-            at=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            last_update_time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         ),
         None,
     )

@@ -17,8 +17,8 @@ def events_for(before: ServiceStatus, after: ServiceStatus) -> list[EventText]:
     """
     items: list[EventText] = []
     size = after.scaling
-    if size is not None and size.reason and before.scaling is not None and before.scaling.wanted != size.wanted:
-        items.append(("Normal", "Scaled", size.reason))
+    if size is not None and size.message and before.scaling is not None and before.scaling.desired_replicas != size.desired_replicas:
+        items.append(("Normal", "Scaled", size.message))
     ready, fault = find(after.conditions, "Ready"), find(after.conditions, "Degraded")
     failing = fault is not None and fault.status == "True"
     if ready is not None:

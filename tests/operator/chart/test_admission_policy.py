@@ -110,14 +110,14 @@ def test_fields_of_any_release_are_read_as_their_names_say() -> None:
         assert done.returncode == 0, done.stderr
         eventually(lambda: refusal(alone, "default", volumes("/etc")))
         for spec, words in (
-            ({"model": {"cache": {"hostPath": "/var/lib"}}}, "only (got /var/lib)"),
-            ({"model": {"cache": {"hostPath": "/mnt/models/hub"}}}, ""),
             ({"model": {"cache": {"hostPath": {"path": "/var/lib"}}}}, "only (got /var/lib)"),
-            ({"model": {"cache": {"claim": "c"}}}, ""),
+            ({"model": {"cache": {"hostPath": {"path": "/mnt/models/hub"}}}}, ""),
+            ({"model": {"cache": {"hostPath": {"path": "/var/lib"}}}}, "only (got /var/lib)"),
+            ({"model": {"cache": {"persistentVolumeClaim": {"claimName": "c"}}}}, ""),
             ({"model": {"uri": "oci://docker.io/any/model#weights"}}, "only (got docker.io/any/model)"),
             ({"model": {"uri": "oci://ghcr.io/acme#weights"}}, ""),
             ({"model": {"adapters": [{"uri": "hf://a/b"}, {"uri": "oci://docker.io/lora"}]}}, "only (got docker.io/lora)"),
-            ({"engine": {"speculative": {"model": "oci://docker.io/draft"}}}, "only (got docker.io/draft)"),
+            ({"engine": {"speculativeDecoding": {"draftModelURI": "oci://docker.io/draft"}}}, "only (got docker.io/draft)"),
         ):
             said = refusal(alone, "default", spec)
             assert words in said and bool(words) == bool(said), (spec, said)

@@ -55,7 +55,7 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "monitoring.namespaces={UPPER}",
         "admissionPolicy.action=Maybe",
         "admissionPolicy.hostPaths={relative}",
-        "test.timeout=soon",
+        "test.timeoutSeconds=soon",
         "watch.namespace=Prod",
         "monitoring.interval=0s",
     ],
@@ -289,7 +289,7 @@ def test_extra_objects_and_pull_secrets(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}"
     extra = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}, text]
-    values.write_text(json.dumps({"extraObjects": extra, "images": {"pullSecrets": ["registry"]}}))
+    values.write_text(json.dumps({"extraObjects": extra, "images": {"pullSecrets": [{"name": "registry"}]}}))
     made = template("-f", str(values))
     assert {"a", "fl-b"} <= {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"}
     pods = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"]

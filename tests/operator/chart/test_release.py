@@ -16,7 +16,7 @@ from tests.operator.running_operator import Router, operator
 from fairlead_operator.kube.kinds import kind_of
 from fairlead_operator.names import FIELD_MANAGER
 
-PREVIOUS = Path(__file__).parents[1] / "data" / "fairlead-0.1.0.tgz"  # the chart of the last release, as `helm package` made it
+PREVIOUS = Path(__file__).parents[1] / "data" / "fairlead-0.1.0.tgz"  # the chart of 0.1.0, with the present names of CRD fields
 CHILDREN = PREVIOUS.with_name("children-0.1.0.json")  # of a service of two replicas, as the operator beside that chart applied them
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.fairlead.dev"
 HOME = "fairlead-system"

@@ -36,7 +36,7 @@ def test_the_secret_is_mounted_as_a_folder_that_the_kubelet_renews() -> None:
 
 
 def test_the_limits_are_the_routers_flags() -> None:
-    routing = {"holdTimeout": "5m", "maxExpectedTtft": "20s", "args": ["--max-connections=50", "--hold-timeout=7"]}
+    routing = {"holdTimeoutSeconds": 300, "maxExpectedTTFTMilliseconds": 20000, "args": ["--max-connections=50", "--hold-timeout=7"]}
     config = read_config(pod(service(routing=routing))["spec"]["containers"][0]["args"])
     assert (config.max_expected_ttft, config.max_connections, config.hold_timeout) == (20, 50, 7), "the user's own arguments come last"
     worker = objects(service(engine={"maxWaitingRequests": 9}))["Deployment", "qwen-worker"]["spec"]["template"]["spec"]
@@ -45,8 +45,8 @@ def test_the_limits_are_the_routers_flags() -> None:
 
 def test_only_what_changes_the_router_restarts_it() -> None:
     plain = router_revision(service())
-    assert plain == router_revision(service(routing={"holdTimeout": "30s", "replicas": 7}))
-    assert len({plain, router_revision(service(**KEYS)), router_revision(service(routing={"holdTimeout": "31s"}))}) == 3
+    assert plain == router_revision(service(routing={"holdTimeoutSeconds": 30, "replicas": 7}))
+    assert len({plain, router_revision(service(**KEYS)), router_revision(service(routing={"holdTimeoutSeconds": 31}))}) == 3
 
 
 def test_without_an_index_each_router_is_told_how_many_divide_the_rates() -> None:
@@ -98,8 +98,8 @@ def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
     [
         ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
         ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "set spec.routing.policy to PrefixAware"),
-        ({"routing": {"maxExpectedTtft": "0s"}}, "spec.routing.maxExpectedTtft must be above 0s"),
-        ({"routing": {"steering": "Redirect"}, **KEYS}, "spec.routing.steering Redirect goes past spec.access.keysSecretRef"),
+        ({"routing": {"maxExpectedTTFTMilliseconds": 0}}, "spec.routing.maxExpectedTTFTMilliseconds"),
+        ({"routing": {"forwardingMode": "Redirect"}, **KEYS}, "spec.routing.forwardingMode Redirect bypasses spec.access.keysSecretRef"),
     ],
 )
 def test_what_cannot_go_together_is_refused_before_a_router_starts(spec: dict[str, Any], words: str) -> None:

@@ -38,12 +38,14 @@ specs = st.fixed_dictionaries(
     {},
     optional={
         "replicas": st.integers(0, 1000),
-        "scaling": st.tuples(st.integers(0, 500), st.integers(1, 1000)).map(lambda pair: {"min": min(pair), "max": max(pair)}),
+        "scaling": st.tuples(st.integers(0, 500), st.integers(1, 1000)).map(
+            lambda pair: {"minReplicas": min(pair), "maxReplicas": max(pair)}
+        ),
         "engine": st.fixed_dictionaries(
             {},
             optional={
-                "maxModelLen": st.sampled_from([0, 4096, 32768]),
-                "dtype": st.sampled_from(["auto", "bfloat16"]),
+                "maxModelLen": st.sampled_from([4096, 32768]),
+                "dtype": st.sampled_from(["Auto", "BFloat16"]),
                 "tensorParallel": parallel,
                 "args": st.lists(st.sampled_from(["--threads=3", "--policy=fcfs"]), max_size=3),
             },
@@ -57,7 +59,7 @@ specs = st.fixed_dictionaries(
                 "indexMode": st.sampled_from(["Auto", "Remote"]),
             },
         ).filter(lambda routing: routing.get("policy") != "Random" or routing.get("indexMode") != "Remote"),
-        "rollout": st.fixed_dictionaries({}, optional={"drainTimeout": st.sampled_from(["0s", "90s", "1h30m"])}),
+        "rollout": st.fixed_dictionaries({}, optional={"drainTimeoutSeconds": st.sampled_from([0, 90, 5400])}),
         "podTemplate": st.just(
             {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "worker", "env": [{"name": "X", "value": "1"}]}]}}
         ),
@@ -78,13 +80,13 @@ def test_promises_of_every_manifest(spec: dict[str, Any]) -> None:
         deployment = made["Deployment", f"qwen-{component}"]
         pod = deployment["spec"]["template"]
         assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        drain = one.spec.rollout.drain_seconds
+        drain = one.spec.rollout.drain_timeout_seconds
         assert pod["spec"]["terminationGracePeriodSeconds"] == drain + 15
         (container,) = pod["spec"]["containers"]
         assert f"--drain-timeout={drain}" in container["args"] and "--index-namespace=default/qwen" in container["args"]
         restricted(pod["spec"])
     replicas = made["Deployment", "qwen-worker"]["spec"]["replicas"]
-    low, high = (one.spec.scaling.min, one.spec.scaling.max) if one.spec.scaling else (0, 1000)
+    low, high = (one.spec.scaling.min_replicas, one.spec.scaling.max_replicas) if one.spec.scaling else (0, 1000)
     assert low <= replicas <= high and (replicas == one.spec.replicas or one.spec.replicas not in range(low, high + 1))
     tensor_parallel = one.spec.engine.tensor_parallel
     assert made["Deployment", "qwen-worker"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == str(
@@ -145,21 +147,22 @@ def test_every_field_of_engine_takes_effect() -> None:
     changes: list[dict[str, Any]] = [
         {"maxModelLen": 99},
         {"maxNumSeqs": 9},
-        {"chunkedPrefillSize": -1},
+        {"chunkedPrefill": "Disabled"},
+        {"chunkedPrefillSize": 64},
         {"maxPrefillTokens": 99},
-        {"attentionBackend": "reference"},
-        {"dtype": "float32"},
-        {"policy": "fcfs"},
+        {"attentionBackend": "Reference"},
+        {"dtype": "Float32"},
+        {"schedulingPolicy": "FirstComeFirstServed"},
         {"tensorParallel": 2},
         {"threads": 3},
         {"args": ["--x"]},
-        {"attentionBackend": "native"},
+        {"attentionBackend": "Native"},
         {"prefillMaxRequests": 1},
-        {"itlTargetMs": 30},
-        {"quantization": "int8"},
-        {"speculative": {"method": "ngram"}},
-        {"speculative": {"method": "ngram", "numTokens": 3}},
-        {"speculative": {"method": "draft", "model": "file:///draft"}},
+        {"itlTargetMilliseconds": 30},
+        {"quantization": "Int8"},
+        {"speculativeDecoding": {"method": "NGram"}},
+        {"speculativeDecoding": {"method": "NGram", "numTokens": 3}},
+        {"speculativeDecoding": {"method": "Draft", "draftModelURI": "file:///draft"}},
         *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7}, {"hostSize": "1Gi"})),
     ]
     plain = worker_args(service())
@@ -172,7 +175,7 @@ def test_every_field_of_engine_takes_effect() -> None:
 def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
     """Images of workers from before a field's time go on starting."""
     plain = worker_args(service())
-    assert plain == worker_args(service(engine={"prefillMaxRequests": 0, "itlTargetMs": 0, "quantization": "none"}))
+    assert plain == worker_args(service(engine={"quantization": "None"}))
     flags = {arg.partition("=")[0].removeprefix("--") for arg in plain}
     assert not flags & {"prefill-max-requests", "itl-target-ms", "quantization", "host-kv-cache-bytes"}
     assert not any(flag.startswith("speculative") for flag in flags)
@@ -189,7 +192,7 @@ def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
     ],
 )
 def test_a_draft_model_comes_from_where_models_come_from(model: str, draft: str, argument: str, mounted: set[str]) -> None:
-    pod = worker_pod(service(model={"uri": model}, engine={"speculative": {"method": "draft", "model": draft}}))["spec"]
+    pod = worker_pod(service(model={"uri": model}, engine={"speculativeDecoding": {"method": "Draft", "draftModelURI": draft}}))["spec"]
     container = pod["containers"][0]
     assert f"--speculative-model={argument}" in container["args"] and "--speculative-method=draft" in container["args"]
     assert {mount["mountPath"] for mount in container["volumeMounts"]} - {"/tmp", "/dev/shm"} == mounted
@@ -220,9 +223,9 @@ def test_adapters_are_loaded_from_where_models_come_from() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"adapters": [{"name": "a", "uri": "hf://a/b"}, {"name": "a", "uri": "hf://a/c"}]}, "a name of its own for each adapter"),
-        ({"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}, "the model's own name"),
-        ({"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}, "the model's own name"),
+        ({"adapters": [{"name": "a", "uri": "hf://a/b"}, {"name": "a", "uri": "hf://a/c"}]}, "must not contain a name twice"),
+        ({"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}, "must not contain the name of the model"),
+        ({"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}, "must not contain the name of the model"),
         ({"adapters": [{"name": "a", "uri": "/x"}]}, "spec.model.adapters.uri must be hf://ORG/NAME"),
     ],
 )
@@ -261,15 +264,18 @@ def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None
     ("spec", "words"),
     [
         ({"model": {"uri": "s4://x/y"}}, "spec.model.uri"),
-        ({"scaling": {"min": 3, "max": 1}}, "3 > 1"),
+        ({"scaling": {"minReplicas": 3, "maxReplicas": 1}}, "3 > 1"),
         ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 1}}, "2 is not 1"),
         ({"engine": {"kvCache": {"blockTokens": 40}}}, "40 is not a multiple of 16"),
         ({"engine": {"nonsense": 1}}, "spec.engine.nonsense: unknown field"),
         ({"rollout": {"paused": "true"}}, "spec.rollout.paused: must be true or false, without quotes (got 'true')"),
-        ({"rollout": {"canary": {"weight": "10"}}}, "spec.rollout.canary.weight: must be a whole number, without quotes (got '10')"),
-        ({"rollout": {"surgeTimeout": "30"}}, "spec.rollout.surgeTimeout: must be a duration such as 30s, 10m or 1h30m (got '30')"),
+        (
+            {"rollout": {"canary": {"trafficPercent": "10"}}},
+            "spec.rollout.canary.trafficPercent: must be a whole number, without quotes (got '10')",
+        ),
+        ({"rollout": {"canary": {"maxTTFTIncrease": "1.5"}}}, "maxTTFTIncrease: must be a percentage such as 1%, 0.5% or 50% (got '1.5')"),
         ({"rollout": "Auto"}, "spec.rollout: must be a mapping (got 'Auto')"),
-        ({"scaling": {"min": 1}}, "spec.scaling.max: is required"),
+        ({"scaling": {"minReplicas": 1}}, "spec.scaling.maxReplicas: is required"),
         ({"exposure": {"fromNamespaces": ["*"]}}, "spec.exposure.fromNamespaces[0]: must be lower-case letters, digits and '-'"),
         ({"model": {"adapters": "x" * 500}}, "spec.model.adapters: must be a list (got '" + "x" * 79 + "…)"),
     ],
@@ -300,14 +306,14 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
         "kvCache": {"size": "1Gi", "hostSize": "2Gi"},
         "threads": 2,
         "maxModelLen": 64,
-        "attentionBackend": "native",
-        "policy": "fcfs",
+        "attentionBackend": "Native",
+        "schedulingPolicy": "FirstComeFirstServed",
         "prefillMaxRequests": 3,
-        "itlTargetMs": 40,
-        "quantization": "int8",
-        "speculative": {"method": "draft", "numTokens": 4, "model": "pvc://models/draft"},
+        "itlTargetMilliseconds": 40,
+        "quantization": "Int8",
+        "speculativeDecoding": {"method": "Draft", "numTokens": 4, "draftModelURI": "pvc://models/draft"},
     }
-    routing = {"policy": "LeastLoad", "steering": "Redirect", "metricsNames": "vLLM"}
+    routing = {"policy": "LeastLoad", "forwardingMode": "Redirect", "metricsNames": "VLLM"}
     one = service(engine=engine, resources={"gpus": 0}, model={"name": "m"}, routing=routing)
     made = objects(one)
 
@@ -335,7 +341,7 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
 
 
 def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stuck_process_is_not_waited_for() -> None:
-    made = objects(service(rollout={"drainTimeout": "2h"}))
+    made = objects(service(rollout={"drainTimeoutSeconds": 7200}))
     assert made["Deployment", "qwen-worker"]["spec"]["minReadySeconds"] == 10
     for component in ("worker", "router"):
         pod = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]

@@ -82,7 +82,7 @@ FLOWS = [
 
 @pytest.mark.parametrize(("component", "port", "namespace", "labels", "opened"), FLOWS)
 def test_each_flow(component: str, port: int, namespace: str, labels: dict[str, str], opened: tuple[bool, bool, bool]) -> None:
-    redirected = {"routing": {"steering": "Redirect"}}
+    redirected = {"routing": {"forwardingMode": "Redirect"}}
     chosen = (
         {"exposure": {"fromNamespaces": ["apps"]}, **redirected} if component == "worker" else {"exposure": {"fromNamespaces": ["apps"]}}
     )
@@ -100,7 +100,7 @@ def test_policies_are_of_the_service_s_pods_and_of_ingress_alone() -> None:
         assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         ports = {one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
         assert {one["port"] for rule in spec["ingress"] for one in rule["ports"]} == ports
-    assert not [key for key in made(service(exposure={"networkPolicy": False})) if key[0] == "NetworkPolicy"]
+    assert not [key for key in made(service(exposure={"networkPolicy": "None"})) if key[0] == "NetworkPolicy"]
 
 
 def test_admin_ports_are_in_no_service_and_the_two_sides_agree_on_them() -> None:
@@ -117,14 +117,14 @@ def test_admin_ports_are_in_no_service_and_the_two_sides_agree_on_them() -> None
 
 
 def test_exposure_restarts_nothing_but_routers_that_become_pickers() -> None:
-    plain, gateway = service(), service(exposure={"gateway": {"name": "g"}})
-    picked = service(exposure={"gateway": {"name": "g", "backend": "EndpointPicker"}})
+    plain, gateway = service(), service(exposure={"gateway": {"parentRef": {"name": "g"}}})
+    picked = service(exposure={"gateway": {"parentRef": {"name": "g"}, "backend": "EndpointPicker"}})
     assert len({worker_revision(one) for one in (plain, gateway, picked)}) == 1
     assert router_revision(plain) == router_revision(gateway) != router_revision(picked)
 
 
 def test_a_route_to_the_routers_has_no_timeout_that_cuts_streams() -> None:
-    asked = {"name": "web", "namespace": "gateways", "sectionName": "https", "hostnames": ["qwen.example.com"]}
+    asked = {"parentRef": {"name": "web", "namespace": "gateways", "sectionName": "https"}, "hostnames": ["qwen.example.com"]}
     one = service(exposure={"gateway": asked})
     route = made(one, ALL)["HTTPRoute", "qwen"]["spec"]
     assert route["parentRefs"] == [{"name": "web", "namespace": "gateways", "sectionName": "https"}]
@@ -140,7 +140,7 @@ def test_a_route_to_the_routers_has_no_timeout_that_cuts_streams() -> None:
 
 
 def test_an_endpoint_picker_is_a_port_of_the_routers_and_opens_workers_to_the_proxies() -> None:
-    asked = {"name": "web", "backend": "EndpointPicker", "proxyNamespace": "envoy-gateway-system"}
+    asked = {"parentRef": {"name": "web"}, "backend": "EndpointPicker", "proxyNamespace": "envoy-gateway-system"}
     objects = made(service(exposure={"gateway": asked}), ALL)
     pool, route = objects["InferencePool", "qwen"]["spec"], objects["HTTPRoute", "qwen"]["spec"]
     assert route["rules"][0]["backendRefs"] == [{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "qwen"}]
@@ -169,7 +169,7 @@ def test_an_endpoint_picker_is_a_port_of_the_routers_and_opens_workers_to_the_pr
     ],
 )
 def test_what_the_cluster_lacks_is_said_and_nothing_is_half_made(backend: str, served: frozenset[str], reason: str) -> None:
-    one = service(exposure={"gateway": {"name": "web", "backend": backend}})
+    one = service(exposure={"gateway": {"parentRef": {"name": "web"}, "backend": backend}})
     plan = desired(one, Observed(served=served), SETTINGS, NOW)
     conditions = {condition.type: condition for condition in plan.status.conditions}
     assert conditions["GatewayReady"].status == "False" and conditions["GatewayReady"].reason == reason
@@ -192,14 +192,14 @@ def test_what_the_cluster_lacks_is_said_and_nothing_is_half_made(backend: str, s
     ],
 )
 def test_the_gateway_s_answer_is_lifted(parents: list[Any], status: str, reason: str) -> None:
-    one = service(exposure={"gateway": {"name": "web"}})
+    one = service(exposure={"gateway": {"parentRef": {"name": "web"}}})
     plan = desired(one, Observed(served=ALL, optional_objects={"HTTPRoute": {"status": {"parents": parents}}}), SETTINGS, NOW)
     (said,) = [condition for condition in plan.status.conditions if condition.type == "GatewayReady"]
     assert (said.status, said.reason) == (status, reason)
 
 
 def test_a_pool_that_is_refused_is_said_too() -> None:
-    one = service(exposure={"gateway": {"name": "web", "backend": "EndpointPicker"}})
+    one = service(exposure={"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker"}})
     taken = {"status": {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}}
     wrong = {"status": {"parents": [{"conditions": [{"type": "ResolvedRefs", "status": "False", "reason": "InvalidExtensionRef"}]}]}}
     plan = desired(one, Observed(served=ALL, optional_objects={"HTTPRoute": taken, "InferencePool": wrong}), SETTINGS, NOW)
@@ -208,8 +208,8 @@ def test_a_pool_that_is_refused_is_said_too() -> None:
 
 
 def test_namespaces_without_a_policy_are_refused() -> None:
-    with pytest.raises(InvalidManifest, match=r"set spec\.exposure\.networkPolicy to true"):
-        InferenceService.parse(manifest(exposure={"networkPolicy": False, "fromNamespaces": ["a"]}))
+    with pytest.raises(InvalidManifest, match=r"set spec\.exposure\.networkPolicy to Managed"):
+        InferenceService.parse(manifest(exposure={"networkPolicy": "None", "fromNamespaces": ["a"]}))
 
 
 def test_the_example_makes_what_its_page_says() -> None:

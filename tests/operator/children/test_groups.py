@@ -157,11 +157,15 @@ def test_leaders_are_what_is_counted() -> None:
     leaders = [pod(f"qwen-worker-{group}", revision) for group in range(2)]
     followers = [pod(f"qwen-worker-{group}-1", revision, of="follower") for group in range(2)]
     plan = look(one, *leaders, *followers)
-    assert plan.servable and plan.status.ready == "2/2"
+    assert plan.servable and plan.status.desired_replicas == 2
     assert (plan.status.replicas, plan.status.ready_replicas, plan.status.updated_replicas) == (2, 2, 2)
     assert plan.status.selector is not None and "component=worker" in plan.status.selector
     half = look(one, leaders[0], pod("qwen-worker-1", revision, ready=False), *followers)
-    assert not half.servable and half.status.ready == "1/2" and condition(half, "Available")[0] == "True"
+    assert (
+        not half.servable
+        and (half.status.ready_replicas, half.status.desired_replicas) == (1, 2)
+        and condition(half, "Available")[0] == "True"
+    )
 
 
 def test_a_follower_that_cannot_run_is_the_cause_that_is_told() -> None:
@@ -201,13 +205,13 @@ def test_a_pause_holds_every_group_and_its_end_begins_with_a_surge() -> None:
 
 
 def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
-    one = service(engine=ENGINE, rollout={"progressDeadline": "10m"})
+    one = service(engine=ENGINE, rollout={"progressDeadlineSeconds": 600})
     starting = pod("qwen-worker-0", worker_revision(one), ready=False, made=500)
     plan = look(one, starting, body=live(one, written=550))
     assert condition(plan, "Progressing")[1] == "RollingOut" and plan.wake_at == NOW.timestamp() + 100
     late = look(one, pod("qwen-worker-0", worker_revision(one), ready=False, made=700), body=live(one, written=750))
     status, reason, message = condition(late, "Progressing")
-    assert (status, reason) == ("False", "ProgressDeadlineExceeded") and "LeaderWorkerSet qwen-worker has not got on for 10m" in message
+    assert (status, reason) == ("False", "ProgressDeadlineExceeded") and "LeaderWorkerSet qwen-worker has not got on for 600 s" in message
 
 
 def test_a_controller_that_does_nothing_is_named() -> None:

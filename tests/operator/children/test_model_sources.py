@@ -30,12 +30,12 @@ def environment(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("cache", "source"),
     [
-        ({"claim": "models"}, {"persistentVolumeClaim": {"claimName": "models"}}),
-        ({"hostPath": "/var/lib/models"}, {"hostPath": {"path": "/var/lib/models", "type": "Directory"}}),
-        ({"size": "50Gi"}, {"emptyDir": {"sizeLimit": "50Gi"}}),
+        ({"persistentVolumeClaim": {"claimName": "models"}}, {"persistentVolumeClaim": {"claimName": "models"}}),
+        ({"hostPath": {"path": "/var/lib/models"}}, {"hostPath": {"path": "/var/lib/models", "type": "Directory"}}),
+        ({"emptyDir": {"sizeLimit": "50Gi"}}, {"emptyDir": {"sizeLimit": "50Gi"}}),
     ],
 )
-def test_where_downloads_are_kept(cache: dict[str, str], source: dict[str, Any]) -> None:
+def test_where_downloads_are_kept(cache: dict[str, Any], source: dict[str, Any]) -> None:
     made = template(model={"cache": cache})
     assert volume(made, "cache") == {"name": "cache", **source}
     assert environment(made)["FAIRLEAD_MODEL_CACHE"] == environment(made)["HF_HOME"] == "/var/cache/fairlead"
@@ -73,11 +73,14 @@ def test_a_cluster_without_image_volumes_is_named() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"cache": {}}, "exactly one of claim, hostPath and size"),
-        ({"cache": {"claim": "a", "size": "1Gi"}}, "exactly one of claim, hostPath and size"),
-        ({"uri": "oci://a/b:1", "cache": {"claim": "a"}}, "spec.model.cache keeps downloads"),
-        ({"uri": "pvc://a/b", "secretRef": {"name": "a"}}, "spec.model.secretRef is for hf://"),
-        ({"endpoint": "https://minio"}, "spec.model.endpoint and region are for s3://"),
+        ({"cache": {}}, "exactly one of persistentVolumeClaim, hostPath and emptyDir"),
+        (
+            {"cache": {"persistentVolumeClaim": {"claimName": "a"}, "emptyDir": {"sizeLimit": "1Gi"}}},
+            "exactly one of persistentVolumeClaim, hostPath and emptyDir",
+        ),
+        ({"uri": "oci://a/b:1", "cache": {"persistentVolumeClaim": {"claimName": "a"}}}, "spec.model.cache needs an hf://"),
+        ({"uri": "pvc://a/b", "secretRef": {"name": "a"}}, "spec.model.secretRef needs an hf://"),
+        ({"endpoint": "https://minio"}, "spec.model.endpoint and spec.model.region need an s3://"),
         ({"uri": "s3://Bad_Bucket/x"}, "spec.model.uri must be hf://"),
     ],
 )
@@ -90,7 +93,7 @@ def test_warming_is_given_in_variables_that_older_images_ignore() -> None:
     seen = environment(template())
     assert (seen["FAIRLEAD_WARM_TOKENS"], seen["FAIRLEAD_WARM_SECONDS"]) == ("8192", "10")
     assert seen["FAIRLEAD_PEERS"].startswith("dns://qwen-workers.default.svc.") and seen["FAIRLEAD_PEERS"].endswith(":8000")
-    assert "FAIRLEAD_WARM_TOKENS" not in environment(template(engine={"warmTokens": 0}))
+    assert "FAIRLEAD_WARM_TOKENS" not in environment(template(engine={"warmupTokens": 0}))
     assert not any("warm" in argument for argument in template()["containers"][0]["args"])
 
 
@@ -102,12 +105,14 @@ def test_the_examples_are_accepted(name: str) -> None:
 
 
 def test_placement_and_pull_secrets() -> None:
-    made = template(resources={"gpus": 1, "gpuType": "NVIDIA-H100-80GB-HBM3"}, imagePullSecrets=["registry"])
+    made = template(resources={"gpus": 1, "gpuType": "NVIDIA-H100-80GB-HBM3"}, imagePullSecrets=[{"name": "registry"}])
     required = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (wanted,) = required["nodeSelectorTerms"][0]["matchExpressions"]
     assert wanted == {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}
     assert made["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert made["imagePullSecrets"] == template(router, imagePullSecrets=["registry"])["imagePullSecrets"] == [{"name": "registry"}]
+    assert (
+        made["imagePullSecrets"] == template(router, imagePullSecrets=[{"name": "registry"}])["imagePullSecrets"] == [{"name": "registry"}]
+    )
     plain = template(resources={"gpus": 0})
     assert not {"affinity", "tolerations", "imagePullSecrets"} & plain.keys()
 
@@ -115,4 +120,4 @@ def test_placement_and_pull_secrets() -> None:
 def test_new_fields_that_are_not_used_restart_nothing() -> None:
     for revision in (worker_revision, router_revision):
         assert revision(service(imagePullSecrets=[])) == revision(service())
-        assert revision(service(imagePullSecrets=["a"])) != revision(service())
+        assert revision(service(imagePullSecrets=[{"name": "a"}])) != revision(service())

@@ -13,7 +13,7 @@ from tests.operator.running_operator import Router
 from fairlead_operator.names import CANARY_FAILED
 
 __all__ = ["cluster"]  # the fixture
-ASKED = {"weight": 25, "pause": "1s", "minRequests": 10}
+ASKED = {"trafficPercent": 25, "analysisSeconds": 1, "minRequests": 10}
 
 
 def revision(deployment: Any) -> str:
@@ -97,7 +97,7 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
     assert kept[CANARY_FAILED] in cluster.ready()["message"]
     assert "annotations" not in cluster.get("inferenceservices", "qwen")["metadata"]
     eventually(lambda: [one for one in cluster.server.get(cluster.path("events"))["items"] if one["reason"] == "CanaryFailed"])
-    cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"canary": {"retry": "1"}}}})
+    cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"canary": {"retryToken": "1"}}}})
     again = eventually(lambda: cluster.get("deployments", "qwen-worker-canary"))
     assert revision(again) == new and again["metadata"]["uid"] != canary["metadata"]["uid"]
     cluster.server.request("DELETE", cluster.path("pods", "qwen-worker-canary-1"))
@@ -115,7 +115,14 @@ def failed_again(cluster: Cluster, new: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"weight": 0}, {"pause": "soon"}, {"maxErrorRate": 1.5}, {"promote": "Not A Revision"}, {"retry": "a b"}]
+    "wrong",
+    [
+        {"trafficPercent": 0},
+        {"analysisSeconds": "10m"},
+        {"maxErrorRateIncrease": "1.5"},
+        {"promotedRevision": "Not A Revision"},
+        {"retryToken": "a b"},
+    ],
 )
 def test_the_api_server_refuses_what_cannot_be(server: apiserver.ApiServer, namespace: str, wrong: dict[str, Any]) -> None:
     body = manifest("qwen", namespace, rollout={"canary": wrong})

@@ -18,82 +18,115 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
         "indexMode": "Auto",
         "indexGroups": 1,
         "replicas": 2,
-        "holdTimeout": "30s",
-        "steering": "Proxy",
+        "holdTimeoutSeconds": 30,
+        "forwardingMode": "Proxy",
         "metricsNames": "Fairlead",
     }
     assert spec["engine"]["kvCache"] == {"pageTokens": 16, "blockTokens": 64}
     assert spec["rollout"] == {
         "strategy": "Auto",
-        "surgeTimeout": "30s",
+        "surgeTimeoutSeconds": 30,
         "paused": False,
-        "drainTimeout": "120s",
-        "progressDeadline": "1h",
+        "drainTimeoutSeconds": 120,
+        "progressDeadlineSeconds": 3600,
     }
-    assert spec["disruption"] == {"maxUnavailable": 1}
+    assert spec["podDisruptionBudget"] == {"maxUnavailable": 1}
     assert spec["resources"] == {} and "scaling" not in spec and "podTemplate" not in spec
 
 
 REFUSED = [
     ({"model": {"uri": "s4://x/y"}}, "spec.model.uri must be hf://ORG/NAME"),
-    ({"model": {"uri": "file:///m", "revision": "abc"}}, "spec.model.revision is for hf:// models"),
+    ({"model": {"uri": "file:///m", "revision": "abc"}}, "spec.model.revision needs an hf:// model"),
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
-    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is for hf:// models"),
-    ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
+    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef needs an hf://"),
+    ({"model": {"uri": "pvc://c/m", "cache": {"persistentVolumeClaim": {"claimName": "t"}}}}, "spec.model.cache needs an hf://"),
     ({"model": {"adapters": [{"name": "a", "uri": "x"}]}}, "spec.model.adapters.uri must be hf://ORG/NAME"),
     ({"model": {"adapters": [{"name": "a b", "uri": "hf://a/b"}]}}, "spec.model.adapters[0].name"),
     (
         {"model": {"adapters": [{"name": "a", "uri": "hf://a/b"}, {"name": "a", "uri": "hf://a/c"}]}},
         "spec.model.adapters[1]: Duplicate value",
     ),
-    ({"model": {"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
-    ({"model": {"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
-    ({"model": {"cache": {"claim": "t", "size": "1Gi"}}}, "exactly one of claim, hostPath and size"),
-    ({"model": {"cache": {}}}, "exactly one of claim, hostPath and size"),
-    ({"model": {"cache": {"hostPath": "/models/../etc"}}}, "spec.model.cache.hostPath must not go up by '..'"),
-    ({"model": {"region": "eu-1"}}, "spec.model.endpoint and region are for s3://"),
-    ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
-    ({"scaling": {"max": 2, "target": {"ttft": "2s"}}, "replicas": 2}, "spec.replicas and spec.scaling.target decide the same"),
-    ({"scaling": {"max": 2, "target": {"ttft": "0s"}}}, "spec.scaling.target.ttft must be above 0s"),
-    ({"scaling": {"max": 2, "target": {"ttft": "2s"}, "idleAfter": "1m"}}, "spec.scaling.idleAfter takes the last worker away"),
-    ({"scaling": {"min": 0, "max": 2, "idleAfter": "1m"}}, "spec.scaling.idleAfter takes the last worker away"),
-    ({"scaling": {"min": 0, "max": 2, "target": {"ttft": "2s"}, "idleAfter": "25h"}}, "spec.scaling.idleAfter must lie between"),
-    ({"scaling": {"max": 2, "scaleDownStabilization": "1m"}}, "spec.scaling.scaleDownStabilization is for the operator's own autoscaler"),
-    ({"scaling": {"max": 2, "target": {"ttft": "1s"}, "scaleDownStabilization": "2h"}}, "scaleDownStabilization must be at most 1h"),
+    (
+        {"model": {"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}},
+        "spec.model.adapters must not contain the name of the model",
+    ),
+    ({"model": {"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}}, "spec.model.adapters must not contain the name of the model"),
+    (
+        {"model": {"cache": {"persistentVolumeClaim": {"claimName": "t"}, "emptyDir": {"sizeLimit": "1Gi"}}}},
+        "exactly one of persistentVolumeClaim, hostPath and emptyDir",
+    ),
+    ({"model": {"cache": {}}}, "exactly one of persistentVolumeClaim, hostPath and emptyDir"),
+    ({"model": {"cache": {"hostPath": {"path": "/models/../etc"}}}}, "spec.model.cache.hostPath.path must not contain '..'"),
+    ({"model": {"region": "eu-1"}}, "spec.model.endpoint and spec.model.region need an s3:// model"),
+    ({"scaling": {"minReplicas": 5, "maxReplicas": 2}}, "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas"),
+    (
+        {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}}, "replicas": 2},
+        "spec.replicas and spec.scaling.target both set",
+    ),
+    ({"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 0}}}, "spec.scaling.target.ttftMilliseconds"),
+    (
+        {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 60}},
+        "spec.scaling.idleTimeoutSeconds scales to zero",
+    ),
+    ({"scaling": {"minReplicas": 0, "maxReplicas": 2, "idleTimeoutSeconds": 60}}, "spec.scaling.idleTimeoutSeconds scales to zero"),
+    (
+        {"scaling": {"minReplicas": 0, "maxReplicas": 2, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 90000}},
+        "spec.scaling.idleTimeoutSeconds",
+    ),
+    (
+        {"scaling": {"maxReplicas": 2, "scaleDown": {"stabilizationWindowSeconds": 60}}},
+        "spec.scaling.scaleDown configures the operator's autoscaler",
+    ),
+    (
+        {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 1000}, "scaleDown": {"stabilizationWindowSeconds": 7200}}},
+        "spec.scaling.scaleDown.stabilizationWindowSeconds",
+    ),
     (
         {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
-        "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all",
+        "spec.engine.tensorParallel must equal spec.resources.gpus",
     ),
     (
         {"engine": {"tensorParallel": 2}, "resources": {"gpus": 0}},
-        "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all",
+        "spec.engine.tensorParallel must equal spec.resources.gpus",
     ),
     (
         {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 16}},
-        "for one replica (over several nodes: gpus times spec.engine.nodes)",
+        "must equal spec.resources.gpus times spec.engine.nodes",
     ),
     ({"engine": {"tensorParallel": 9, "nodes": 2}}, "spec.engine.tensorParallel must be a multiple of spec.engine.nodes"),
     ({"engine": {"nodes": 2}}, "spec.engine.tensorParallel must be a multiple of spec.engine.nodes"),
-    ({"engine": {"tensorParallel": 16, "nodes": 2}, "rollout": {"canary": {}}}, "spec.rollout.canary is for workers of one pod"),
+    (
+        {"engine": {"tensorParallel": 16, "nodes": 2}, "rollout": {"canary": {}}},
+        "spec.rollout.canary does not support workers of several pods",
+    ),
     (
         {"engine": {"kvCache": {"pageTokens": 16, "blockTokens": 40}}},
         "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
     ),
     ({"engine": {"kvCache": {"size": "1Gi", "pages": 4}}}, "keep one of the two"),
-    ({"engine": {"maxModelLen": 8}}, "spec.engine.maxModelLen must be 0"),
-    ({"engine": {"dtype": "int3"}}, 'spec.engine.dtype: Unsupported value: "int3"'),
-    ({"engine": {"speculative": {"method": "draft"}}}, "spec.engine.speculative.model is the draft model"),
-    ({"engine": {"speculative": {"method": "ngram", "model": "hf://a/b"}}}, "spec.engine.speculative.model is the draft model"),
-    ({"engine": {"speculative": {"method": "draft", "model": "s4://x/y"}}}, "spec.engine.speculative.model must be hf://ORG/NAME"),
-    ({"engine": {"itlTargetMs": 30, "chunkedPrefillSize": -1}}, "spec.engine.itlTargetMs cuts prompts into chunks"),
-    ({"engine": {"quantization": "int8"}, "resources": {"gpus": 1}}, "spec.engine.quantization int8 is for workers on CPUs"),
-    ({"engine": {"quantization": "fp8"}, "resources": {"gpus": 0}}, "spec.engine.quantization fp8 is for workers on GPUs"),
-    ({"rollout": {"drainTimeout": "3h"}}, "spec.rollout.drainTimeout must be at most 2h"),
-    ({"rollout": {"drainTimeout": "soon"}}, "spec.rollout.drainTimeout"),
-    ({"rollout": {"progressDeadline": "1s"}}, "spec.rollout.progressDeadline must lie between"),
+    ({"engine": {"maxModelLen": 8}}, "spec.engine.maxModelLen must be at least"),
+    ({"engine": {"dtype": "Int3"}}, 'spec.engine.dtype: Unsupported value: "Int3"'),
     (
-        {"rollout": {"surgeTimeout": "2m", "progressDeadline": "1m"}},
-        "spec.rollout.surgeTimeout must be at most spec.rollout.progressDeadline",
+        {"engine": {"speculativeDecoding": {"method": "Draft"}}},
+        "spec.engine.speculativeDecoding.draftModelURI is required for method Draft",
+    ),
+    (
+        {"engine": {"speculativeDecoding": {"method": "NGram", "draftModelURI": "hf://a/b"}}},
+        "spec.engine.speculativeDecoding.draftModelURI is required for method Draft",
+    ),
+    (
+        {"engine": {"speculativeDecoding": {"method": "Draft", "draftModelURI": "s4://x/y"}}},
+        "spec.engine.speculativeDecoding.draftModelURI must be hf://ORG/NAME",
+    ),
+    ({"engine": {"itlTargetMilliseconds": 30, "chunkedPrefill": "Disabled"}}, "spec.engine.itlTargetMilliseconds needs chunked prefill"),
+    ({"engine": {"quantization": "Int8"}, "resources": {"gpus": 1}}, "spec.engine.quantization Int8 is for workers on CPUs"),
+    ({"engine": {"quantization": "FP8"}, "resources": {"gpus": 0}}, "spec.engine.quantization FP8 is for workers on GPUs"),
+    ({"rollout": {"drainTimeoutSeconds": 10800}}, "spec.rollout.drainTimeoutSeconds"),
+    ({"rollout": {"drainTimeoutSeconds": "2m"}}, "spec.rollout.drainTimeoutSeconds"),
+    ({"rollout": {"progressDeadlineSeconds": 1}}, "spec.rollout.progressDeadlineSeconds"),
+    (
+        {"rollout": {"surgeTimeoutSeconds": 120, "progressDeadlineSeconds": 60}},
+        "spec.rollout.surgeTimeoutSeconds must be at most spec.rollout.progressDeadlineSeconds",
     ),
     ({"rollout": {"strategy": "Recreate"}}, "spec.rollout.strategy"),
     ({"rollout": {"revision": "yesterday's"}}, "spec.rollout.revision"),
@@ -102,9 +135,12 @@ REFUSED = [
     ({"routing": {"policy": "Best"}}, "spec.routing.policy"),
     ({"routing": {"indexMode": "mirror"}}, 'spec.routing.indexMode: Unsupported value: "mirror"'),
     ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
-    ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "spec.routing.indexMode says how PrefixAware reads the index"),
-    ({"routing": {"maxExpectedTtft": "0s"}}, "spec.routing.maxExpectedTtft must be above 0s"),
-    ({"routing": {"steering": "Redirect"}, "access": {"keysSecretRef": {"name": "k"}}}, "spec.routing.steering Redirect goes past"),
+    ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "spec.routing.indexMode configures policy PrefixAware"),
+    ({"routing": {"maxExpectedTTFTMilliseconds": 0}}, "spec.routing.maxExpectedTTFTMilliseconds"),
+    (
+        {"routing": {"forwardingMode": "Redirect"}, "access": {"keysSecretRef": {"name": "k"}}},
+        "spec.routing.forwardingMode Redirect bypasses",
+    ),
     ({"engine": {"nonsense": 1}}, 'unknown field "spec.engine.nonsense"'),
     ({"podTemplate": {"specs": {}}}, 'unknown field "spec.podTemplate.specs"'),
 ]
@@ -123,30 +159,44 @@ ACCEPTED = [
     {"engine": {"tensorParallel": 16, "nodes": 2}},
     {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 8}},
     {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
-    {"resources": {"gpus": 0}, "engine": {"quantization": "int8"}},
-    {"engine": {"quantization": "int4"}, "resources": {"gpus": 1}},
-    {"engine": {"quantization": "int4"}, "resources": {"gpus": 0}},
-    {"engine": {"quantization": "fp8"}, "resources": {"gpus": 1}},
-    {"engine": {"attentionBackend": "native", "itlTargetMs": 30, "prefillMaxRequests": 1}},
-    {"engine": {"speculative": {"method": "ngram", "numTokens": 3}}},
-    {"engine": {"speculative": {"method": "draft", "numTokens": 5, "model": "pvc://models/draft"}}},
-    {"scaling": {"max": 4}, "replicas": 9},
-    {"scaling": {"min": 0, "max": 4, "target": {"ttft": "1500ms"}, "idleAfter": "10m", "scaleDownStabilization": "0s"}},
+    {"resources": {"gpus": 0}, "engine": {"quantization": "Int8"}},
+    {"engine": {"quantization": "Int4"}, "resources": {"gpus": 1}},
+    {"engine": {"quantization": "Int4"}, "resources": {"gpus": 0}},
+    {"engine": {"quantization": "FP8"}, "resources": {"gpus": 1}},
+    {"engine": {"attentionBackend": "Native", "itlTargetMilliseconds": 30, "prefillMaxRequests": 1}},
+    {"engine": {"speculativeDecoding": {"method": "NGram", "numTokens": 3}}},
+    {"engine": {"speculativeDecoding": {"method": "Draft", "numTokens": 5, "draftModelURI": "pvc://models/draft"}}},
+    {"scaling": {"maxReplicas": 4}, "replicas": 9},
     {
-        "routing": {"indexMode": "Mirror", "holdTimeout": "0s", "maxExpectedTtft": "1s"},
+        "scaling": {
+            "minReplicas": 0,
+            "maxReplicas": 4,
+            "target": {"ttftMilliseconds": 1500},
+            "idleTimeoutSeconds": 600,
+            "scaleDown": {"stabilizationWindowSeconds": 0},
+        }
+    },
+    {
+        "routing": {"indexMode": "Mirror", "holdTimeoutSeconds": 0, "maxExpectedTTFTMilliseconds": 1000},
         "access": {"keysSecretRef": {"name": "k", "key": "x"}},
     },
-    {"routing": {"indexMode": "Remote", "indexGroups": 2, "steering": "Redirect", "metricsNames": "vLLM"}},
+    {"routing": {"indexMode": "Remote", "indexGroups": 2, "forwardingMode": "Redirect", "metricsNames": "VLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
     {"model": {"name": "m", "adapters": [{"name": "qwen", "uri": "hf://a/b@main"}, {"name": "org/sql", "uri": "pvc://models/sql"}]}},
-    {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},
-    {"model": {"uri": "s3://models/qwen", "endpoint": "http://minio:9000", "region": "eu-1", "cache": {"size": "9Gi"}}},
+    {
+        "model": {
+            "revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5",
+            "secretRef": {"name": "hub"},
+            "cache": {"persistentVolumeClaim": {"claimName": "models"}},
+        }
+    },
+    {"model": {"uri": "s3://models/qwen", "endpoint": "http://minio:9000", "region": "eu-1", "cache": {"emptyDir": {"sizeLimit": "9Gi"}}}},
     {"model": {"uri": "oci://ghcr.io/org/qwen:1.0#8b"}},
-    {"resources": {"gpuType": "NVIDIA-H100-80GB-HBM3"}, "imagePullSecrets": ["registry"], "engine": {"warmTokens": 0}},
-    {"rollout": {"drainTimeout": "0s"}},
-    {"rollout": {"strategy": "DrainFirst", "surgeTimeout": "0s", "paused": True, "progressDeadline": "30s"}},
-    {"rollout": {"revision": "qwen-worker-c51d9689d7", "progressDeadline": "30s"}},
+    {"resources": {"gpuType": "NVIDIA-H100-80GB-HBM3"}, "imagePullSecrets": [{"name": "registry"}], "engine": {"warmupTokens": 0}},
+    {"rollout": {"drainTimeoutSeconds": 0}},
+    {"rollout": {"strategy": "DrainFirst", "surgeTimeoutSeconds": 0, "paused": True, "progressDeadlineSeconds": 30}},
+    {"rollout": {"revision": "qwen-worker-c51d9689d7", "progressDeadlineSeconds": 30}},
     {"podTemplate": {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [{"operator": "Exists"}], "anything": {"goes": 1}}}},
 ]
 
@@ -175,7 +225,7 @@ def test_kubectl_apply_refuses_unknown_fields_and_prints_columns(server: apiserv
     applied = server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest("qwen", namespace)))
     assert applied.returncode == 0, applied.stderr
     table = server.kubectl("get", "infer", "-n", namespace)
-    assert table.stdout.split("\n")[0].split() == ["NAME", "MODEL", "READY", "REASON", "URL", "AGE"], table
+    assert table.stdout.split("\n")[0].split() == ["NAME", "MODEL", "DESIRED", "READY", "REASON", "URL", "AGE"], table
     described = server.kubectl("explain", "infer.spec.engine.kvCache")
     assert "blockTokens" in described.stdout and "unit of the prefix index" in described.stdout
 

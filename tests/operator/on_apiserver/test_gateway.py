@@ -28,7 +28,9 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
     route, pool = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen", f"{POOLS}/namespaces/{namespace}/inferencepools/qwen"
     try:
         with operator(server.kubeconfig, namespace, router.url):
-            cluster.create(exposure={"gateway": {"name": "web", "backend": "EndpointPicker", "hostnames": ["*.example.com"]}})
+            cluster.create(
+                exposure={"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker", "hostnames": ["*.example.com"]}}
+            )
             eventually(lambda: condition(cluster).get("reason") == "GatewayApiMissing")
             server.create(CRDS, crds[0])
             eventually(lambda: condition(cluster).get("reason") == "InferencePoolMissing")
@@ -70,7 +72,7 @@ def test_a_restart_writes_nothing_to_a_route_that_is_as_it_was_left(
     server.create(CRDS, crd)
     try:
         eventually(lambda: server.request("GET", f"{ROUTES}/httproutes")[0] == 200)
-        cluster.create(exposure={"gateway": {"name": "web"}})
+        cluster.create(exposure={"gateway": {"parentRef": {"name": "web"}}})
         for _ in range(2):
             with operator(server.kubeconfig, namespace, router.url):
                 left = eventually(lambda: server.get(route))

@@ -109,14 +109,14 @@ def test_explain_walks_from_the_service_to_the_nodes(cluster: Cluster, shell: Sh
     cluster.server.create("/api/v1/nodes", node)
     body = {"status": {"allocatable": {"nvidia.com/gpu": "2"}, "capacity": {"nvidia.com/gpu": "2"}}}
     cluster.server.request("PATCH", f"/api/v1/nodes/{name}/status", body, "application/merge-patch+json")
-    cluster.create(model={"secretRef": {"name": "hub"}, "cache": {"claim": "weights"}})
+    cluster.create(model={"secretRef": {"name": "hub"}, "cache": {"persistentVolumeClaim": {"claimName": "weights"}}})
     cluster.play_controllers(workers_ready=False)
     waiting_pod(cluster, "qwen-worker-a")
     eventually(lambda: cluster.ready().get("reason") == "FailedScheduling")
     code, out, _ = shell("explain", "qwen", "-n", cluster.namespace)
     assert code == 1 and f"qwen in namespace {cluster.namespace} is not ready" in out
     assert "✗ Secret hub (spec.model.secretRef): does not exist" in out
-    assert "✗ PersistentVolumeClaim weights (spec.model.cache.claim): does not exist" in out
+    assert "✗ PersistentVolumeClaim weights (spec.model.cache.persistentVolumeClaim): does not exist" in out
     assert "Deployment qwen-worker wants 1: 0 ready" in out and "✗ pod qwen-worker-a: FailedScheduling" in out
     assert f"{name}: 2 GPUs, 2 free, taints" in out, "the API server taints a node that no kubelet has reported"
     assert "Create it in this namespace" in out.partition("what to do next")[2] and "Free a GPU" in out.partition("what to do next")[2]
@@ -157,7 +157,7 @@ def test_explain_of_a_service_that_is_well_and_of_one_that_nobody_has_seen(clust
 
 
 def test_explain_tells_the_canary_and_what_its_deployment_is_refused() -> None:
-    body = manifest("qwen", "default") | {"status": {"canary": {"revision": "qwen-abc", "phase": "Starting", "weight": 10}}}
+    body = manifest("qwen", "default") | {"status": {"canary": {"revision": "qwen-abc", "phase": "Starting", "trafficPercent": 10}}}
     trial = deployment("worker", 1, ready=0)
     trial["metadata"] = {**trial.get("metadata", {}), "name": "qwen-worker-canary"}
     trial["status"]["conditions"] = [
@@ -173,7 +173,12 @@ def test_explain_tells_the_canary_and_what_its_deployment_is_refused() -> None:
 
 
 def test_explain_tells_that_services_share_a_redis_login() -> None:
-    index = {"state": "Ok", "credentials": "Shared", "credentialsReason": "NOPERM this user may not run acl|setuser"}
+    index = {
+        "state": "Ok",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "credentials": "Shared",
+        "credentialsMessage": "NOPERM this user may not run acl|setuser",
+    }
     told = [
         explain(Facts(service=manifest("qwen", "default") | {"status": {"index": {**index, **more}}}), datetime(2026, 1, 1, tzinfo=UTC))
         for more in ({}, {"credentials": "PerService"})

@@ -120,7 +120,11 @@ def test_ready_only_after_a_completion_on_this_generation(cluster: Cluster, rout
     eventually(lambda: cluster.ready().get("status") == "True")
     assert router.asked[-1]["max_tokens"] == 1 and router.asked[-1]["model"] == "qwen"
     status = cluster.get("inferenceservices", "qwen")["status"]
-    assert status["ready"] == "1/1" and status["url"] == f"http://qwen.{cluster.namespace}.svc/v1" and status["observedGeneration"] == 1
+    assert (
+        status["desiredReplicas"] == status["readyReplicas"] == 1
+        and status["url"] == f"http://qwen.{cluster.namespace}.svc/v1"
+        and status["observedGeneration"] == 1
+    )
     asked = len(router.asked)
     cluster.play_controllers(workers_ready=False)
     eventually(lambda: cluster.ready().get("status") == "False")
@@ -179,7 +183,7 @@ def test_a_deleted_child_comes_back(cluster: Cluster) -> None:
 
 
 def test_scale_reaches_the_deployment_within_the_bounds(cluster: Cluster) -> None:
-    cluster.create(scaling={"min": 1, "max": 4})
+    cluster.create(scaling={"minReplicas": 1, "maxReplicas": 4})
     eventually(lambda: cluster.get("deployments", "qwen-worker"))
     for asked, made in ((3, 3), (9, 4), (0, 1)):
         cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": asked}}, "scale")
@@ -233,7 +237,7 @@ def test_a_load_is_followed_in_coarse_steps_and_nobody_is_asked_once_it_is_over(
     eventually(lambda: cluster.ready().get("message") == "Downloading 40 % of 13.0 GiB (pod qwen-worker-x)")
     assert len(versions) <= 6, "twenty steps of one percent are four of five"
     loading = cluster.get("inferenceservices", "qwen")["status"]["loading"]
-    assert loading == {"phase": "Downloading", "percent": 40, "totalBytes": 13 << 30, "pod": "qwen-worker-x"}
+    assert loading == {"phase": "Downloading", "percent": 40, "totalBytes": 13 << 30, "podName": "qwen-worker-x"}
     ready = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:00Z"}]
     cluster.play_kubelet("qwen-worker-x", {**pod, "conditions": ready, "containerStatuses": [{**running, "ready": True}]})
     cluster.play_controllers()
@@ -288,11 +292,11 @@ def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
         return next((one["reason"] for one in status().get("conditions", []) if one["type"] == "Degraded"), "")
 
     found = eventually(lambda: status().get("index"))
-    assert (found["state"], found["read"], found["reason"]) == ("Ok", "Mirror", "") and "predictionErrorPercent" not in found
+    assert (found["state"], found["readMode"], found["message"]) == ("Ok", "Mirror", "") and "predictionErrorPercent" not in found
     worker = {"prediction": {"answers": 40, "over": 0.31, "under": 0.0, "recalls": 0}}
     router.page = {"index": "unavailable", "index_reason": "no password for redis", "index_read": "remote", "workers": [worker]}
     eventually(lambda: degraded() == "IndexUnavailable")
-    assert status()["index"]["reason"] == "no password for redis" and status()["index"]["predictionErrorPercent"] == 30
+    assert status()["index"]["message"] == "no password for redis" and status()["index"]["predictionErrorPercent"] == 30
     assert cluster.ready()["status"] == "True"
 
     def told() -> list[str]:
@@ -330,7 +334,7 @@ def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
         assert {name for name in before if before[name] != after[name]} == {"deployments/qwen-worker"}
     asked = len(router.asked)
     with operator(server.kubeconfig, namespace, router.url):
-        cluster.patch("inferenceservices", "qwen", {"spec": {"scaling": {"max": 3}}})
+        cluster.patch("inferenceservices", "qwen", {"spec": {"scaling": {"maxReplicas": 3}}})
         eventually(lambda: (cluster.ready().get("observedGeneration"), cluster.ready()["status"]) == (2, "True"))
         again = versions()
         assert {name for name in after if again[name] != after[name]} == {"service"}

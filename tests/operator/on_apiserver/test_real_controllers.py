@@ -124,7 +124,7 @@ def test_an_hpa_decides_alone_and_the_replica_set_takes_the_pods_that_are_worth_
 
     metrics.value = 20
     with operator(controlled.kubeconfig, namespace, router.url):
-        cluster.create(replicas=2, scaling={"min": 1, "max": 5})
+        cluster.create(replicas=2, scaling={"minReplicas": 1, "maxReplicas": 5})
         eventually(lambda: len(pods("worker")) == 2 and len(pods("router")) == 2)
         controlled.create(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers", autoscaler())
         eventually(lambda: metrics.asked > 2)

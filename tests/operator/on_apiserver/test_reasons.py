@@ -95,7 +95,7 @@ def test_what_is_said_again_is_counted_and_a_restart_says_nothing_again(
     assert not seen or "CrashLoopBackOff" in seen.rpartition("Events:")[2]
     before = {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in events(cluster)}
     with operator(server.kubeconfig, namespace, router.url):
-        cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"progressDeadline": "2h"}}})
+        cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"progressDeadlineSeconds": 7200}}})
         eventually(lambda: cluster.ready().get("observedGeneration") == 2)
         assert {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in events(cluster)} == before
 

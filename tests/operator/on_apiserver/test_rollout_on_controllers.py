@@ -68,7 +68,7 @@ def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
     monkeypatch.setattr(worker, "SETTLE", 1)
     controllers.make_node(controlled, "node1", gpus=2)
     cluster = Rolled(controlled, controllers.NAMESPACE)
-    spec = {"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"surgeTimeout": "2s"}}
+    spec = {"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"surgeTimeoutSeconds": 2}}
     with controllers.Kubelets(controlled, broken) as kubelets, operator(controlled.kubeconfig, controllers.NAMESPACE, router.url):
         controlled.create(cluster.path("inferenceservices"), manifest("qwen", controllers.NAMESPACE, **spec))
         eventually(lambda: cluster.settled(1))
@@ -76,7 +76,7 @@ def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
         kubelets.least_ready = None
         cluster.edit({"maxNumSeqs": 2})
         eventually(lambda: cluster.surge() == 0)
-        eventually(lambda: "no room for a surge worker in 2s: draining one first" in cluster.condition("Progressing")["message"])
+        eventually(lambda: "no room for a surge worker in 2 s: draining one first" in cluster.condition("Progressing")["message"])
         eventually(lambda: cluster.settled(2))
         assert kubelets.least_ready == 1, "one was drained, and never two"
 

@@ -106,15 +106,15 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
 
     def asleep() -> None:
         with operator(server.kubeconfig, namespace, zero.url):
-            cluster.create(scaling={"min": 0, "max": 4, "target": {"ttft": "2s"}, "idleAfter": "2s"})
+            cluster.create(scaling={"minReplicas": 0, "maxReplicas": 4, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 2})
             assert replicas(cluster) == 1, "the first worker shows that the service serves"
             cluster.play_controllers(workers_ready=False)  # else the operator's own completion is held, too
             cluster.play_kubelet("qwen-router-x", READY, "router")
             cluster.play_kubelet("qwen-worker-x", READY)  # before it is ready it is not taken away
             until_zero()
             scaling = cluster.get("inferenceservices", "qwen")["status"]["scaling"]
-            assert scaling["wanted"] == 0 and re.fullmatch(r"no request for \d+s: 1 -> 0", scaling["reason"]), scaling
-            assert eventually(lambda: events(cluster, "Scaled")) == [scaling["reason"]]
+            assert scaling["desiredReplicas"] == 0 and re.fullmatch(r"no request for \d+s: 1 -> 0", scaling["message"]), scaling
+            assert eventually(lambda: events(cluster, "Scaled")) == [scaling["message"]]
             eventually(lambda: cluster.get("inferenceservices", "qwen")["status"].get("index"))
             kept = [
                 cluster.get(*one)["metadata"]["resourceVersion"] for one in (("inferenceservices", "qwen"), ("deployments", "qwen-worker"))
@@ -190,7 +190,7 @@ def test_pods_are_told_their_worth_before_there_are_fewer_of_them(cluster: Clust
 
 def test_an_autoscaler_on_scale_is_not_fought(cluster: Cluster, server: apiserver.ApiServer) -> None:
     """What an HPA does: GET and PUT of /scale, by the selector and the counts that it finds there."""
-    cluster.create(scaling={"min": 1, "max": 6})
+    cluster.create(scaling={"minReplicas": 1, "maxReplicas": 6})
     cluster.play_controllers()
     path = cluster.path("inferenceservices", "qwen", "scale")
     before = len(server.writes("operator-a"))
@@ -218,12 +218,12 @@ def test_an_autoscaler_on_scale_is_not_fought(cluster: Cluster, server: apiserve
 
 
 def test_an_autoscaler_on_a_service_that_scales_itself_is_refused_in_words(cluster: Cluster) -> None:
-    cluster.create(scaling={"max": 6, "target": {"ttft": "2s"}})
+    cluster.create(scaling={"maxReplicas": 6, "target": {"ttftMilliseconds": 2000}})
     path = cluster.path("inferenceservices", "qwen", "scale")
     scale = cluster.server.get(path)
     scale["spec"]["replicas"] = 3
     code, answer = cluster.server.request("PUT", path, scale, SCALE)
-    assert code == 422 and "spec.replicas and spec.scaling.target decide the same" in json.dumps(answer)
+    assert code == 422 and "spec.replicas and spec.scaling.target both set" in json.dumps(answer)
 
 
 def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +231,16 @@ def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router:
     monkeypatch.setattr("fairlead_operator.scaling.decision.WINDOW", 0.5)
     busy = {"active": 9, "requests_per_second": 40.0, "prompt_tokens_per_second": 20_000.0, "prefill_rate": 6000.0}
     router.demand = page([worker("qwen-worker-a", backlog_tokens=50_000)], **busy)
-    cluster.create(scaling={"min": 1, "max": 4, "target": {"ttft": "2s"}, "scaleDownStabilization": "1s"})
+    cluster.create(
+        scaling={"minReplicas": 1, "maxReplicas": 4, "target": {"ttftMilliseconds": 2000}, "scaleDown": {"stabilizationWindowSeconds": 1}}
+    )
     cluster.play_controllers()
     cluster.play_kubelet("qwen-router-x", READY, "router")
     eventually(lambda: replicas(cluster) == 4)
     said = eventually(lambda: events(cluster, "Scaled"))
     assert len(said) == 1 and said[0].startswith("expected TTFT 8.4s over target 2s") and said[0].endswith(": 1 -> 4")
     assert cluster.get("inferenceservices", "qwen")["spec"]["replicas"] == 1, "nothing is stored on the service"
-    eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["scaling"] == {"wanted": 4, "reason": said[0]})
+    eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["scaling"] == {"desiredReplicas": 4, "message": said[0]})
     cluster.play_controllers()
     router.demand = None
     silent = router.demands
@@ -254,7 +256,7 @@ def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router:
 def test_a_manifest_edited_from_replicas_to_a_target_goes_on_from_the_size_that_it_has(cluster: Cluster, router: Router) -> None:
     cluster.create(replicas=3)
     eventually(lambda: replicas(cluster) == 3)
-    edited = manifest("qwen", cluster.namespace, scaling={"max": 8, "target": {"ttft": "2s"}})["spec"]
+    edited = manifest("qwen", cluster.namespace, scaling={"maxReplicas": 8, "target": {"ttftMilliseconds": 2000}})["spec"]
     cluster.patch("inferenceservices", "qwen", {"spec": {**edited, "replicas": None}})
     eventually(lambda: (cluster.get("inferenceservices", "qwen").get("status") or {}).get("scaling"))
     assert replicas(cluster) == 3

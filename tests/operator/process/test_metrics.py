@@ -65,11 +65,14 @@ def test_services_are_shown_as_their_status_says() -> None:
 
 def test_a_service_that_its_autoscaler_has_brought_to_zero_wants_no_worker() -> None:
     """spec.replicas says 1, its default: an alert of every service that is asleep."""
-    metrics, body = Metrics(), manifest("qwen", "ml", replicas=1, scaling={"min": 0, "max": 4, "target": {"ttft": "2s"}})
-    body["status"] = {"ready": "0/0", "replicas": 0, "readyReplicas": 0}
+    metrics, body = (
+        Metrics(),
+        manifest("qwen", "ml", replicas=1, scaling={"minReplicas": 0, "maxReplicas": 4, "target": {"ttftMilliseconds": 2000}}),
+    )
+    body["status"] = {"desiredReplicas": 0, "replicas": 0, "readyReplicas": 0}
     metrics.register_sources(lambda: True, lambda: 0.0, lambda: 1, lambda: [body])
     assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 0.0
-    body["status"]["ready"] = "1/3"
+    body["status"]["desiredReplicas"] = 3
     assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 3.0
 
 

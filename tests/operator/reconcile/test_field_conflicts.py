@@ -73,7 +73,12 @@ def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
     ("component", "manager", "spec", "words"),
     [
         ("worker", HPA, {}, "point it at the InferenceService: scaleTargetRef: {apiVersion: fairlead.dev/v1alpha1, kind: InferenceService"),
-        ("worker", HPA, {"scaling": {"max": 3, "target": {"ttft": "2s"}}}, "with spec.scaling.target the operator sizes this service"),
+        (
+            "worker",
+            HPA,
+            {"scaling": {"maxReplicas": 3, "target": {"ttftMilliseconds": 2000}}},
+            "with spec.scaling.target the operator sizes this service",
+        ),
         ("worker", "kubectl", {}, "kubectl scale inferenceservice qwen --replicas=N"),
         ("router", HPA, {}, "spec.routing.replicas says how many routers there are"),
     ],

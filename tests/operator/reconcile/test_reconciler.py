@@ -167,7 +167,7 @@ class Taking(Recording):
 
 
 def served_body() -> dict[str, Any]:
-    body = manifest(exposure={"gateway": {"name": "public", "backend": "EndpointPicker"}})
+    body = manifest(exposure={"gateway": {"parentRef": {"name": "public"}, "backend": "EndpointPicker"}})
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     return body
 

@@ -20,7 +20,7 @@ from fairlead_operator.observed import ObservedCanary
 from fairlead_operator.revisions import router_revision, worker_revision
 
 CANARY, CONFIG = ("Deployment", "qwen-worker-canary"), ("ConfigMap", "qwen-split")
-ASKED = {"weight": 20, "pause": "1m", "minRequests": 50}
+ASKED = {"trafficPercent": 20, "analysisSeconds": 60, "minRequests": 50}
 
 
 def side(requests: int, errors: int = 0, ttft: float = 0.1) -> Side:
@@ -38,7 +38,7 @@ class Trial(Cluster):
         self.error_rate, self.ttft, self.traffic = 0.0, 0.1, True
         self._told, self._since = ("", ""), 0.0
         self.operator.canary = self._seen
-        self.create(**{"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"canary": asked, "progressDeadline": "2m"}, **spec})
+        self.create(**{"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"canary": asked, "progressDeadlineSeconds": 120}, **spec})
 
     def restart_operator(self, **settings: Any) -> None:
         super().restart_operator(**settings)
@@ -162,7 +162,7 @@ def test_a_canary_that_fails_requests_is_rolled_back_at_once_and_that_is_remembe
     bad = cluster.api.objects[SERVICE]["status"]["canary"]["revision"]
     ready, degraded = cluster.condition("Ready"), cluster.condition("Degraded")
     assert (ready["status"], ready["reason"]) == ("False", "CanaryFailed") == (ready["status"], degraded["reason"])
-    assert "(30 %) failed, of the old revision 0 of" in ready["message"] and "maxErrorRate" in ready["message"]
+    assert "(30 %) failed, of the old revision 0 of" in ready["message"] and "maxErrorRateIncrease" in ready["message"]
     assert failure(cluster, bad) in ready["message"] and cluster.condition("Available")["status"] == "True"
     assert "annotations" not in cluster.api.objects[SERVICE]["metadata"]
     written = len(cluster.api.writes)
@@ -170,8 +170,8 @@ def test_a_canary_that_fails_requests_is_rolled_back_at_once_and_that_is_remembe
     cluster.run(120.0)
     assert cluster.api.writes[written:] == [], "and nothing more is done"
     cluster.error_rate = 0.0
-    assert "give spec.rollout.canary.retry another value" in ready["message"]
-    retry = {"canary": {**cluster.api.objects[SERVICE]["spec"]["rollout"]["canary"], "retry": "2026-01-01T00:00:00Z"}}
+    assert "give spec.rollout.canary.retryToken another value" in ready["message"]
+    retry = {"canary": {**cluster.api.objects[SERVICE]["spec"]["rollout"]["canary"], "retryToken": "2026-01-01T00:00:00Z"}}
     cluster.edit(rollout=retry)
     cluster.settle()
     assert cluster.running() == bad, "tried again, as the message says, and better"
@@ -184,7 +184,7 @@ def test_a_retry_that_fails_is_not_tried_again_until_the_value_changes_again() -
     cluster.edit(engine={"maxNumSeqs": 2})
     cluster.until("Failed")
     canary = cluster.api.objects[SERVICE]["spec"]["rollout"]["canary"]
-    cluster.edit(rollout={"canary": {**canary, "retry": "1"}})
+    cluster.edit(rollout={"canary": {**canary, "retryToken": "1"}})
     cluster.run(60.0, until=lambda: cluster.phase == "Starting")
     assert CANARY in cluster.api.objects, "it is tried once more"
     cluster.until("Failed")
@@ -192,7 +192,7 @@ def test_a_retry_that_fails_is_not_tried_again_until_the_value_changes_again() -
     cluster.restart_operator()
     cluster.run(120.0)
     assert cluster.api.writes[written:] == [] and cluster.running() == old
-    cluster.edit(rollout={"canary": {**canary, "retry": "2"}})
+    cluster.edit(rollout={"canary": {**canary, "retryToken": "2"}})
     cluster.run(60.0, until=lambda: cluster.phase == "Starting")
     assert CANARY in cluster.api.objects
 
@@ -222,7 +222,8 @@ def test_a_slow_canary_is_rolled_back_when_its_time_is_over() -> None:
     assert cluster.phase == "Judging"
     cluster.until("Failed")
     assert (
-        "p50 time to first token was" in cluster.condition("Ready")["message"] and "maxTtftRatio" in cluster.condition("Ready")["message"]
+        "p50 time to first token was" in cluster.condition("Ready")["message"]
+        and "maxTTFTIncrease" in cluster.condition("Ready")["message"]
     )
 
 
@@ -279,12 +280,12 @@ def test_a_canary_whose_pods_never_start_is_rolled_back_with_their_cause() -> No
     cluster.run(120.0, until=lambda: cluster.condition("Ready").get("reason") == "CrashLoopBackOff")
     assert cluster.condition("Degraded")["status"] == "True" and cluster.condition("Ready")["message"].startswith("canary: ")
     cluster.until("Failed")
-    assert "not ready within 2m" in cluster.condition("Ready")["message"] and "no such model" in cluster.condition("Ready")["message"]
+    assert "not ready within 120 s" in cluster.condition("Ready")["message"] and "no such model" in cluster.condition("Ready")["message"]
     assert cluster.stable() == before
 
 
 def test_by_hand_it_waits_until_it_is_named_and_only_that_revision_is_promoted() -> None:
-    cluster = begun(asked=ASKED | {"pause": "Manual"})
+    cluster = begun(asked=ASKED | {"promotion": "Manual"})
     old = cluster.running()
     cluster.edit(engine={"maxNumSeqs": 2})
     cluster.until("Paused")
@@ -292,7 +293,7 @@ def test_by_hand_it_waits_until_it_is_named_and_only_that_revision_is_promoted()
     assert cluster.phase == "Paused" and cluster.running() == old
     named = cluster.api.objects[SERVICE]["status"]["canary"]["revision"]
     assert named in cluster.condition("Ready")["message"]
-    cluster.edit(rollout={"canary": ASKED | {"pause": "Manual", "promote": named}})
+    cluster.edit(rollout={"canary": ASKED | {"promotion": "Manual", "promotedRevision": named}})
     cluster.settle()
     assert cluster.running() == named
     cluster.edit(engine={"maxNumSeqs": 3})
@@ -313,12 +314,12 @@ def test_without_requests_nothing_is_concluded_and_without_a_canary_in_the_spec_
 
 
 def test_another_weight_is_told_to_the_routers_and_restarts_nobody() -> None:
-    cluster = begun(asked=ASKED | {"pause": "1h"})
+    cluster = begun(asked=ASKED | {"analysisSeconds": 3600})
     cluster.edit(engine={"maxNumSeqs": 2})
     cluster.until("Judging")
     cluster.run(30.0)
     written, pods = len(cluster.api.writes), {body["metadata"]["name"] for body in cluster.api.of("Pod")}
-    cluster.edit(rollout={"canary": ASKED | {"pause": "1h", "weight": 50}})
+    cluster.edit(rollout={"canary": ASKED | {"analysisSeconds": 3600, "trafficPercent": 50}})
     cluster.run(60.0)
     assert cluster.split["weight"] == 50 and {body["metadata"]["name"] for body in cluster.api.of("Pod")} == pods
     assert {key for _, what, key in cluster.api.writes[written:] if what == "apply"} == {CONFIG}
@@ -350,7 +351,7 @@ def test_whatever_is_edited_it_converges_and_the_operator_may_end_whenever(seed:
         elif what == 2:
             cluster.edit(replicas=chance.randint(0, 3))
         elif what == 3:
-            cluster.edit(rollout={"canary": chance.choice([None, ASKED, ASKED | {"weight": 60, "replicas": 2}])})
+            cluster.edit(rollout={"canary": chance.choice([None, ASKED, ASKED | {"trafficPercent": 60, "replicas": 2}])})
         elif what == 4:
             cluster.restart_operator(worker_image=chance.choice(["worker:1", "worker:2"]))
         else:
@@ -369,15 +370,26 @@ def test_whatever_is_edited_it_converges_and_the_operator_may_end_whenever(seed:
 def test_what_routers_are_told_is_no_part_of_their_revision() -> None:
     plain = router_revision(service())
     one = router_revision(service(rollout={"canary": {}}))
-    assert one != plain and one == router_revision(service(rollout={"canary": {"weight": 50, "pause": "Manual", "replicas": 3}}))
-    assert worker_revision(service()) == worker_revision(service(rollout={"canary": {"weight": 50}}))
+    assert one != plain and one == router_revision(
+        service(rollout={"canary": {"trafficPercent": 50, "promotion": "Manual", "replicas": 3}})
+    )
+    assert worker_revision(service()) == worker_revision(service(rollout={"canary": {"trafficPercent": 50}}))
     made = {made["kind"]: made for made in router.objects(service(rollout={"canary": {}}), SETTINGS)}
     container = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert "--split-file=/etc/fairlead/split/split.json" in container["args"]
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"weight": 0}, {"weight": 100}, {"pause": "forever"}, {"maxErrorRate": 2}, {"maxTtftRatio": 0.5}, {"steps": []}]
+    "wrong",
+    [
+        {"trafficPercent": 0},
+        {"trafficPercent": 100},
+        {"analysisSeconds": "10m"},
+        {"promotion": "Forever"},
+        {"maxErrorRateIncrease": 0.01},
+        {"maxTTFTIncrease": "-1%"},
+        {"steps": []},
+    ],
 )
 def test_what_cannot_be_is_refused_with_its_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifest, match=next(iter(wrong))):

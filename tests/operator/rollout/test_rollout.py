@@ -79,8 +79,8 @@ def test_auto_surges_and_drains_when_the_surge_worker_has_waited() -> None:
     assert said(early)[2].startswith("surging; the surge worker waits for room; 1 of 2")
     assert said(early, "Degraded")[0] == "False" and said(early, "Ready")[1] == "RollingOut", "a wait that is meant to be is no fault"
     late = look(seen(pod("new", NEW, waits=30)))
-    assert bounds(late) == DRAIN and "no room for a surge worker in 30s: draining one first" in said(late)[2]
-    assert bounds(look(seen(pod("new", NEW, waits=30)), rollout={"surgeTimeout": "1m"})) == SURGE
+    assert bounds(late) == DRAIN and "no room for a surge worker in 30 s: draining one first" in said(late)[2]
+    assert bounds(look(seen(pod("new", NEW, waits=30)), rollout={"surgeTimeoutSeconds": 60})) == SURGE
     assert bounds(look(seen(pod("new", NEW)))) == SURGE, "it has a node and loads"
 
 

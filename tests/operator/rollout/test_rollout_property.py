@@ -20,7 +20,7 @@ from fairlead_operator.rollout import step, strategy
 
 SEEDS = int(os.environ.get("FAIRLEAD_ROLLOUT_SEEDS", "16"))  # more of them: a longer search
 QUIET = 300.0  # seconds in which nothing may be written any more
-ROLLOUT = {"progressDeadline": "2m", "drainTimeout": "60s"}
+ROLLOUT = {"progressDeadlineSeconds": 120, "drainTimeoutSeconds": 60}
 
 
 def revision(number: int, *, broken: bool = False) -> dict[str, object]:
@@ -141,7 +141,7 @@ def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def drains_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Rollout, "surge_seconds", property(lambda self: 0.0))
+    patch.setattr(Rollout, "surge_timeout_seconds", property(lambda self: 0), raising=False)
 
 
 def ignores_departures(patch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ UNSHRUNK = settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phas
 
 
 def scaling(**fields: Any) -> Scaling:
-    return Scaling.model_validate({"min": 1, "max": 64, "target": {"ttft": "2s"}, **fields})
+    return Scaling.model_validate({"minReplicas": 1, "maxReplicas": 64, "target": {"ttftMilliseconds": 2000}, **fields})
 
 
 def worker(name: str = "w0", **fields: Any) -> dict[str, Any]:
@@ -177,14 +177,14 @@ def test_the_reason_says_what_was_seen_and_what_is_done() -> None:
     assert decide(scaling(), 2, recommendations[:3]).wanted == 2, "not before a whole window has shown it"
     decision = decide(scaling(), 2, recommendations)
     assert decision.wanted == 5 and decision.reason == "expected TTFT 2.8s over target 2s: 2 -> 5"
-    bounded = decide(scaling(max=3), 2, recommendations)
+    bounded = decide(scaling(maxReplicas=3), 2, recommendations)
     assert bounded.wanted == 3 and "(spec.scaling allows 1 to 3): 2 -> 3" in bounded.reason
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=200, max_size=200), st.integers(2, 9))
 @UNSHRUNK
 def test_a_router_that_does_not_answer_never_scales_down(heard: list[tuple[bool, bool]], size: int) -> None:
-    model = Model(scaling(min=0, idleAfter="60s"), 1000.0, 10, wanted=size, ready_at=[0] * size)
+    model = Model(scaling(minReplicas=0, idleTimeoutSeconds=60), 1000.0, 10, wanted=size, ready_at=[0] * size)
     complete_since = 0
     for answers in heard:
         model.now += LOOK
@@ -199,7 +199,7 @@ def test_a_router_that_does_not_answer_never_scales_down(heard: list[tuple[bool,
 
 
 def test_to_zero_after_idle_and_back_with_the_first_request() -> None:
-    model = Model(scaling(min=0, idleAfter="2m"), 1000.0, 30)
+    model = Model(scaling(minReplicas=0, idleTimeoutSeconds=120), 1000.0, 30)
     for _ in range(100):
         model.second(300.0)
     for _ in range(130):
@@ -215,7 +215,7 @@ def test_to_zero_after_idle_and_back_with_the_first_request() -> None:
 
 def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before_it_has_served() -> None:
     nobody = Demand.of(reports(page(idle_seconds=900.0)))
-    bounds = scaling(min=0, idleAfter="10m")
+    bounds = scaling(minReplicas=0, idleTimeoutSeconds=600)
 
     def size(serving_since: float) -> int:
         ready = int(serving_since < math.inf)
@@ -226,7 +226,7 @@ def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before
 
 
 def test_a_burst_at_zero_brings_all_that_it_needs_at_once() -> None:
-    model = Model(scaling(min=0), 1000.0, 60, wanted=0, ready_at=[])
+    model = Model(scaling(minReplicas=0), 1000.0, 60, wanted=0, ready_at=[])
     model.second(60_000.0)  # the work of four workers for the routers' window: at the load that 2 s allow, of six
     assert model.wanted == 6, model.reasons
     for _ in range(900):
@@ -272,7 +272,7 @@ def test_a_restarted_operator_holds_the_size_until_it_has_seen_enough() -> None:
     assert decide(scaling(), 6, ()).wanted == 6 and decide(scaling(), 6, quiet).wanted == 6
     later = [*quiet, *(replace(quiet[-1], at=float(at)) for at in range(290, 305, 5))]
     assert decide(scaling(), 6, later).wanted == 1
-    assert decide(scaling(), None, ()).wanted == 1 and decide(scaling(min=3), None, ()).wanted == 3
+    assert decide(scaling(), None, ()).wanted == 1 and decide(scaling(minReplicas=3), None, ()).wanted == 3
 
 
 needs_of = st.builds(
@@ -285,16 +285,16 @@ needs_of = st.builds(
 )
 
 
-@given(st.lists(needs_of, max_size=12), st.integers(0, 12), st.integers(0, 4), st.integers(1, 9), st.sampled_from(["1s", "30s"]))
+@given(st.lists(needs_of, max_size=12), st.integers(0, 12), st.integers(0, 4), st.integers(1, 9), st.sampled_from([1, 30]))
 @settings(deadline=None)
 def test_a_decision_is_within_bounds_and_the_same_needs_do_not_change_it_again(
-    seen: list[Recommendation], current: int, least: int, more: int, stable: str
+    seen: list[Recommendation], current: int, least: int, more: int, stable: int
 ) -> None:
-    fields: dict[str, Any] = {"min": least, "max": least + more, "scaleDownStabilization": stable}
-    bounds = scaling(**fields, **({} if least else {"idleAfter": "20s"}))
+    fields: dict[str, Any] = {"minReplicas": least, "maxReplicas": least + more, "scaleDown": {"stabilizationWindowSeconds": stable}}
+    bounds = scaling(**fields, **({} if least else {"idleTimeoutSeconds": 20}))
     recommendations = [replace(one, at=5.0 * number) for number, one in enumerate(seen)]
     first = decide(bounds, current, recommendations)
-    assert bounds.min <= first.wanted <= bounds.max and bool(first.reason) == (first.wanted != current)
+    assert bounds.min_replicas <= first.wanted <= bounds.max_replicas and bool(first.reason) == (first.wanted != current)
     again = decide(bounds, first.wanted, recommendations)
     assert again == type(again)(first.wanted), f"{current} -> {first} -> {again}"
 
@@ -317,22 +317,22 @@ def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> No
 
 
 def test_only_routers_of_services_that_go_to_zero_are_told_so() -> None:
-    target = {"max": 3, "target": {"ttft": "2s"}}
-    plain, sized, zero = service(), service(scaling=target), service(scaling={**target, "min": 0})
-    assert router_revision(plain) == router_revision(sized) == router_revision(service(scaling={"min": 0, "max": 3}))
+    target = {"maxReplicas": 3, "target": {"ttftMilliseconds": 2000}}
+    plain, sized, zero = service(), service(scaling=target), service(scaling={**target, "minReplicas": 0})
+    assert router_revision(plain) == router_revision(sized) == router_revision(service(scaling={"minReplicas": 0, "maxReplicas": 3}))
     assert router_revision(zero) != router_revision(plain) and worker_revision(zero) == worker_revision(plain)
     assert read_config(router.arguments(zero, SETTINGS)).ready_without_workers
     assert not read_config(router.arguments(sized, SETTINGS)).ready_without_workers
 
 
 def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
-    one = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}})
+    one = service(scaling={"minReplicas": 0, "maxReplicas": 5, "target": {"ttftMilliseconds": 2000}})
     seen = Observed({"worker": deployment("worker", 4), "router": deployment("router", 2)})
 
     def size(plan: Desired) -> tuple[int, str]:
         (made,) = [body for body in plan.objects if body["kind"] == "Deployment" and body["metadata"]["name"] == "qwen-worker"]
-        assert plan.status.scaling is not None and plan.status.scaling.wanted == made["spec"]["replicas"]
-        return made["spec"]["replicas"], plan.status.scaling.reason
+        assert plan.status.scaling is not None and plan.status.scaling.desired_replicas == made["spec"]["replicas"]
+        return made["spec"]["replicas"], plan.status.scaling.message
 
     assert size(desired(one, Observed(), SETTINGS, NOW)) == (1, "first worker")
     assert size(desired(one, seen, SETTINGS, NOW)) == (4, "")
@@ -345,7 +345,7 @@ def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
     said = {one.type: (one.status, one.reason) for one in after.status.conditions}
     assert said["Ready"] == said["Available"] == ("False", "ScaledToZero") and said["Routable"][0] == "True"
     status = after.status.model_dump(mode="json", by_alias=True)
-    restarted = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}}, status=status)
+    restarted = service(scaling={"minReplicas": 0, "maxReplicas": 5, "target": {"ttftMilliseconds": 2000}}, status=status)
     assert size(desired(restarted, replace(applied, recommendations=(), decision=None), SETTINGS, NOW)) == (
         0,
         "no request for 601s: 4 -> 0",
@@ -353,7 +353,7 @@ def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
 
 
 def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
-    one = service(scaling={"max": 5, "target": {"ttft": "2s"}})
+    one = service(scaling={"maxReplicas": 5, "target": {"ttftMilliseconds": 2000}})
     loading = pod("qwen-worker-1", containerStatuses=[container({"running": {}}, started=False)])
     loading["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     ready = pod("qwen-worker-2", conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:30Z"}])

@@ -14,7 +14,7 @@ from tests.operator.simulated.operator import Operator
 SERVICE, WORKER = ("InferenceService", "qwen"), ("Deployment", "qwen-worker")
 LAG = 3.0  # seconds: what the operator believes of nodes may be as old as this
 TICK = 1.0
-SURGE_TIMEOUT = 30.0  # the default of spec.rollout.surgeTimeout
+SURGE_TIMEOUT = 30.0  # the default of spec.rollout.surgeTimeoutSeconds
 
 
 class Broken(AssertionError):

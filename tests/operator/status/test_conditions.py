@@ -175,8 +175,9 @@ def test_an_idle_service_writes_no_traffic_and_one_without_workers_has_none() ->
 
 
 def status_of(*conditions: tuple[str, str, str, str]) -> ServiceStatus:
-    items = [dict(zip(("type", "status", "reason", "message"), one, strict=True)) for one in conditions]
-    return ServiceStatus.model_validate({"conditions": items})
+    since = "2026-01-01T00:00:00Z"
+    made = [dict(zip(("type", "status", "reason", "message"), one, strict=True)) | {"lastTransitionTime": since} for one in conditions]
+    return ServiceStatus.model_validate({"conditions": made})
 
 
 def test_an_event_for_each_change_of_truth_or_reason_and_of_a_faults_words() -> None:

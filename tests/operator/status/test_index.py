@@ -38,8 +38,8 @@ def condition(plan: Desired, kind: str) -> tuple[str, str]:
 
 def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> None:
     lost = look(AWAY, look(ObservedIndex("Ok", read="Mirror")), 10)
-    assert lost.status.index is not None and lost.status.index.state == "Unavailable" and "Secret" in lost.status.index.reason
-    assert lost.status.index.since == "2026-01-01T12:00:10Z" and lost.wake_at == NOW.timestamp() + 130
+    assert lost.status.index is not None and lost.status.index.state == "Unavailable" and "Secret" in lost.status.index.message
+    assert lost.status.index.last_transition_time == "2026-01-01T12:00:10Z" and lost.wake_at == NOW.timestamp() + 130
     assert condition(lost, "Degraded") == ("False", "AsExpected")
     later = look(AWAY, lost, 130)
     assert condition(later, "Degraded") == ("True", "IndexUnavailable") and condition(later, "Ready") == ("True", "Serving")
@@ -61,11 +61,11 @@ def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
         status = before.status.model_dump(by_alias=True, mode="json") if before else None
         index = desired(service(status=status), observed, SETTINGS, NOW).status.index
         assert index is not None
-        return index.credentials, index.credentials_reason
+        return index.credentials, index.credentials_message
 
     assert credentials(ObservedRedis("PerService")) == ("PerService", "")
     assert credentials(ObservedRedis("Shared", "NOPERM")) == ("Shared", "NOPERM")
-    assert credentials(ObservedRedis("")) == credentials(None) == ("", "")
+    assert credentials(ObservedRedis("")) == credentials(None) == (None, "")
     observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), redis=ObservedRedis("Shared", "NOPERM"))
     shared = desired(service(status=look(ObservedIndex("Ok")).status.model_dump(by_alias=True, mode="json")), observed, SETTINGS, NOW)
     assert shared.status.index is not None and shared.status.index.credentials == "Shared", "before a router was asked"

@@ -52,7 +52,18 @@ def test_what_serves_is_available_while_the_edit_waits() -> None:
         "Degraded": ("True", "InvalidSpec"),
     }
     assert after.observed_generation == 2
-    said_of_both = ("url", "model", "selector", "revision", "ready", "replicas", "ready_replicas", "updated_replicas", "index", "traffic")
+    said_of_both = (
+        "url",
+        "model_name",
+        "selector",
+        "revision",
+        "desired_replicas",
+        "replicas",
+        "ready_replicas",
+        "updated_replicas",
+        "index",
+        "traffic",
+    )
     assert {name: getattr(after, name) for name in said_of_both} == {name: getattr(before, name) for name in said_of_both}
     kept, new = find(before.conditions, "PodTemplateValid"), find(after.conditions, "PodTemplateValid")
     assert kept == new, "said of the generation whose pods run"
@@ -70,7 +81,7 @@ def test_what_happens_to_the_workers_meanwhile_is_told() -> None:
     told = conditions(after)
     assert told["Ready"] == ("False", "InvalidSpec") and told["Available"] == ("False", "NoWorker")
     assert told["Degraded"][1] in ("CrashLoopBackOff", "Crashed"), "Ready says what is wrong with the spec, Degraded what runs badly"
-    assert told["WeightsReady"][0] == "False" and after.ready == "0/2" and after.ready_replicas == 0
+    assert told["WeightsReady"][0] == "False" and after.desired_replicas == 2 and after.ready_replicas == 0
     assert after.index is not None and after.index.state == "Unavailable"
     assert after.traffic is not None and after.traffic.tokens_per_second == 0
     rolling = Observed({"worker": deployment("worker", 2, updated=1) | {}, "router": deployment("router", 2)})
@@ -80,7 +91,7 @@ def test_what_happens_to_the_workers_meanwhile_is_told() -> None:
 
 def test_of_a_service_of_which_nothing_was_made_only_the_fault_is_told() -> None:
     after = edited(Observed(), before=ServiceStatus())
-    assert conditions(after) == {"Ready": ("False", "InvalidSpec"), "Degraded": ("True", "InvalidSpec")} and after.ready == ""
+    assert conditions(after) == {"Ready": ("False", "InvalidSpec"), "Degraded": ("True", "InvalidSpec")} and after.desired_replicas == 0
 
 
 def test_a_route_and_groups_are_read_as_they_are() -> None:
@@ -101,7 +112,7 @@ def test_a_route_and_groups_are_read_as_they_are() -> None:
         "spec": {"replicas": 2, "leaderWorkerTemplate": {"leaderTemplate": template}},
     }
     after = edited(Observed({"router": deployment("router", 2)}, leaders, optional_objects={"LeaderWorkerSet": groups}))
-    assert conditions(after)["Available"] == ("True", "Serving") and after.ready == "2/2"
+    assert conditions(after)["Available"] == ("True", "Serving") and (after.ready_replicas, after.desired_replicas) == (2, 2)
 
 
 def child(body: dict[str, Any], kind: str, name: str, version: int) -> dict[str, Any]:
@@ -118,7 +129,7 @@ async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
             assert address == "10.0.0.9:8082"
             return {"index": "ok", "index_read": "mirror", "workers": []}
 
-    body = manifest(engine={"dtype": "int3"})
+    body = manifest(engine={"dtype": "Int3"})
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 2}
     body["status"] = served().model_dump(by_alias=True, mode="json") | {"index": None}
     cache.put(body)
@@ -136,13 +147,21 @@ async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
 
     try:
         await loop.reconcile()
-        assert told()["Ready"] == "InvalidSpec" and told()["Available"] == "Serving" and cluster.status["ready"] == "2/2"
+        assert (
+            told()["Ready"] == "InvalidSpec"
+            and told()["Available"] == "Serving"
+            and (cluster.status["readyReplicas"], cluster.status["desiredReplicas"]) == (2, 2)
+        )
         assert [event[:2] for event in events] == [("Warning", "InvalidSpec")] and "spec.engine.dtype" in events[0][2]
         await asyncio.wait_for(loop._wake_event.wait(), 10)  # the router has told of the index
         cache.put(cache.service(OWNER) | {"status": cluster.status, "metadata": {**body["metadata"], "resourceVersion": "7"}})
         cache.put(child(deployment("worker", 2, ready=0), "Deployment", "qwen-worker", 8))
         await loop.reconcile()
-        assert told()["Available"] == "NoWorker" and cluster.status["ready"] == "0/2" and cluster.status["index"]["state"] == "Ok"
+        assert (
+            told()["Available"] == "NoWorker"
+            and (cluster.status["readyReplicas"], cluster.status["desiredReplicas"]) == (0, 2)
+            and cluster.status["index"]["state"] == "Ok"
+        )
         assert len(events) == 1, "the fault was said"
         assert cluster.asked == 0, "no child was looked at, made or taken away"
     finally:

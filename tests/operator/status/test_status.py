@@ -165,7 +165,7 @@ def test_pods_of_the_wanted_revision_speak_first_and_those_that_go_are_silent() 
 
 def test_scaled_to_zero_says_so() -> None:
     plan = look(Observed({**SERVING, "worker": deployment("worker", 0)}), replicas=0)
-    assert ready(plan) == ("False", "ScaledToZero") and plan.status.ready == "0/0" and not plan.probe_due
+    assert ready(plan) == ("False", "ScaledToZero") and plan.status.desired_replicas == 0 and not plan.probe_due
 
 
 def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> None:
@@ -175,7 +175,11 @@ def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> 
 
 
 @pytest.mark.parametrize(
-    ("of", "field"), [({"replicas": 3}, "spec.replicas"), ({"scaling": {"max": 5, "target": {"ttft": "2s"}}}, "spec.scaling.max")]
+    ("of", "field"),
+    [
+        ({"replicas": 3}, "spec.replicas"),
+        ({"scaling": {"maxReplicas": 5, "target": {"ttftMilliseconds": 2000}}}, "spec.scaling.maxReplicas"),
+    ],
 )
 def test_where_more_workers_were_asked_for_than_fit_the_advice_is_no_way_back(of: dict[str, Any], field: str) -> None:
     """Nothing was edited: there is only the present revision."""
