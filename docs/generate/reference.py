@@ -157,10 +157,10 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
     ready = Ready(max_model_len=64, page_size=16, pages=8, model_digest="d", vocabulary_size=10)
     engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0), ready=ready), serving=True)
     router = RouterMetrics(WorkerTable())
-    router.tenants(lambda: [("a", 1, 2)])
+    router.watch_tenants(lambda: [("a", 1, 2)])
     router.watch_token_cache(TokenCache(1 << 20))
     operator = OperatorMetrics()
-    operator.watch(lambda: True, lambda: 0.0, lambda: 0, list)
+    operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
     yield "Router", router.registry
     yield "Worker", WorkerMetrics(engine, "m").registry
     yield "Operator", operator.registry

@@ -133,7 +133,7 @@ async def test_a_stream_says_its_usage_where_the_router_asks(deployment: Endpoin
         for path, body in asked.items():
             meter = UsageMeter(0)
             meter.feed((await client.post(path, json=body | {"stream": True})).content)
-            assert meter.known and meter.output == 5 and meter.prompt > 5
+            assert meter.is_exact and meter.output == 5 and meter.prompt > 5
 
 
 async def test_a_forced_tool_is_used(claude: Any) -> None:

@@ -79,7 +79,7 @@ async def test_a_long_answer_is_not_a_slow_request(fleet: Fleet) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(HEAD + b'content-length: 15\r\n\r\n{"prompt": "x"}' + HEAD)
     await eventually(lambda: any(one.unanswered for one in router.table), "it is asked")
-    router.server._guard.look(monotonic() + 100)  # as if so much time had gone
+    router.server._guard.close_overdue(monotonic() + 100)  # as if so much time had gone
     gate.set()
     assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
     writer.close()

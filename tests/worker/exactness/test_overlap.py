@@ -135,7 +135,7 @@ def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **s
             if answer is not None:
                 outputs.setdefault(answer.id, []).append(answer)
         overlap.step()
-    overlap.settle()
+    overlap.reconcile()
     assert launches > 10
     assert cache.available == pages
     return collect(outputs)
