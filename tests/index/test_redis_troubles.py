@@ -221,7 +221,7 @@ async def test_a_full_redis_keeps_leases_and_takes_removals(
         await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK, "b:1": 4 * BLOCK}))
     assert a.stats.joins == 1 and not a.stats.full and a.stats.errors == 0
     said = [record.getMessage() for record in caplog.records]
-    assert [sum(part in line for line in said) for part in ("redis is full", "room again")] == [2, 2]  # once for each worker
+    assert [sum(part in line for line in said) for part in ("redis is full", "memory again")] == [2, 2]  # once for each worker
     await asyncio.gather(a.leave(), b.leave(), reader.close())
 
 
@@ -297,8 +297,8 @@ async def test_a_key_that_somebody_overwrote_is_said_once_and_deleting_it_heals(
             client.delete(key)
         await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
-    assert sum("delete all that begin with " + prefix in line for line in said) == 1, said
-    assert sum("cache again" in line for line in said) == 1, said
+    assert sum("delete all keys that begin with " + prefix in line for line in said) == 1, said
+    assert sum("blocks again" in line for line in said) == 1, said
     await asyncio.gather(a.leave(), reader.close())
 
 

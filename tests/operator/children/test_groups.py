@@ -217,7 +217,7 @@ def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
 def test_a_controller_that_does_nothing_is_named() -> None:
     one = service(engine=ENGINE)
     status, reason, message = condition(look(one, body=live(one, written=90)), "Ready")
-    assert (status, reason) == ("False", "ControllerSilent") and "LeaderWorkerSet qwen-worker: no pod was made for 60 s" in message
+    assert (status, reason) == ("False", "ControllerSilent") and "LeaderWorkerSet qwen-worker: no pod was created for 60 s" in message
     assert "LeaderWorkerSet's own controller" in message
 
 
@@ -260,5 +260,5 @@ def test_kubectl_fairlead_shows_the_set_and_its_followers() -> None:
 
 
 def test_local_mode_has_one_machine() -> None:
-    with pytest.raises(UserError, match=r"spec\.engine\.nodes is above 1, and here is one machine"):
+    with pytest.raises(UserError, match=r"spec\.engine\.nodes is above 1, but local mode has one machine"):
         workloads([wanted(service(engine=ENGINE))], service="qwen", router_port=0)

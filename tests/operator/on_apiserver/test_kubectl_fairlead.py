@@ -66,7 +66,7 @@ def waiting_pod(cluster: Cluster, name: str, gpus: int = 1) -> None:
 def test_the_table_shows_services_pods_and_why(cluster: Cluster, shell: Shell) -> None:
     assert shell("status", "-n", cluster.namespace)[:2] == (
         1,
-        f"no InferenceServices in namespace {cluster.namespace}. See examples/ for a first one. ",
+        f"no InferenceServices in namespace {cluster.namespace}. examples/ has manifests to start with. ",
     )
     cluster.create()
     cluster.play_controllers(workers_ready=False)
@@ -148,7 +148,7 @@ def test_explain_of_a_service_that_is_well_and_of_one_that_nobody_has_seen(clust
     cluster.play_controllers()
     eventually(lambda: cluster.ready().get("status") == "True")
     code, out, _ = shell("explain", "qwen", "-n", cluster.namespace)
-    assert code == 0 and "is ready" in out and "✓ Ready True" in out and "Nothing: it serves" in out
+    assert code == 0 and "is ready" in out and "✓ Ready True" in out and "Nothing: the service is ready" in out
     other = f"{cluster.namespace}-unwatched"
     cluster.server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
     cluster.server.create(f"/apis/fairlead.dev/v1alpha1/namespaces/{other}/inferenceservices", manifest("qwen", other))
@@ -231,7 +231,7 @@ def test_what_one_may_not_is_named_and_the_rest_is_shown(cluster: Cluster, shell
     code, out, _ = shell("status", "--kubeconfig", config)
     assert code == 0 and "qwen 1/1 Serving" in out and "you may not list pods" in out
     code, out, _ = shell("explain", "qwen", "--kubeconfig", config)
-    assert code == 0 and "list pods: you may not; ask for that verb" in out and "you may not get secrets" in out
+    assert code == 0 and "list pods: not permitted; ask" in out and "get secrets" in out
     code, _, err = shell("status", "-A", "--kubeconfig", config)
     assert code == 2 and "you may not list inferenceservices.fairlead.dev in all namespaces (or name one with -n)" in err
 
@@ -242,14 +242,14 @@ def test_errors_say_what_is_missing(
     config = json.loads(server.kubeconfig.read_text())
     config["users"][0]["user"]["token"] = "wrong"
     (tmp_path / "wrong").write_text(json.dumps(config))
-    assert "does not accept the credentials of context test" in shell("status", "--kubeconfig", str(tmp_path / "wrong"))[2]
+    assert "rejects the credentials of context test" in shell("status", "--kubeconfig", str(tmp_path / "wrong"))[2]
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     (tmp_path / "away").write_text(json.dumps(config))
     code, _, err = shell("status", "--kubeconfig", str(tmp_path / "away"))
     assert code == 2 and "127.0.0.1:9 cannot be reached" in err and "\n" not in err.strip()
     code, _, err = shell("explain", "x", "--context", "nowhere", "--kubeconfig", str(server.kubeconfig))
     assert code == 2 and "nowhere" in err
-    assert "give one of the two" in shell("status", "--url", "http://x", "-n", "y", of=fairlead)[2]
+    assert "give only one of them" in shell("status", "--url", "http://x", "-n", "y", of=fairlead)[2]
     assert "give -n NAMESPACE" in shell("status", "qwen", "-A", "--kubeconfig", str(server.kubeconfig))[2]
     monkeypatch.setattr(api, "SERVICES", "/apis/fairlead.dev/v1alpha0")
     code, _, err = shell("status", "-n", namespace, "--kubeconfig", str(server.kubeconfig))

@@ -186,7 +186,7 @@ FOURS = Groups(inputs=frozenset({32}))
         ("weight_zero_point", [3, 4], "I32", Cut(0, 12, 24, 24), r"32-bit words of numbers of 4 bits, and .* \(outputs 12 to 24 of 24\)"),
         ("weight_scale", [64, 3], "F32", Cut(1, 0, 48, 120), r"3 entries for 120 inputs, which are of no size .* \(32\)"),
         ("weight_g_idx", [96], "I32", Cut(1, 0, 48, 96), "act-order"),
-        ("weight_twist", [96], "F32", Cut(1, 0, 48, 96), "how it is divided is not known"),
+        ("weight_twist", [96], "F32", Cut(1, 0, 48, 96), "its own division is unknown"),
     ],
 )
 def test_what_has_no_part_is_refused_with_its_numbers(key: str, shape: list[int], kind: str, cut: Cut, cause: str) -> None:

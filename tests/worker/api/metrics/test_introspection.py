@@ -74,7 +74,7 @@ def test_times_and_steps_are_in_the_metrics(shared: WorkerProcess) -> None:
     counts = [float(value) for value in re.findall(r"^fairlead_step_seconds_count\{.*\} (\S+)$", text, re.M)]
     assert len(counts) == 3 and sum(counts) >= steps + 5
     assert shared.metric("fairlead_decode_stall_seconds_total") >= 0
-    assert shared.metric("fairlead_retraction_recomputed_tokens_total") == 0
+    assert shared.metric("fairlead_preemption_recomputed_tokens_total") == 0
 
 
 def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

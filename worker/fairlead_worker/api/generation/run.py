@@ -90,7 +90,7 @@ class GenerationRun:
             "ttft_ms": _ms(None if first is None else first - self.start_time),
             "stall_ms": _ms(self._stall),
             "e2e_ms": _ms(time.monotonic() - self.start_time),
-            "retractions": sum(timing.preemptions for timing in timings),
+            "preemptions": sum(timing.preemptions for timing in timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())
 

@@ -132,7 +132,7 @@ class _EngineCollector(Collector):
             ("generation_tokens", "Tokens generated.", load.output_tokens),
             ("num_preemptions", "Requests that were preempted and recomputed.", load.preemptions),
             (
-                "retraction_recomputed_tokens",
+                "preemption_recomputed_tokens",
                 "Tokens computed again because their request was preempted, less what was still cached.",
                 load.preemption_recomputed_tokens,
             ),

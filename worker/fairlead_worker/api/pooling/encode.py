@@ -165,7 +165,7 @@ class _Run:
             "queue_ms": _ms([timing.queue_seconds for timing in self.timings]),
             "prefill_ms": _ms([timing.prefill_seconds for timing in self.timings]),
             "e2e_ms": _ms([time.monotonic() - self.start_time]),
-            "retractions": sum(timing.preemptions for timing in self.timings),
+            "preemptions": sum(timing.preemptions for timing in self.timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())
 
