@@ -1,6 +1,6 @@
 """Packing: a step plan as packed tensors. Array operations cover all rows; Python only collects what each row holds.
 
-`python bench/packing.py` measures the cost for 256 decodes.
+`python -m bench engine/step_packing` measures the cost for 256 decodes.
 """
 
 from array import array

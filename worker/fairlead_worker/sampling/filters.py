@@ -15,7 +15,7 @@ from fairlead_worker.messages import Sampling
 
 NARROW, WIDE = 64, 1024
 """Number of largest logits to sort, for rows with top_k up to NARROW and for others. Finding 1,024 takes a tenth of a full sort
-(bench/sampling.py)."""
+(`python -m bench engine/sampling`)."""
 
 
 @dataclass(frozen=True, slots=True)
