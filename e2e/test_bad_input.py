@@ -51,7 +51,10 @@ def test_a_model_that_cannot_load_is_told_with_its_cause(broken: Service) -> Non
 
     eventually(told, 60, "Ready=False with the path that is not there")
     listing = broken.system.cluster.kubectl("get", "infer", broken.name, "-n", broken.system.models).stdout
-    assert "0/1" in listing
+    header, row = (line.split() for line in listing.strip().splitlines())
+    assert dict(zip(header, row, strict=True)) | {"DESIRED": "1", "READY": "0", "REASON": "ModelNotFound"} == dict(
+        zip(header, row, strict=True)
+    )
 
 
 def test_a_pod_that_fits_nowhere_says_so(broken: Service) -> None:

@@ -6,7 +6,7 @@ from e2e.system import System
 def test_helm_test_proves_a_service_and_clears_up(installed: System) -> None:
     done = installed.cluster.helm("test", "fairlead", "-n", installed.namespace, "--logs", "--timeout", "400s", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the second found the first one's KV" in done.stdout + done.stderr
+    assert "the second hit the cache of the first" in done.stdout + done.stderr
     selector = "app.kubernetes.io/component=test"
     left = installed.get("inferenceservices.fairlead.dev,pods", "-l", selector, namespace=installed.namespace)["items"]
     assert [entry["metadata"]["name"] for entry in left if "deletionTimestamp" not in entry["metadata"]] == []

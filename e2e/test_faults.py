@@ -97,7 +97,7 @@ def test_a_lost_index_shows_in_the_status_and_nothing_else_does(service: Service
     service.system.cluster.kubectl(*redis, "--replicas=0")
     try:
         eventually(lambda: index() == "Unavailable", 60, "the loss in the status, told by a router that nobody asks anything")
-        assert service.condition("Ready")["status"] == "True" and service.status()["index"]["reason"]
+        assert service.condition("Ready")["status"] == "True" and service.status()["index"]["message"]
     finally:
         service.system.cluster.kubectl(*redis, "--replicas=1")
     eventually(lambda: index() == "Ok", 60, "the index is back in the status")

@@ -23,9 +23,10 @@ def test_six_lines_become_ready_with_an_honest_status(service: Service) -> None:
     status = service.ready(replicas=1, seconds=300)
     assert status["url"] == service.url
     listing = service.system.cluster.kubectl("get", "infer", "-n", service.system.models).stdout
-    header, row = listing.strip().splitlines()
-    assert header.split() == ["NAME", "MODEL", "READY", "REASON", "URL", "AGE"]
-    assert "tiny" in row and "1/1" in row and service.url in row
+    header, row = (line.split() for line in listing.strip().splitlines())
+    assert header == ["NAME", "MODEL", "DESIRED", "READY", "REASON", "URL", "AGE"]
+    columns = dict(zip(header, row, strict=False))
+    assert (columns["NAME"], columns["DESIRED"], columns["READY"]) == ("tiny", "1", "1") and service.url in row
 
 
 def test_the_openai_client_streams_a_chat_and_the_same_prefix_returns_to_its_pod(service: Service) -> None:
