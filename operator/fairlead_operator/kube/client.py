@@ -96,7 +96,7 @@ class Cluster:
         while True:
             query = [("limit", str(PAGE)), *_selector(labelled), *([("continue", more)] if more else [])]
             page = await self._request("GET", kind.path(namespace), query)
-            yield [_with_type(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
+            yield [with_type(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
             more = page["metadata"].get("continue") or ""
             if not more:
                 return
@@ -130,7 +130,7 @@ class Cluster:
                     event = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
                         raise ApiError(int(event["object"].get("code") or 500), str(event["object"].get("message")))
-                    yield event["type"], _with_type(kind, event["object"])
+                    yield event["type"], with_type(kind, event["object"])
         finally:
             response.close()
 
@@ -240,7 +240,7 @@ def _selector(labelled: bool) -> list[tuple[str, str]]:
     return [("labelSelector", f"{MANAGED_BY}=fairlead")] if labelled else []
 
 
-def _with_type(kind: Kind, item: Mapping[str, Any]) -> Body:
+def with_type(kind: Kind, item: Mapping[str, Any]) -> Body:
     """Add apiVersion and kind, which the items of a list lack."""
     return {**item, "apiVersion": kind.api_version, "kind": kind.kind}
 

@@ -11,7 +11,8 @@ from typing import Any
 import kopf
 
 from fairlead_operator.kube.cache import Cache
-from fairlead_operator.kube.kinds import SERVICES, Kind
+from fairlead_operator.kube.client import with_type
+from fairlead_operator.kube.kinds import SERVICES
 from fairlead_operator.names import FIELD_MANAGER
 
 log = logging.getLogger(__name__)
@@ -72,15 +73,10 @@ def _login(**kwargs: Any) -> Any:
 
 def _watch_services(made: kopf.OperatorRegistry, cache: Cache) -> None:
     async def changed(event: kopf.RawEvent, **_: Any) -> None:
-        body = _whole(SERVICES, event["object"])
+        body = with_type(SERVICES, event["object"])
         if event["type"] == "DELETED":
             cache.remove(body)
         else:
             cache.put(body)
 
     kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=made)(changed)
-
-
-def _whole(kind: Kind, body: Any) -> dict[str, Any]:
-    """Add apiVersion and kind, which the items of a list lack."""
-    return {**body, "apiVersion": kind.api_version, "kind": kind.kind}

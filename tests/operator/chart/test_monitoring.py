@@ -4,42 +4,21 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import promql_parser
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
+from docs.generate.reference import registries
 from tests.operator.charts import CHART, PROMETHEUS, template
-
-from fairlead_common.prompts.token_cache import TokenCache
-from fairlead_operator.process.metrics import Metrics as OperatorMetrics
-from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.metrics import Metrics as RouterMetrics
-from fairlead_worker.api.engine.start_up import StartUp
-from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
-from fairlead_worker.messages import Load, Ready
 
 ROOT = Path(__file__).parents[3]
 ON = (*PROMETHEUS, "--set=monitoring.podMonitors=true", "--set=monitoring.rules=true", "--set=monitoring.dashboards=true")
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 
-def registries() -> list[CollectorRegistry]:
-    """Those of a worker, a router and the operator, as these processes make them."""
-    ready = Ready(max_model_len=64, page_size=16, pages=8, model_digest="d", vocabulary_size=10)
-    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0), ready=ready), serving=True)
-    router = RouterMetrics(WorkerTable())
-    router.watch_tenants(lambda: [("a", 1, 2)])
-    router.watch_token_cache(TokenCache(1 << 20))
-    operator = OperatorMetrics()
-    operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
-    return [WorkerMetrics(engine, "m").registry, router.registry, operator.registry]
-
-
 def exported() -> set[str]:
-    families = [family for registry in registries() for family in registry.collect()]
+    families = [family for _, registry in registries() for family in registry.collect()]
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 
 
