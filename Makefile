@@ -147,7 +147,7 @@ crash-matrix: install ## the operator killed with -9 at each of its writes, befo
 crds: install ## write crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd
 
-api-docs: install ## write docs/api.md from the worker's request schema
+api-docs: install ## write docs/reference/api.md from the worker's request schema
 	$(BIN)/python -m fairlead_worker.api.reference.fields
 
 docs: install ## the documentation site, into build/site; warnings are errors

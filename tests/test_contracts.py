@@ -1,4 +1,4 @@
-"""docs/contracts.md says what the code says."""
+"""docs/reference/contracts.md says what the code says."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from fairlead_operator.config import OperatorConfig
 from fairlead_router.config import RouterConfig
 from fairlead_worker.config import WorkerConfig
 
-PAGE = (Path(__file__).parent.parent / "docs" / "contracts.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "contracts.md").read_text(encoding="utf-8")
 
 
 def table(program: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""docs/limits.md names flags that there are, and all those that bound a client."""
+"""docs/reference/limits.md names flags that there are, and all those that bound a client."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from fairlead_router.config import RouterConfig
 from fairlead_worker.config import WorkerConfig
 
-PAGE = Path(__file__).parents[1] / "docs" / "limits.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "limits.md"
 BOUNDS = {"--max-body-bytes", "--max-header-bytes", "--max-headers", "--header-timeout", "--body-timeout", "--max-connections"}
 
 

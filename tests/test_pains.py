@@ -1,4 +1,4 @@
-"""docs/pains.md promises tests by name: each of them is there, and each pain has one."""
+"""docs/complaints.md promises tests by name: each of them is there, and each pain has one."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent.parent
-LINES = [line for line in (HERE / "docs" / "pains.md").read_text().splitlines() if re.match(r"\| \d+\. ", line)]
+LINES = [line for line in (HERE / "docs" / "complaints.md").read_text().splitlines() if re.match(r"\| \d+\. ", line)]
 NAMED = re.compile(r"`((?:tests|e2e)/[\w/]+\.py)::(test_\w+)`")
 
 

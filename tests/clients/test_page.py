@@ -1,4 +1,4 @@
-"""docs/clients.md and the README do what they say: each of their snippets for clients is run as it stands, against the router."""
+"""docs/guides/clients.md and the README do what they say: each of their snippets for clients is run as it stands, against the router."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 from tests.clients.endpoints import MODEL, Endpoints
 from tests.clients.test_frameworks import ENVIRONMENT, OFFLINE
 
-PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "clients.md"
 README = Path(__file__).parents[2] / "README.md"
 SERVICE, HOST = "qwen", "http://qwen.default.svc"
 """Of the README's manifest, and its address in a cluster."""

@@ -1,4 +1,4 @@
-"""`fairlead keys new TENANT`: a new API key, shown once, and its entry in the key file (docs/access.md); `fairlead keys check FILE`."""
+"""`fairlead keys new TENANT`: a new API key, shown once, and its entry in the key file (docs/guides/keys-and-tenants.md); `fairlead keys check FILE`."""
 
 import argparse
 import hashlib

@@ -71,7 +71,7 @@ def verify(client: httpx.Client, model: str, deadline: float, say: Callable[[str
         time.sleep(PAUSE)
     say(
         f"{ATTEMPTS} repetitions did not hit the cache of the first. Check that spec.routing.policy is PrefixAware and status.index is Ok. "
-        f"See docs/runbooks.md, FairleadPredictionsWrong"
+        f"See docs/operate/alerts.md, FairleadPredictionsWrong"
     )
     return 1
 

@@ -67,12 +67,12 @@ _KINDS = (
     (
         r"--quantization ",
         "ModelUnsupported",
-        "Change spec.engine.quantization or spec.engine.dtype: docs/weights.md says what goes together.",
+        "Change spec.engine.quantization or spec.engine.dtype: docs/guides/weights.md says what goes together.",
     ),
     (
         r"unsupported|not supported|quantized",
         "ModelUnsupported",
-        "Choose a model, dtype or quantization that is supported (docs/engine.md).",
+        "Choose a model, dtype or quantization that is supported (docs/design/engine.md).",
     ),
 )
 

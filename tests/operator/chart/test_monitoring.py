@@ -63,11 +63,11 @@ def test_each_kind_of_process_has_its_dashboard() -> None:
 
 
 def test_every_alert_links_to_its_own_heading_in_the_runbooks() -> None:
-    page = (ROOT / "docs" / "runbooks.md").read_text()
+    page = (ROOT / "docs" / "operate" / "alerts.md").read_text()
     sections = dict(re.findall(r"^## (\w+)\n(.+?)(?=^## |\Z)", page, re.M | re.S))
     for alert in alerts():
-        assert alert["annotations"]["runbook_url"].endswith(f"/docs/runbooks.md#{alert['alert'].lower()}")
-        assert len(sections.pop(alert["alert"], "")) > 100, f"docs/runbooks.md does not say what to do about {alert['alert']}"
+        assert alert["annotations"]["runbook_url"].endswith(f"/docs/operate/alerts.md#{alert['alert'].lower()}")
+        assert len(sections.pop(alert["alert"], "")) > 100, f"docs/operate/alerts.md does not say what to do about {alert['alert']}"
     assert not sections, "runbooks of alerts that do not exist"
 
 

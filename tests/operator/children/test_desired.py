@@ -1,4 +1,4 @@
-"""Desired state as a pure function: whatever the manifest says, the promises of docs/contracts.md hold."""
+"""Desired state as a pure function: whatever the manifest says, the promises of docs/reference/contracts.md hold."""
 
 import json
 import re

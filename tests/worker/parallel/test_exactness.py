@@ -49,7 +49,7 @@ def test_two_ranks_are_one_model(pair: Pair, tmp_path: Path, family: str, change
         if family == "llama":
             scored = engine.serve(prompts[:3], root=9, prompt_logprobs=2)
             assert scored == expected[:3] and engine.scored == [len(prompt) - 1 for prompt in prompts[:3]]
-    # The bound in docs/tensor-parallel.md: sums in another order, and nothing else.
+    # The bound in docs/guides/tensor-parallel.md: sums in another order, and nothing else.
     assert engine_difference(pair, tmp_path, want) < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""docs/api.md is current and correct: refused fields are refused, and ignored fields change nothing."""
+"""docs/reference/api.md is current and correct: refused fields are refused, and ignored fields change nothing."""
 
 import json
 from pathlib import Path

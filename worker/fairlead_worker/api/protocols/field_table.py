@@ -1,4 +1,4 @@
-"""Tables of docs/api.md for the fields of the other APIs."""
+"""Tables of docs/reference/api.md for the fields of the other APIs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

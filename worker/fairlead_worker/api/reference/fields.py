@@ -1,4 +1,4 @@
-"""`python -m fairlead_worker.api.reference.fields [ROOT]`: write docs/api.md, the support status of each request field."""
+"""`python -m fairlead_worker.api.reference.fields [ROOT]`: write docs/reference/api.md, the support status of each request field."""
 
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, 
 from fairlead_worker.api.protocols import field_table as protocols
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-PAGE = Path("docs/api.md")
+PAGE = Path("docs/reference/api.md")
 ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 REFUSED = {
     "stream_options": "`include_obfuscation` true",

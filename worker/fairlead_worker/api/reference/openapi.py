@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the tables of docs/api.md."""
+"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the tables of docs/reference/api.md."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -78,7 +78,7 @@ def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, 
                 paths.setdefault(path, {})[method.lower()] = _operation(path)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/api.md describes the support of each field."},
+        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/reference/api.md describes the support of each field."},
         "paths": paths,
         "components": {"schemas": {**schemas, "Error": _ERROR}},
     }
