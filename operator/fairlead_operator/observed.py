@@ -84,7 +84,7 @@ class ObservedLoading:
 
     @classmethod
     def of(cls, page: Mapping[str, Any]) -> "ObservedLoading | None":
-        """Parse `GET /ready` (docs/reference/contracts.md). Returns None for a worker that drains, has failed, or is of an older release."""
+        """Parse `GET /ready`. Return None for a worker that drains, has failed, or is of an older release."""
         if page.get("stage") not in PHASES:
             return None
         percent = max(0, min(100, int(page.get("percent") or 0)))

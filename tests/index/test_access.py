@@ -109,7 +109,8 @@ async def refused(access: RedisAccess, namespace: str) -> str:
 
 
 async def test_the_documented_rights_of_a_shared_login_are_enough(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
-    [line] = re.findall(r"^ACL SETUSER fairlead .*$", (Path(__file__).parents[2] / "docs" / "operate" / "redis.md").read_text(), re.MULTILINE)
+    page = Path(__file__).parents[2] / "docs" / "operate" / "redis.md"
+    [line] = re.findall(r"^ACL SETUSER fairlead .*$", page.read_text(), re.MULTILINE)
     own_server.command(*line.replace("PASSWORD", "one").split())
     own_server.command("ACL", "SETUSER", "default", "off")
     (tmp_path / "password").write_text("one")

@@ -1,4 +1,4 @@
-"""Faults with real processes under steady load: what clients see is in docs/concepts/faults.md; the long version is `bench/end_to_end/faults.py`."""
+"""Faults with real processes under steady load. docs/concepts/faults.md says what clients see; `bench/end_to_end/faults.py` runs longer."""
 
 import asyncio
 from collections.abc import Iterator

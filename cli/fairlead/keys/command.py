@@ -1,4 +1,7 @@
-"""`fairlead keys new TENANT`: a new API key, shown once, and its entry in the key file (docs/guides/keys-and-tenants.md); `fairlead keys check FILE`."""
+"""`fairlead keys new TENANT` prints a new API key once, and its entry in the key file. `fairlead keys check FILE` checks one.
+
+See docs/guides/keys-and-tenants.md.
+"""
 
 import argparse
 import hashlib
