@@ -78,7 +78,7 @@ def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, 
                 paths.setdefault(path, {})[method.lower()] = _operation(path)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Fairlead", "version": version or "0", "description": "docs/reference/api.md says how far each field is supported."},
+        "info": {"title": "Fairlead", "version": version or "0", "description": "The documentation says how far each field is supported."},
         "paths": paths,
         "components": {"schemas": {**schemas, "Error": _ERROR}},
     }
