@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 SPARE = 64
 """Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
 STARTS_PER_PASS = 8
-"""Pipelined requests that start in one pass of the event loop. Without the limit, thousands of clients make a pass seconds long."""
+"""Pipelined requests that start in one iteration of the event loop. Without a limit, thousands of clients make one last seconds."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
 

@@ -11,15 +11,15 @@ READ_BYTES: Final = 16 * 1024
 """Largest read outside a body of known length: the most that stays unparsed behind a pipelined request."""
 BODY_READ_BYTES: Final = 256 * 1024
 WRITE_HIGH_WATER: Final = 16 * 1024
-"""Bytes of answers that a client may leave unsent before its next request waits and the source of the answer is paused."""
+"""Response bytes that may wait for a slow client. Above it, the client's next request waits and the response's source is paused."""
 REFUSAL_LINGER_SECONDS: Final = 1.0
 """How long a refused client's bytes are read and dropped, so that it can read the error."""
 UPGRADE_WITH_BODY: Final = "A request with Upgrade or CONNECT cannot have a body here."
-"""httptools ends such a request behind its head, so that its body would be read as the next request."""
+"""httptools ends such a request after its head, so its body would be read as the next request."""
 FRAGMENT: Final = "A request target has no fragment: leave out '#' and what follows, or write %23."
-"""RFC 9112, 3.2. Some parsers cut it off and others do not, so that they would see different paths."""
+"""RFC 9112, 3.2. Some parsers cut the fragment off and others do not, so they would see different paths."""
 KERNEL_UNSENT: Final = 64 * 1024
-"""Bytes of answers in the kernel that it could not yet send. Without the bound it takes up to 4 MiB for a client that never reads."""
+"""Unsent response bytes in the kernel's buffer. Without the bound the kernel takes up to 4 MiB for a client that never reads."""
 _BUFFER: Final = bytearray(BODY_READ_BYTES)
 """Shared by all connections: each read is consumed before the event loop starts the next one."""
 _VIEW: Final = memoryview(_BUFFER)
@@ -30,20 +30,20 @@ _END: Final = b"\r\n\r\n"
 class Framing:
     """Position of one connection in its stream of messages.
 
-    Heads and chunked bodies can end only behind an empty line, so a piece that stops there holds at most one message end, at its own end.
+    Heads and chunked bodies can end only after an empty line. So a piece that stops there contains at most one message end, at its own end.
     """
 
     __slots__ = ("_tail", "body_left", "overhead")
 
     def __init__(self) -> None:
         self.body_left = 0
-        """Bytes of a body with a Content-Length that are still to be fed."""
+        """Bytes of a body with a Content-Length that the parser has not got yet."""
         self.overhead = 0
-        """Bytes of a head; in a chunked body those of chunk headers and trailers, less as many as the body has brought."""
+        """Bytes of a head. In a chunked body: bytes of chunk headers and trailers minus bytes of body, at least 0."""
         self._tail = b""
 
     def buffer(self) -> memoryview:
-        """Return where the next read goes: never beyond the end of a body of known length."""
+        """Return the buffer for the next read. It never extends beyond the end of a body of known length."""
         return _VIEW[: min(self.body_left, BODY_READ_BYTES)] if self.body_left else _HEAD_VIEW
 
     def received(self, size: int) -> bytes | memoryview:
@@ -51,7 +51,7 @@ class Framing:
         return _VIEW[:size] if self.body_left else bytes(_VIEW[:size])
 
     def cut(self, data: bytes | memoryview, start: int) -> int:
-        """Return where the piece of `data` that begins at `start` ends, and count the piece as fed."""
+        """Return the end of the piece of `data` that begins at `start`, and count the piece as given to the parser."""
         if self.body_left:
             end = min(len(data), start + self.body_left)
             self.body_left -= end - start
@@ -62,18 +62,18 @@ class Framing:
         return end
 
     def begin_body(self, length: int) -> None:
-        """The head is parsed. `length`: its Content-Length; 0 where it has none or the body is chunked."""
+        """Start a body after its head is parsed. `length`: the Content-Length; 0 if there is none or the body is chunked."""
         self.body_left, self.overhead, self._tail = length, 0, b""
 
     def body_came(self, size: int) -> None:
-        """The parser found `size` bytes of body in what was fed. They take back their own count, and pay for as many bytes around them.
+        """Subtract `size` parsed body bytes from the overhead twice: once because they were counted, once as an allowance for overhead.
 
-        Without the second part, a body in chunks of one byte costs the event loop a microsecond a byte, without end.
+        The limited allowance refuses a body in chunks of one byte. It would cost the event loop a microsecond a byte, endlessly.
         """
         self.overhead = max(0, self.overhead - 2 * size)
 
     def end_message(self) -> None:
-        """The message is parsed to its end."""
+        """Reset the counters after a message is parsed to its end."""
         self.begin_body(0)
 
     def _end_of(self, data: bytes, start: int) -> int:
@@ -88,9 +88,9 @@ class Framing:
 
 
 def body_headers(headers: list[tuple[bytes, bytes]]) -> tuple[int, list[bytes]]:
-    """Return the Content-Length of parsed headers (names in lower case; 0 where there is none) and the values of Transfer-Encoding.
+    """Return the Content-Length of parsed headers (0 if there is none) and the values of Transfer-Encoding. Names are in lower case.
 
-    The parser has checked the length's digits, and that there is one length at most.
+    The parser has checked that the length has digits only and occurs at most once.
     """
     length, codings = 0, []
     for name, value in headers:
@@ -102,6 +102,6 @@ def body_headers(headers: list[tuple[bytes, bytes]]) -> tuple[int, list[bytes]]:
 
 
 def bound_unsent(listener: socket.socket) -> None:
-    """Bound what the kernel holds for a client that does not read. It does not bound what is in flight. Accepted connections inherit it."""
+    """Bound the kernel's unsent bytes for a client that does not read. Bytes in flight are not bounded. Accepted connections inherit it."""
     if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT)

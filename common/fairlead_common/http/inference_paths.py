@@ -1,4 +1,4 @@
-"""The paths open to clients, and the address at which a worker serves all others."""
+"""The paths open to clients, and the address where a worker serves all other paths."""
 
 from urllib.parse import unquote
 
@@ -10,9 +10,9 @@ INFERENCE = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, *POOLED, "/to
 
 
 def is_inference(target: str) -> bool:
-    """Return whether `target`, a request's path as it was sent, is one of an inference API in its canonical form.
+    """Return whether `target`, a request's raw path, is an inference path in its canonical form.
 
-    Servers differ in how they read `%6c`, `//`, `..` and upper case. Only a path that all of them read alike is an inference path.
+    Servers interpret `%6c`, `//`, `..` and upper case differently. Only a path that all of them interpret equally is an inference path.
     """
     if target in INFERENCE:
         return True

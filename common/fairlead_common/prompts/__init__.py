@@ -1,1 +1,1 @@
-"""Requests to token ids and back, the same in the router and in the worker."""
+"""Tokenization of requests and detokenization of completions, the same in the router and in the worker."""

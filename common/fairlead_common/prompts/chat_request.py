@@ -1,4 +1,4 @@
-"""Maps a chat request's fields to its prompt. Router and worker share it, so that both tokenize the same text."""
+"""Map a chat request's fields to its prompt. Router and worker share it, so that both tokenize the same text."""
 
 from typing import Any, Protocol
 

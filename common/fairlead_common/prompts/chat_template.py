@@ -1,6 +1,6 @@
 """Chat templates, rendered as transformers renders them (transformers/utils/chat_template_utils.py), without transformers.
 
-Templates come with models from strangers: the sandbox is jinja2's immutable one, and templates see plain JSON values only.
+Templates come with models and are untrusted code: they run in jinja2's immutable sandbox and get plain JSON values only.
 """
 
 import json
@@ -22,7 +22,7 @@ _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """One compiled template. Raises PromptError for the field `chat_template` when it does not compile."""
+    """A compiled template. Raises PromptError for the field `chat_template` if it does not compile."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -32,7 +32,7 @@ class ChatTemplate:
             raise PromptError("chat_template", f"the model's chat template does not compile: {brief(error)}") from error
 
     def render(self, messages: list[dict[str, Any]], continue_final_message: bool, variables: dict[str, Any]) -> str:
-        """The prompt text. `messages` are plain JSON objects; they are not changed."""
+        """Return the prompt text. `messages` are plain JSON objects and stay unchanged."""
         messages = [_with_reasoning_names(message) for message in messages]
         final = ""
         if continue_final_message:
@@ -41,13 +41,13 @@ class ChatTemplate:
             text = self._template.render({**variables, "messages": messages})
         except jinja2.TemplateError as error:
             raise PromptError("messages", f"the model's chat template refused them: {brief(error)}") from error
-        except Exception as error:  # a template is code: whatever it trips over, it tripped over this request
+        except Exception as error:  # a template is code and can raise anything; the request caused it
             raise PromptError("messages", f"the model's chat template failed on them: {type(error).__name__}: {brief(error)}") from error
         return _cut_at_tag(text, final) if continue_final_message else text
 
 
 def _tagged(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The final text, and the messages with a tag behind it: where the tag comes out, the prompt ends."""
+    """Return the last message's text, and the messages with a tag appended to it. The prompt ends where the template writes the tag."""
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, str):
@@ -68,11 +68,14 @@ def _cut_at_tag(text: str, final: str) -> str:
     at = text.rindex(tag)
     if text[at : at + len(_CONTINUE_TAG)] == _CONTINUE_TAG:
         return text[:at]
-    return text[:at].rstrip()  # the template trims messages: so would it have trimmed the text without the tag
+    return text[:at].rstrip()  # the template trims messages, so it would also have trimmed the text without the tag
 
 
 def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning has had three names; templates read `reasoning_content`, gpt-oss's reads `thinking`."""
+    """Return the message with its reasoning under both names that templates read: `reasoning_content`, and `thinking` for gpt-oss.
+
+    Clients send it under one of three names.
+    """
     for name in _REASONING_FIELDS:
         if message.get(name) is not None:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
@@ -94,18 +97,18 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)  # local time, as transformers has it
+    return datetime.now().strftime(format)  # local time, as in transformers
 
 
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own `tojson` escapes HTML characters, which models were not trained on."""
+    """Return JSON without the HTML escapes of jinja's own `tojson`: models were not trained on them."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote, for training masks; here it only renders its body."""
+    """The tag `{% generation %}...{% endgeneration %}`, which marks the assistant's text for training masks. It only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
 
@@ -119,7 +122,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict` for templates, without the class's attributes."""
+    """The function `dict` for templates, without the class's attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -129,7 +132,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace` for templates, refusing names that lead into the interpreter."""
+    """The class `namespace` for templates. It refuses names that give access to the interpreter."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja2
         self, positional = args[0], args[1:]

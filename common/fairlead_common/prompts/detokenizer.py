@@ -1,12 +1,13 @@
-"""Token ids that arrive one by one, as text that never takes back what it gave."""
+"""Incremental detokenization: text that was returned never changes later."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-_CONTEXT = 6  # tokens before the completion that decide its first space; byte-level characters take at most four
+_CONTEXT = 6
+"""Prompt tokens that determine the completion's first space. A byte-level character has at most four tokens."""
 _BROKEN = "\ufffd"
 _PATIENCE = 64
-"""Tokens without text after which none is waited for: each costs a decoding of all of them, and a character takes no more than four."""
+"""Longest wait for a complete character, in tokens. Each waiting token decodes all of them again, and a character has at most four."""
 
 
 class Decode(Protocol):
@@ -16,38 +17,38 @@ class Decode(Protocol):
 class TextStream:
     """Decodes a growing list of tokens.
 
-    A token's text depends on the token before it, and a character may take several tokens: so a small window is decoded twice, with and
-    without the new tokens, and the difference is the new text (the scheme of text-generation-inference and vLLM).
+    A token's text depends on the token before it, and a character may have several tokens. So a small window is decoded twice, with and
+    without the new tokens. The difference is the new text (as in text-generation-inference and vLLM).
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._decode: Callable[[Sequence[int]], str] = lambda tokens: decode(tokens, skip_special_tokens=skip_special_tokens)
         self._tokens = list(prompt[-_CONTEXT:])
-        self._start = 0  # of the window
-        self._read = len(self._tokens)  # tokens before it were given out
+        self._start = 0  # first token of the window
+        self._read = len(self._tokens)  # the text of the tokens before it was returned
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that `tokens` complete; empty while a character is incomplete."""
+        """Add tokens and return the text that they complete; empty while a character is incomplete."""
         self._tokens.extend(tokens)
         known = self._decode(self._tokens[self._start : self._read])
         text = self._decode(self._tokens[self._start :])
         if len(text) <= len(known) or text.endswith(_BROKEN):
             if len(self._tokens) - self._read < _PATIENCE:
                 return ""
-            if text == known:  # special tokens, most likely: as if they had not come
+            if text == known:  # most likely special tokens: drop them
                 del self._tokens[self._read :]
                 return ""
         return self._advance(text[len(known) :])
 
     def finish(self) -> str:
-        """What is left, incomplete characters as U+FFFD. The stream is over."""
+        """End the stream and return the remaining text, with incomplete characters as U+FFFD."""
         known = self._decode(self._tokens[self._start : self._read])
         return self._advance(self._decode(self._tokens[self._start :])[len(known) :])
 
     def _advance(self, text: str) -> str:
         self._start = self._read
         self._read = len(self._tokens)
-        if self._start > 256:  # keep the window, not the completion
+        if self._start > 256:  # drop tokens before the window
             del self._tokens[: self._start]
             self._read -= self._start
             self._start = 0

@@ -1,6 +1,6 @@
-"""Encodes requests to token ids, the same in router and worker: `PromptFormat` is the configuration, `PromptEncoder` the code.
+"""Encode requests to token ids, the same in router and worker: `PromptFormat` is the configuration, `PromptEncoder` the code.
 
-Equal, token for token, to transformers' `tokenizer(text)` and `tokenizer.apply_chat_template(...)`; imports neither torch nor transformers.
+The tokens equal those of transformers' `tokenizer(text)` and `tokenizer.apply_chat_template(...)`, without torch or transformers.
 """
 
 from array import array
@@ -23,7 +23,7 @@ from fairlead_common.truncate import brief
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
 CACHED_FROM = 1024
-"""Characters from which a text's parts are looked up in the cache: tokenizing a shorter text costs no more than the look-up."""
+"""Characters from which a text's parts are looked up in the cache. Tokenizing a shorter text costs no more than the look-up."""
 BATCHED_FROM = 4096
 """Tokens from which text is decoded without the GIL: a million tokens would block other threads for 0.2 s."""
 
@@ -35,16 +35,16 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The text of `tokenizer.json`."""
     tokenizer_digest: str
     model_digest: str
-    """Names the weights: the model's revision. Two models with equal digests share KV."""
+    """Identifies the weights: the model's revision. Two models with equal digests share KV."""
     model_names: list[str]
     block_tokens: int
     max_model_len: int
     chat_template: str = ""
-    """Empty: the model takes no chats."""
+    """Empty: chat requests are refused."""
     tool_template: str = ""
     """Used instead of `chat_template` when a request has tools; empty: the same template."""
     model_uri: str = ""
-    """Where the weights come from, as `root` in `/v1/models`."""
+    """Source of the weights, shown as `root` in `/v1/models`."""
     special_tokens: dict[str, str] = {}
     """`bos_token`, `eos_token`, ...: variables of the template."""
 
@@ -52,7 +52,7 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
     def from_tokenizer(
         cls, tokenizer: Any, *, model_digest: str, model_names: Sequence[str], block_tokens: int, max_model_len: int, model_uri: str = ""
     ) -> "PromptFormat":
-        """Of a transformers fast tokenizer, whose class may have changed what `tokenizer.json` says (bos, prefix spaces)."""
+        """Create the format from a transformers fast tokenizer, whose class may have changed `tokenizer.json` (bos, prefix spaces)."""
         templates = tokenizer.chat_template or ""
         if isinstance(templates, dict):
             templates, tool_template = templates.get("default", ""), templates.get("tool_use", "")
@@ -81,7 +81,7 @@ def digest(text: str) -> str:
 class PromptEncoder:
     """Encodes and decodes in one format. Safe to use from several threads; the slow part of a long prompt runs without the GIL.
 
-    With a cache (one for all encoders of a process) what was tokenized before is not tokenized again: see `cuts`.
+    With a cache (one for all encoders of a process) a text part is tokenized once: see `split_points`.
     """
 
     def __init__(self, format: PromptFormat, cache: TokenCache | None = None) -> None:
@@ -101,10 +101,10 @@ class PromptEncoder:
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
 
     def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "", most: int | None = None) -> "array[int]":
-        """Token ids of a text, with the tokenizer's own special tokens around it (bos, ...) unless told otherwise.
+        """Return the token ids of a text, by default with the tokenizer's own special tokens around it (bos, ...).
 
-        `scope` parts the cache: texts seen in one scope are not known, nor noticeably faster, in another. `most`: PromptTooLong where the
-        text can be told to have more tokens, before it is tokenized; where it cannot, all of it is.
+        `scope` divides the cache: texts cached in one scope are neither found nor faster in another. `most`: limit in tokens. A text whose
+        lower bound exceeds it raises PromptTooLong before tokenization; any other text is tokenized whole, whatever its length.
         """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
@@ -112,7 +112,7 @@ class PromptEncoder:
             raise PromptTooLong("prompt", least, most)
         try:
             if self._cache is None or self._points is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
-                # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms; "fast" leaves out the offsets.
+                # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms. "fast" leaves out the offsets.
                 (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return array("I", encoding.ids)
             before, after = self._affixes if add_special_tokens and self._affixes else ([], [])
@@ -149,10 +149,10 @@ class PromptEncoder:
         add_special_tokens: bool = False,
         most: int | None = None,
     ) -> "array[int]":
-        """Token ids of a chat in the model's template. Takes messages and tools as they came over HTTP; raises PromptError.
+        """Return the token ids of a chat in the model's template. `messages` and `tools` are unvalidated JSON. Raises PromptError.
 
-        `template`: in place of the model's own. Special tokens are the template's to write; `add_special_tokens` writes them again.
-        `most`: as of `encode_text`.
+        `template` replaces the model's own. A template writes special tokens itself; `add_special_tokens` adds them once more.
+        `scope`, `most`: as for `encode_text`.
         """
         text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs, template)
         try:
@@ -187,7 +187,7 @@ class PromptEncoder:
         return text
 
     def stream(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()) -> TextStream:
-        """Decodes a completion as it grows; `prompt` gives the first word its context (a leading space, or none).
+        """Return a stream that decodes a completion as it grows. `prompt` determines whether the first word has a leading space.
 
         `shown`: special tokens that are not skipped.
         """
@@ -206,12 +206,12 @@ class PromptEncoder:
         return frozenset(id for id in self._special if added[id].content and added[id].content in text)
 
     def token_text(self, token: int) -> str | None:
-        """A token as the vocabulary writes it, or None for an id outside it."""
+        """Return a token as the vocabulary writes it, or None for an id outside it."""
         return self._tokenizer.id_to_token(token)
 
     @property
     def spaces_special_tokens(self) -> bool:
-        """Whether decoding puts a separator between consecutive special tokens."""
+        """Return whether decoding puts a separator between consecutive special tokens."""
         for text in self.format.special_tokens.values():
             token = self._tokenizer.token_to_id(text)
             if token is not None:
@@ -223,12 +223,12 @@ class PromptEncoder:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry such as a special token."""
+        """Return the id of a vocabulary entry such as a special token, or None if there is none."""
         return self._tokenizer.token_to_id(token)
 
     @cached_property
     def _min_tokens(self) -> MinTokenCounter:
-        """Created for the first long text, as it scans the whole vocabulary."""
+        """The counter, created for the first long text because it scans the whole vocabulary."""
         return MinTokenCounter(self.format.tokenizer_json, self._tokenizer)
 
     @property

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, made into what a template takes, with the request's own field names in every refusal."""
+"""Validate and normalize clients' chat messages for a template. Errors name the fields of the request."""
 
 import json
 from typing import Any, Literal
@@ -10,14 +10,14 @@ from fairlead_common.truncate import quoted
 ContentStyle = Literal["text", "parts", "both"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Templates leave out messages of roles that they do not know, and say nothing: whoever sent one would not hear of it."""
+"""Other roles are refused, because templates silently leave out messages of roles that they do not know."""
 _PROBE = "fairleadprobe"
 _ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
-"""Of a call, as an object and as text."""
+"""Arguments of a tool call, as an object and as text."""
 
 
 class ChatRenderer:
-    """One template and the special tokens it may name."""
+    """A template with its special tokens. Probes find the form of messages that the template expects."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self._template = ChatTemplate(source)
@@ -30,7 +30,7 @@ class ChatRenderer:
     def render(
         self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
     ) -> str:
-        """The prompt text, as transformers' `apply_chat_template` writes it for the same arguments."""
+        """Return the prompt text, equal to transformers' `apply_chat_template` for the same arguments."""
         if continue_final_message and add_generation_prompt:
             raise PromptError("continue_final_message", "cannot be combined with add_generation_prompt")
         if not isinstance(template_kwargs, dict):
@@ -63,10 +63,10 @@ class ChatRenderer:
         # Clients send `content: null` beside tool calls; templates expect the key to be missing then.
         normal = {key: value for key, value in message.items() if value is not None}
         if role == "developer" and not self._knows_developers:
-            normal["role"] = "system"  # its name since OpenAI's reasoning models; most templates know only the old one
+            normal["role"] = "system"  # `developer` is the name since OpenAI's reasoning models; most templates know only `system`
         if "content" in normal:
             normal["content"] = self._content(normal["content"], f"{where}.content")
-        elif role != "assistant":  # an assistant may have called tools, and said nothing
+        elif role != "assistant":  # an assistant's message may have tool calls only
             raise PromptError(f"{where}.content", "is missing")
         elif "tool_calls" in normal:
             normal |= self._silence
@@ -75,7 +75,7 @@ class ChatRenderer:
         return normal
 
     def _content(self, content: Any, where: str) -> Any:
-        """A string, or parts, in the style that the template reads."""
+        """Return the content as a string or as parts, in the style that the template reads."""
         if isinstance(content, str):
             return [{"type": "text", "text": content}] if self.content_style == "parts" else content
         if not isinstance(content, list):
@@ -84,9 +84,9 @@ class ChatRenderer:
         return "\n".join(texts) if self.content_style == "text" else content
 
     def _probe(self) -> ContentStyle:
-        """Which content the template reads, found by rendering one message each way.
+        """Return the style of content that the template reads, found by rendering one message in each style.
 
-        A template that takes only strings fails on a list, drops it, or prints it as a list.
+        A template for strings only fails on a list, drops it, or prints it as a list.
         """
         as_text = self._probe_text(_PROBE)
         as_parts = self._probe_text([{"type": "text", "text": _PROBE}])
@@ -101,21 +101,21 @@ class ChatRenderer:
         return text if text and _PROBE in text else None
 
     def _probe_developer(self) -> bool:
-        """Whether the template shows a developer's message."""
+        """Return whether the template renders messages with the role `developer`."""
         content: Any = [{"type": "text", "text": _PROBE}] if self.content_style == "parts" else _PROBE
         other: Any = [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"
         return _PROBE in (self._probed([{"role": "developer", "content": content}, {"role": "user", "content": other}]) or "")
 
     def _probe_silence(self) -> dict[str, str]:
-        """What stands for the content of an assistant that called a tool and said nothing.
+        """Return the content field of an assistant's message that has tool calls only.
 
-        Nothing, as most templates have it; an empty text for those that fail without one (ChatML, and whatever knows no tools).
+        Most templates expect no content. An empty text is for those that fail without content (ChatML, and templates without tools).
         """
         fails_without = not any(self._calls(arguments, {}) for arguments in _ARGUMENTS)
         return {"content": ""} if fails_without and any(self._calls(arguments, {"content": ""}) for arguments in _ARGUMENTS) else {}
 
     def _probe_arguments(self) -> bool:
-        """Whether the template reads a call's arguments as an object (Qwen's, Llama's) or as the text that it is over HTTP (DeepSeek's)."""
+        """Return whether the template reads a call's arguments as an object (Qwen's, Llama's), not as JSON text (DeepSeek's)."""
         as_object = self._probe_call(_ARGUMENTS[0])
         if as_object is not None and f"'{_PROBE}'" not in as_object:
             return True
@@ -126,14 +126,14 @@ class ChatRenderer:
         return text if text and _PROBE in text else None
 
     def _calls(self, arguments: Any, silence: dict[str, str]) -> str | None:
-        """A question and a call with `arguments`, as the template writes them; None where it fails."""
+        """Render a question and a tool call with `arguments`. Return None if the template fails."""
         function = {"name": "probe", "arguments": arguments}
         call = {"id": "probe0000", "type": "function", "function": function}
         asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
         return self._probed([asked, {"role": "assistant", "tool_calls": [call], **silence}])
 
     def _probed(self, messages: list[dict[str, Any]]) -> str | None:
-        """What the template makes of them; None where it refuses them."""
+        """Return the rendered messages, or None if the template refuses them."""
         variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
         try:
             return self._template.render(messages, False, variables)
@@ -153,7 +153,7 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str, takes_objects: bool) -> list[Any]:
-    """OpenAI sends arguments as a JSON string; most templates were written for the object in it."""
+    """Validate tool calls and convert their arguments. OpenAI sends a JSON string; most templates expect the object in it."""
     if not isinstance(calls, list):
         raise PromptError(where, f"must be a list, not {json_type(calls)}")
     normal = []
@@ -175,7 +175,7 @@ def _arguments(text: str) -> Any:
     try:
         value = json.loads(text) if text.strip() else {}
     except ValueError:
-        return text  # a model may have written broken JSON; the template shows it as it was
+        return text  # a model may have written invalid JSON; the template shows it unchanged
     return value if isinstance(value, dict) else text
 
 
@@ -191,6 +191,6 @@ def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def json_type(value: Any) -> str:
-    """What a client would call the type of a JSON value."""
+    """Return the name of a JSON value's type for error messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), type(value).__name__)

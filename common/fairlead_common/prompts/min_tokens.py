@@ -1,13 +1,13 @@
 """A lower bound of a text's tokens without tokenizing it: a text that is certainly too long is refused in milliseconds.
 
-Counted are ASCII letters and digits, since nothing that tokenizers do to a text loses one: normalizers drop whitespace, controls and
-accents, pre-tokenizers whitespace, and an added token with `lstrip` or `rstrip` takes any amount of it. Each such character is in the end
-part of a token, and a token has only so many of them: the most that any has in this vocabulary. (Blanks and rules are not counted:
-vocabularies have tokens of a hundred blanks or dashes, beside which the longest word is short.) Two things are allowed for:
+Only ASCII letters and digits are counted, because no step of a tokenizer loses one. Normalizers drop whitespace, controls and accents;
+pre-tokenizers drop whitespace; an added token with `lstrip` or `rstrip` takes any amount of whitespace. So each counted character becomes
+part of a token, and the bound is their number divided by the most that any token of this vocabulary has. Blanks and dashes are not counted:
+vocabularies have tokens of a hundred of them, far longer than the longest word. There are two exceptions:
 
-- NFC and NFKC make one character of a letter and the accents after it, so each character beyond ASCII is taken for the end of a letter;
-- a model that has no token for a letter of its own drops it, or makes one unknown token of many: then nothing is told. So it is with models
-  that give whole words up (WordPiece, WordLevel), and with normalizers and pre-tokenizers of which the above is not known.
+- NFC and NFKC merge a letter and the accents after it into one character. So each character beyond ASCII is subtracted as one letter.
+- A model without a token for some letter drops this letter, or makes one unknown token of many. Then no bound is known. The same holds for
+  models that drop whole words (WordPiece, WordLevel) and for normalizers and pre-tokenizers that are not listed here.
 """
 
 import string
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 COUNTED: Final = (string.ascii_letters + string.digits).encode()
 _OTHERS: Final = bytes(set(range(256)) - set(COUNTED))
 _NOT_BEGINNING: Final = bytes(range(0xC0))
-"""All but the first bytes of characters beyond ASCII, in UTF-8."""
+"""All bytes except the first bytes of characters beyond ASCII, in UTF-8."""
 _KEEPING_NORMALIZERS: Final = frozenset(
     {"BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Prepend", "Strip", "StripAccents"}
 )
@@ -47,7 +47,7 @@ class _Model(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct):
-    """Of `tokenizer.json`, what is asked here: a vocabulary of megabytes is passed over."""
+    """The parts of `tokenizer.json` that are read here; its vocabulary of megabytes is skipped."""
 
     model: _Model
     normalizer: _Part | None = None
@@ -71,7 +71,7 @@ class MinTokenCounter:
 
 def _longest(tokenizer: Tokenizer) -> int:
     texts = list(tokenizer.get_vocab(with_added_tokens=True))
-    if tokenizer.normalizer is not None:  # added tokens may be looked for in normalized text
+    if tokenizer.normalizer is not None:  # added tokens may be matched in normalized text
         texts += [tokenizer.normalizer.normalize_str(token.content) for token in tokenizer.get_added_tokens_decoder().values()]
     return max(map(_count, texts), default=0)
 
@@ -90,7 +90,7 @@ def _keeps(tokenizer_json: str, tokenizer: Tokenizer) -> bool:
 
 
 def _parts(given: _Part | None, name: str) -> Iterator[_Part]:
-    """One by one, what may be a sequence of others."""
+    """Yield the parts of a component, which may be a sequence of others."""
     if given is not None and given["type"] == "Sequence":
         for part in given[name]:
             yield from _parts(part, name)
@@ -99,7 +99,7 @@ def _parts(given: _Part | None, name: str) -> Iterator[_Part]:
 
 
 def _normalizer_keeps(part: _Part) -> bool:
-    if part["type"] == "Replace":  # a regular expression may take anything
+    if part["type"] == "Replace":  # a regular expression may remove anything
         return "String" in part["pattern"] and not _count(part["pattern"]["String"])
     return part["type"] in _KEEPING_NORMALIZERS
 

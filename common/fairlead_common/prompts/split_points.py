@@ -1,16 +1,16 @@
-"""Where a text may be cut so that its parts tokenize as the whole does, and the tokens that a tokenizer puts around every text.
+"""Split points of a text, whose parts tokenize to the same tokens as the whole, and the tokens that a tokenizer puts around every text.
 
-A tokenizer takes its added tokens (`<|im_start|>`, `</s>`, ...) out of a text first; each piece between them is normalized, pre-tokenized
-and encoded on its own (tokenizers: added_vocabulary.rs, `extract_and_normalize`). So the text before an added token and the text from it on
-are independent, whatever the model (BPE, Unigram, WordPiece), if
+A tokenizer first takes its added tokens (`<|im_start|>`, `</s>`, ...) out of a text. Each piece between them is normalized, pre-tokenized
+and encoded on its own (tokenizers: added_vocabulary.rs, `extract_and_normalize`). So the text before an added token and the text that
+starts with it are independent, whatever the model (BPE, Unigram, WordPiece), under three conditions:
 
-- the token is looked for in the raw text (`normalized` off), takes no whitespace on its left (`lstrip`) and does not ask for its neighbours
-  (`single_word`);
-- no other added token can reach over its beginning: none contains it further in, and none ends as it begins. Then each of its occurrences
-  is a match, however the scan came there;
-- it begins with punctuation: what is before it may take the whitespace on its right (`rstrip`), or have to stand alone as a word.
+- The token is matched in the raw text (`normalized` off), takes no whitespace on its left (`lstrip`), and is matched whatever its
+  neighbours are (`single_word` off).
+- No other added token can overlap its beginning: none contains it after the first character, and none ends with a prefix of it. Then each
+  of its occurrences is a match, wherever the scan started.
+- It begins with punctuation, because the token before it may take whitespace on its right (`rstrip`) or match only whole words.
 
-The cut lies *before* the token. What follows it is then never at offset 0, where Metaspace's prepend scheme `first` would put a space.
+The split is *before* the token. So the text after the token is never at offset 0, where Metaspace's prepend scheme `first` adds a space.
 """
 
 import re
@@ -23,17 +23,18 @@ import msgspec
 from tokenizers import Tokenizer
 
 MAX_TRIED, MAX_MARKS = 256, 64
-"""Of the added tokens, those that `wanted` holds first. More would slow every text down, and no template writes so many."""
+"""Limits on the added tokens that are tried and used; those in `wanted` come first. More would slow every text down, and no template writes
+so many."""
 _PROBES: Final = ("a", " a", "a ", "\n", "  b\n\n c", "Ab 12", "é漢🙂", "a\u0301", "▁x", "'s")
 _AFFIX_PROBES: Final = ("a", "Hello there", "7 + 8", "\n")
 _FIXED_AFFIXES: Final = frozenset({"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Sequence"})
 
 
 class SplitPoints:
-    """The split points of one tokenizer. `marks`: the added tokens before which a text may be split; none: it must stay whole."""
+    """The split points of one tokenizer. `marks`: the added tokens before which a text may be split; if empty, texts stay whole."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: Sequence[str] = ()) -> None:
-        """`wanted`: texts in whose neighbourhood marks matter (chat templates, special tokens), where a tokenizer has very many."""
+        """`wanted`: texts whose added tokens are preferred as marks (chat templates, special tokens) if a tokenizer has very many."""
         self.marks = _marks(tokenizer, wanted)
         self._pattern = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
 
@@ -51,7 +52,7 @@ class SplitPoints:
 
 
 def affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Token ids put before and after every text by the post-processor; None where it is not known to put always the same."""
+    """Return the token ids that the post-processor puts before and after every text, or None if they may differ between texts."""
     processor = tokenizer.post_processor
     if processor is not None and not _fixed(msgspec.json.decode(processor.__getstate__())):
         return None
@@ -82,7 +83,7 @@ def _marks(tokenizer: Tokenizer, wanted: Sequence[str]) -> list[str]:
 
 
 def _covered(tried: Sequence[str], contents: Collection[str]) -> set[str]:
-    """Those of `tried` over whose beginning a token of `contents` can reach: it holds them further in, or ends as they begin."""
+    """Return the tokens of `tried` whose beginning a token of `contents` can overlap, by containing it or by ending with a prefix of it."""
     insides = "\0".join(content[1:] for content in contents)
     covered = {mark for mark in tried if mark in insides}
     beginning: dict[str, list[str]] = {}
@@ -97,7 +98,7 @@ def _covered(tried: Sequence[str], contents: Collection[str]) -> set[str]:
 
 
 def _shown(tokenizer: Tokenizer, mark: str) -> bool:
-    """The proof above, tried on this very tokenizer: a library that one day works otherwise costs the cache, not the tokens."""
+    """Test the conditions above on this tokenizer. If the library ever behaves differently, the cache is lost but the tokens stay right."""
     pairs = [(left, right) for left in ("", *_PROBES) for right in ("", *_PROBES)]
     whole = tokenizer.encode_batch_fast([left + mark + right for left, right in pairs], add_special_tokens=False)
     lefts = {left: tokenizer.encode(left, add_special_tokens=False).ids for left in ("", *_PROBES)}
@@ -106,5 +107,5 @@ def _shown(tokenizer: Tokenizer, mark: str) -> bool:
 
 
 def _fixed(processor: dict[str, Any]) -> bool:
-    """Whether a post-processor's tokens depend on nothing in the text."""
+    """Return whether a post-processor adds the same tokens to every text."""
     return processor["type"] in _FIXED_AFFIXES and all(_fixed(part) for part in processor.get("processors", ()))

@@ -1,6 +1,6 @@
-"""A cache of the token ids of text parts, bounded in bytes: repeated parts of a growing conversation cost a look-up.
+"""A cache of the token ids of text parts, bounded in bytes. Repeated parts of a growing conversation cost one look-up.
 
-The key is the text itself, not a digest, so that no two texts can collide, by chance or by attack.
+The key is the text itself, not a digest, so that two texts cannot collide, by chance or by attack.
 """
 
 import sys
@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 ENTRY_OVERHEAD: Final = 176
-"""Bytes of an entry besides text and ids: the key and the dictionary's place (measured: 170)."""
+"""Bytes of an entry besides text and ids: the key and the dictionary's slot (measured: 170)."""
 LARGEST_SHARE: Final = 8
-"""An entry larger than one part in so many of the cache is not kept: one document must not push out every conversation."""
+"""An entry larger than the cache divided by this is not kept, so that one document cannot evict every conversation."""
 
 
 class Key(NamedTuple):
@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 
 class TokenCache:
-    """Least recently used out first. Safe under threads; one lock for all parts of a text. 0 bytes: it keeps nothing."""
+    """Thread-safe LRU cache. One lock is taken for all parts of a text. With 0 bytes it keeps nothing."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -40,7 +40,7 @@ class TokenCache:
         return len(self._entries)
 
     def get(self, keys: Sequence[Key]) -> "list[array[int] | None]":
-        """The token ids of each text, None where they are not known. The arrays are shared: not to be changed."""
+        """Return the token ids of each text, None where they are not cached. The arrays are shared: do not change them."""
         found = []
         with self._lock:
             for key in keys:

@@ -10,7 +10,7 @@ from fairlead_common.prompts.messages import json_type
 
 
 class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of vLLM and Fairlead with the same meaning in every protocol as in chats, whose rules validate them."""
+    """Fields of vLLM and Fairlead that have the same meaning in every protocol. Chat completions validate them."""
 
     top_k: Any = None
     min_p: Any = None
@@ -84,8 +84,10 @@ class ChatBuilder:
         """The assistant's open message."""
 
     def add_message(self, role: str, content: Any) -> None:
-        """Add a message of another role, which ends the assistant's turn. A second leading system message extends the first: templates
-        support only one."""
+        """Add a message of another role, which ends the assistant's turn.
+
+        A second system message at the start extends the first: templates support only one.
+        """
         self._open = None
         if role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
             first = self.messages[0]

@@ -234,7 +234,9 @@ def _effort(body: MessagesBody) -> str | None:
 
 def _template_kwargs(body: MessagesBody) -> Any:
     """Return template variables for thinking: a switch, and a budget for templates that use one (Seed-OSS). The budget truncates nothing.
-    The client's chat_template_kwargs take precedence."""
+
+    The client's chat_template_kwargs take precedence.
+    """
     wanted: dict[str, Any] = {}
     if body.thinking is not None:
         refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")

@@ -12,6 +12,6 @@ SCORES = ("/score", "/v1/score")
 RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
 """`/v1` as in Jina's API, `/v2` as in Cohere's."""
 POOLED = (EMBEDDINGS, *SCORES, *RERANKS)
-"""Paths whose answers are pooled hidden states. They generate no text."""
+"""Paths whose responses are computed from pooled hidden states. They generate no text."""
 NO_GENERATION = "generation_not_served"
 """Error code of the 400 that a model without a language model head returns for every other path."""
