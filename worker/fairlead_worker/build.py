@@ -1,4 +1,4 @@
-"""Model, adapters and runner of a configuration. Every rank makes them with the same one. Imports torch late, for it takes seconds."""
+"""Build model, adapters and runner from the configuration, the same on every rank. Imports torch late, because that takes seconds."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SELF_EXPLANATORY = ("ModelLoadError", "AdapterError", "NotInvariant")
-"""Errors that say all there is to say, by name: their module is not imported here."""
+"""Names of exceptions whose message is complete without type and traceback. Names, because their modules are not imported here."""
 CPU_STEP_MS = 500.0
-"""Milliseconds that a step with decodes keeps to on a CPU where no `--itl-target-ms` is given."""
+"""Target duration of a step with decodes on a CPU if `--itl-target-ms` is not set."""
 
 
 def load(
@@ -30,7 +30,7 @@ def load(
     group: "Group | None" = None,
     locate: "Locate | None" = None,
 ) -> "LoadedModel":
-    """The model of `config`, or the part of it that `group` says: every rank calls this with the same configuration."""
+    """Load the model of `config`, or this rank's shard of it if there is a `group`. Every rank passes the same configuration."""
     import torch
 
     from fairlead_worker.model.loader import FUSIONS, load_model
@@ -55,7 +55,7 @@ def load(
 
 
 def build_adapters(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":
-    """For the LoRA adapters of `loaded`, none of them loaded: as `load`. None: none are served."""
+    """Build an empty set for the LoRA adapters of `loaded`, or None if LoRA is off. Every rank passes the same configuration."""
     from fairlead_worker.lora.adapters import AdapterSet
 
     if not config.max_loras:
@@ -71,7 +71,10 @@ def make(
     adapters: "AdapterSet | None" = None,
     progress: "Progress | None" = None,
 ) -> "ModelRunner":
-    """The runner of `loaded`: as `load`. A draft model is rank 0's alone, for its guesses travel with the steps."""
+    """Build the runner of `loaded`. Every rank passes the same configuration.
+
+    Only rank 0 has a draft model, because drafted tokens are sent with the steps.
+    """
     from fairlead_worker.execution.runner import make_runner
     from fairlead_worker.weights.progress import no_progress
 
@@ -95,10 +98,10 @@ def make(
 
 
 def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
-    """Decodes of the largest CUDA graph; 0 where there can be none, and then `tell` has the reason in the log, once."""
+    """Return the decodes of the largest CUDA graph; 0 if there can be none. `tell`: log the reason."""
     reasons = {
-        f"--tensor-parallel {config.tensor_parallel} (a graph would have to hold the ranks' sums)": config.tensor_parallel > 1,
-        "--deterministic (decodes are computed as prompts)": config.deterministic,
+        f"--tensor-parallel {config.tensor_parallel} (a graph would have to contain the all-reduces)": config.tensor_parallel > 1,
+        "--deterministic (decodes are computed like prefills)": config.deterministic,
         f"a {device.upper()}": device != "cuda",
     }
     found = [name for name, there in reasons.items() if there]
@@ -108,10 +111,10 @@ def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
 
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
-    """How the scheduler makes steps of this model, before memory has its say."""
+    """Return the scheduler's configuration for this model, before it is limited to the available memory."""
     from fairlead_worker.scheduler.config import SchedulerConfig
 
-    # Without a target, a CPU still shortens steps that would stall the decodes for long.
+    # Without a target, a CPU still bounds steps, as long prefill chunks would stall its decodes.
     bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
     return SchedulerConfig(
         max_model_len=loaded.max_model_len,
@@ -136,6 +139,6 @@ def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerC
 
 
 def describe_error(error: Exception) -> str:
-    """One line for people, of what has kept the engine from starting."""
+    """Return one line that says why the engine could not start."""
     text = " ".join(str(error).split())
     return text if type(error).__name__ in SELF_EXPLANATORY else f"the engine could not start: {type(error).__name__}: {text}"

@@ -1,35 +1,35 @@
-"""How many cores this process may use: its affinity, and the CPU quota of every control group that it is in, version 1 or 2."""
+"""The number of cores that this process may use: its affinity, and the CPU quotas of its control groups (cgroup v1 or v2)."""
 
 import os
 from pathlib import Path
 
 RESERVE_FROM = 3
-"""Cores from which the engine leaves one to the API process. Of two it takes both: a decode step reads all weights, and one core
-reads half as fast as two (19.6 against 35.3 GB/s on a 2-core machine), while the API needs some 0.05 ms of a core a token."""
+"""Cores from which the engine leaves one to the API process. With two cores it uses both: a decode step reads all weights, and one core
+reads half as fast as two (19.6 against 35.3 GB/s on a 2-core machine), while the API needs only some 0.05 ms of a core per token."""
 
 
 def engine_threads(root: Path = Path("/")) -> int:
-    """Threads that the engine computes with."""
+    """Return the number of threads for the engine's computation."""
     cores = usable_cores(root)
     return cores - 1 if cores >= RESERVE_FROM else cores
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Whole cores, at least one: more threads than the quota allows are stopped together for most of every period."""
+    """Return the usable whole cores, at least one. Threads above the CPU quota are throttled together for most of every period."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [float(affinity), *_quotas(root)]
     return max(1, int(min(limits)))
 
 
 def _quotas(root: Path) -> list[float]:
-    """Cores allowed by each group, this process's own and all above it."""
+    """Return the quota in cores of each control group of this process and of all groups above it."""
     quotas = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         for mount in (controllers, "cpu") if controllers else ("", "unified"):
-            # Inside a container the group's path may be the host's, and its own group the root of the mount: so all of the way up.
+            # In a container the path may be the host's while the mount's root is the container's own group. So all levels are read.
             parts = [part for part in group.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
                 folder = root.joinpath("sys/fs/cgroup", mount, *parts[:depth])
@@ -45,7 +45,7 @@ def _quota_v2(folder: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """-1 is no limit."""
+    """Return the quota in cores; -1 in the file means no limit."""
     return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
 
 

@@ -1,7 +1,7 @@
 """The engine process: loads the model, reports progress, runs the loop. `api/engine/child.py` starts it, and it ends with its parent.
 
-`python -m fairlead_worker.engine_process` reads one line of JSON from its standard input (`Start`) and keeps reading: the end of that
-input is the end of the parent, and so of this process. Exit status: 0 after `Stop`, 1 after `Failed`.
+`python -m fairlead_worker.engine_process` reads one line of JSON (`Start`) from standard input and continues reading. End of file means
+that the parent has ended, and ends this process. Exit status: 0 after `Stop`, 1 after `Failed`.
 """
 
 import gc
@@ -46,10 +46,10 @@ class Start(msgspec.Struct, frozen=True):
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
-    # The API process decides when the engine ends; a terminal's Ctrl-C or a container's SIGTERM to all is not for us.
+    # The API process decides when the engine ends. A terminal's Ctrl-C and a container's SIGTERM to all processes are ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Unbuffered: a thread that waits in a buffered read would hold its lock, and the interpreter's end aborts on that.
+    # Unbuffered: a thread in a buffered read holds the buffer's lock, and the interpreter aborts at exit if the lock is held.
     parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
     start = msgspec.json.decode(parent_pipe.readline(), type=Start)
     threading.Thread(target=_exit_with_parent, args=(parent_pipe, start.address), name="parent watch", daemon=True).start()
@@ -61,7 +61,10 @@ def main() -> int:
 
 
 def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
-    """Build the engine, then serve until `Stop` (0) or until it fails (1). `folder`: for sockets; None: the system's temporary one."""
+    """Build the engine and serve until `Stop` (returns 0) or a failure (returns 1).
+
+    `folder`: for sockets; None: the system's temporary folder.
+    """
     try:
         ranks = Ranks(config, end, folder) if config.tensor_parallel > 1 else None
     except OSError as error:
@@ -105,8 +108,8 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
         except OSError as error:
             end.send(Failed(reason=f"--profile-file {config.profile_file} cannot be written: {error.strerror}"))
             return 1
-    # What the load has made lives as long as the process. Walking it (400,000 objects of torch and transformers) stopped every
-    # stream for 0.2 seconds at each full collection.
+    # The objects created so far live as long as the process. Without the freeze, each full collection traversed them (400,000 objects of
+    # torch and transformers) and stopped every stream for 0.2 seconds.
     gc.collect()
     gc.freeze()
     end.send(ready)
@@ -121,7 +124,7 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
 
 
 def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, Adapters | None]":
-    """Config to model, pages and scheduler, with progress on the way. Imports torch, which takes seconds: the first of the steps."""
+    """Build scheduler, runner and adapters from the configuration, and report progress. The first phase, importing torch, takes seconds."""
     end.send(Loading(phase="imports", percent=0))
     from fairlead_worker.model.lean import import_transformers
 
@@ -158,7 +161,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         draft = load_draft(
             config.speculative_model, loaded, dtype=config.dtype, progress=_progress_reporter(end, "of the draft model"), cache=cache
         )
-    # Before the KV cache, which takes what memory is left.
+    # Before the KV cache, which takes the remaining memory.
     adapters = build_adapters(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
@@ -186,10 +189,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         steps,
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )
-    # What the cache cannot hold can never be served either.
+    # A request longer than the KV cache can never run.
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
-    end.send(Loading(phase="rehearsal", percent=0))
+    end.send(Loading(phase="warmup", percent=0))
     warm_up(scheduler, runner, longest)
     runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
     ready = Ready(
@@ -212,7 +215,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
 
 
 def overlaps(config: WorkerConfig) -> bool:
-    """Whether steps are launched ahead. What needs each step's tokens on the host before the next one keeps to the plain loop."""
+    """Return whether steps overlap. Features that need a step's tokens on the host before the next step use the plain loop."""
     if config.overlap != "on":
         return False
     reasons = {
@@ -251,7 +254,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
 def _build_grammars(
     config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], end: EngineEnd
 ) -> "Grammars | None":
-    """None where there is no structured output: by configuration, or as the tokenizer is of a kind that grammars do not know."""
+    """Return None if structured output is turned off, or if grammars do not support the tokenizer's kind."""
     from fairlead_worker.grammar.compiler import Compiler, GrammarError
     from fairlead_worker.sampling.grammars import Grammars
 
@@ -291,11 +294,11 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
 def _exit_with_parent(parent_pipe: io.RawIOBase, directory: str) -> None:
     while parent_pipe.read(4096):
         pass
-    shutil.rmtree(directory, ignore_errors=True)  # a parent that was killed left it
+    shutil.rmtree(directory, ignore_errors=True)  # a killed parent could not remove it
     os._exit(1)
 
 
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    os._exit(status)  # torch's own end takes one to two seconds of a pod's grace period, and there is nothing left to save
+    os._exit(status)  # torch's exit handlers take one to two seconds of a pod's grace period, and there is nothing left to save

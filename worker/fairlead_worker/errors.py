@@ -1,4 +1,4 @@
-"""What can go wrong with a model before it serves."""
+"""Errors while a model or an adapter is loaded."""
 
 
 class ModelLoadError(Exception):
@@ -11,8 +11,8 @@ class ModelLoadError(Exception):
 
 
 class AdapterError(Exception):
-    """A LoRA adapter cannot be served. The message names it, where it comes from, the cause and what to do."""
+    """A LoRA adapter cannot be served. The message names it, its URI, the cause and what to do."""
 
     def __init__(self, name: str, uri: str, cause: str) -> None:
-        self.cause = cause.encode(errors="replace").decode()  # a file's words may hold half a surrogate pair, which no message can
+        self.cause = cause.encode(errors="replace").decode()  # a file's text may contain a lone surrogate, which JSON and UTF-8 cannot
         super().__init__(f"cannot load LoRA adapter {name} from {uri}: {self.cause}")

@@ -1,6 +1,7 @@
-"""The instruction set that the engine computes with: what the CPU has, or the lower level that `FAIRLEAD_CPU_ISA` names.
+"""The CPU instruction set that the engine uses: the CPU's highest level, or the lower level set by `FAIRLEAD_CPU_ISA`.
 
-Every other module asks here. A forced level limits torch, oneDNN and MKL too, so that a machine with AVX512 runs what one without it runs.
+All other modules get the level from here. A forced level limits torch, oneDNN and MKL too, so that a machine with AVX512 runs the same code
+as one without it.
 """
 
 import functools
@@ -12,7 +13,7 @@ from pathlib import Path
 VARIABLE = "FAIRLEAD_CPU_ISA"
 ARM = platform.machine() in ("aarch64", "arm64")
 LEVELS = ("none", "neon", "neon_bf16") if ARM else ("none", "avx2", "avx512", "avx512_bf16", "amx")
-"""From the lowest to the highest. `none`: torch computes everything, with whatever the CPU has."""
+"""From the lowest to the highest. `none`: torch computes everything, with any instructions that the CPU has."""
 PRODUCTS = "neon_bf16" if ARM else "avx512_bf16"
 """The lowest level with products of bfloat16 in hardware."""
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "abm", "movbe", "f16c"})
@@ -27,7 +28,7 @@ NEEDED: Mapping[str, frozenset[str]] = {
     "neon": frozenset({"asimd"}),
     "neon_bf16": frozenset({"asimd", "asimddp", "bf16"}),
 }
-"""CPU flags, in Linux's names, without which a level cannot be had."""
+"""CPU flags that each level needs, in Linux's names."""
 LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
@@ -43,8 +44,8 @@ class CpuLevelError(ValueError):
 def limit_libraries(environment: MutableMapping[str, str] | None = None) -> None:
     """Limit torch, oneDNN and MKL to the level that `FAIRLEAD_CPU_ISA` forces, in this process and its children.
 
-    The libraries read these variables at their first product, so this runs when `fairlead_worker` is imported. `cpu_level` reports a name
-    that is no level.
+    The libraries read these variables at their first matrix product, so this runs when `fairlead_worker` is imported. `cpu_level` reports
+    an unknown level.
     """
     environment = os.environ if environment is None else environment
     environment.update(LIMITS.get(environment.get(VARIABLE, ""), {}))
@@ -57,7 +58,7 @@ def cpu_level() -> str:
 
 
 def choose_level(forced: str, flags: frozenset[str]) -> str:
-    """Return the highest level that a CPU with `flags` has; `forced`, where that is not empty. Raises CpuLevelError."""
+    """Return `forced` unless it is empty, else the highest level that a CPU with `flags` has. Raises CpuLevelError."""
     best = [level for level in LEVELS if flags >= NEEDED[level]][-1]
     if not forced:
         return best
@@ -82,7 +83,7 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
-    """Return the features of the first CPU, in Linux's names. Empty where Linux does not say."""
+    """Return the features of the first CPU, in Linux's names. Empty if they cannot be read."""
     try:
         lines = (proc / "cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) tells the pods of a group about themselves, as settings."""
+"""Settings from the environment variables that LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) sets in the pods of a group."""
 
 import os
 from typing import Any
@@ -10,7 +10,7 @@ VARIABLES = {"nodes": "LWS_GROUP_SIZE", "node_rank": "LWS_WORKER_INDEX", "leader
 
 
 class GroupEnvironment(PydanticBaseSettingsSource):
-    """Of a group of more than one pod: alone, a pod is a worker as any other."""
+    """A settings source for groups of more than one pod. A single pod is an ordinary worker and gets no settings."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         return os.environ.get(VARIABLES.get(field_name, "")), field_name, False

@@ -1,5 +1,5 @@
-"""`fairlead-worker`: one model replica, or a node of one. Reads the configuration, binds the port, and lives until a signal or its engine's
-end."""
+"""`fairlead-worker`: one model replica, or one node of it. Reads the configuration, binds the port, and serves until a signal or the
+engine's end."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 TERMINATION_BYTES = 4096
-"""Kubernetes keeps no more of a termination message."""
+"""Kubernetes truncates a termination message to this length."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             failure = f"{type(error).__name__}: {error}"
         status = _fail(config, failure) if failure else 0
         logging.shutdown()
-        os._exit(status)  # the interpreter's own end waits for downloads, and a source that is silent for long has no end
+        os._exit(status)  # a normal exit waits for downloads, and one from an unresponsive source may never end
     listeners = []
     for port in (config.port, config.admin_port):
         try:
@@ -63,21 +63,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _listen(host: str, port: int) -> socket.socket:
     if host == "0.0.0.0" and socket.has_dualstack_ipv6():
-        # Every address: in an IPv6 cluster a pod has no other. A machine with IPv6 in its kernel and not on its interfaces takes this too.
+        # All addresses: in an IPv6 cluster a pod has no IPv4 address. It also works if only the kernel has IPv6 and no interface does.
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
-    # At once: probes that come while the rest is still imported wait for an answer, rather than being refused.
+    # Listen before the remaining imports, so that probes during these wait for a response instead of being refused.
     listener.listen(BACKLOG)
     return listener
 
 
 def _fail(config: WorkerConfig, reason: str) -> int:
-    """The reason where Kubernetes finds it, and as the last line for people."""
+    """Write the reason to the termination log and as the last line of stderr. Return the exit status."""
     path = Path(config.termination_log) if config.termination_log else None
-    # Below /dev the file is there when a kubelet mounted it, and must not be made when not.
+    # Below /dev the file exists if a kubelet mounted it, and must not be created otherwise.
     if path is not None and (path.exists() or not path.is_relative_to("/dev")):
         try:
             path.write_bytes(reason.encode()[:TERMINATION_BYTES])

@@ -1,6 +1,6 @@
 """Messages between the API process and the engine process, as msgspec structs over ZeroMQ.
 
-Token ids travel as bytes of little-endian uint32, block hashes as bytes of little-endian uint64: no per-token objects on the wire.
+Token ids are bytes of little-endian uint32 and block hashes bytes of little-endian uint64, so that no message has an object per token.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 PoolingKind = Literal["last", "mean"]
-"""How the hidden states of a prompt become one vector: that of its last token, or the mean of all."""
+"""How the hidden states of a prompt are pooled: the last token's, or the mean of all."""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one request's tokens are chosen. `temperature=0` is greedy."""
+    """Sampling parameters of one request. `temperature=0` is greedy."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -28,40 +28,40 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
-    """None: none; k >= 0: the chosen token's logprob and the k most likely ones."""
+    """None: none; k >= 0: the chosen token's logprob and those of the k most likely tokens."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token that is in the output; `frequency_penalty` as often as it is there."""
+    """Subtracted from the logit of every token in the output."""
     frequency_penalty: float = 0.0
+    """Subtracted from the logit of every token in the output, once for each occurrence."""
     repetition_penalty: float = 1.0
     """Divides the positive and multiplies the negative logits of tokens in the prompt or the output (Keskar et al. 2019)."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, what is added to its logit), each token once."""
+    """(token, value added to its logit), each token once."""
     allowed_token_ids: tuple[int, ...] = ()
-    """Where not empty: no other token can be chosen."""
+    """If not empty, no other token can be chosen."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that do not come in the output, unless nothing else could."""
+    """Token sequences that the output does not contain, unless no other token is possible."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, of the prompt's own tokens, each after those before it. Such a prompt takes nothing from the prefix cache:
-    cached positions have no logits."""
+    """Like `logprobs`, for the prompt's tokens. Such a prompt uses no prefix cache, because cached positions have no logits."""
 
     @property
     def penalized(self) -> bool:
-        """The choice depends on the tokens before it."""
+        """Whether the choice depends on the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def adjusted(self) -> bool:
-        """The logits are changed before temperature."""
+        """Whether the logits are changed before temperature."""
         return self.penalized or bool(self.logit_bias) or bool(self.allowed_token_ids)
 
     @property
     def plain(self) -> bool:
-        """The largest logit, and nothing to change or to tell."""
+        """Whether the choice is the largest unchanged logit, without logprobs."""
         return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted and not self.bad_words
 
 
 GRAMMAR_WAITED = "its grammar has waited longer for its turn than those before it may take:"
-"""Begins the error of a request that the worker had no time for: no fault of the request."""
+"""Start of the error of a request whose grammar was not compiled in time. The cause is the worker's load, not the request."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -77,36 +77,35 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     adapter: int = 0
     """Number of a loaded adapter; 0: the model itself."""
     grammar: str = ""
-    """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
+    """Constraint on the output, as lowered by `grammar/constraint.py`; empty: none."""
     pooling: PoolingKind | None = None
-    """Its hidden states are wanted, pooled so, and no output; of `sampling` nothing counts."""
+    """Return pooled hidden states instead of output tokens; `sampling` is ignored."""
     received_at: float = 0.0
-    """When the API process received it, by `time.monotonic` (one clock for all processes); 0: unknown. The engine reads messages between
-    steps, so the request may already have waited for one."""
+    """When the API process received it, in `time.monotonic` seconds (one clock for all processes); 0: unknown. The engine reads messages
+    between steps, so the request may have waited for one step already."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """The client has gone or a stop string was met: drop the request and give its pages back. Unknown ids are ignored."""
+    """Drop a request and free its pages: its client disconnected or a stop string occurred. Unknown ids are ignored."""
 
     id: str
 
 
 class GetHotPrefixes(msgspec.Struct, tag="ask-hot", frozen=True):
-    """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. One `Hot` answers, in order."""
+    """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. Each is answered by one `Hot`, in order."""
 
     tokens: int
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
-    """End the engine process once the current step is done."""
+    """End the engine process after the current step."""
 
 
 class FetchAdapter(msgspec.Struct, tag="fetch_adapter", frozen=True):
-    """Have a LoRA adapter's files fetched on the other nodes of the model, beside the steps. Answered by `AdapterChanged`, once they are
-    there or cannot be had."""
+    """Fetch a LoRA adapter's files on the model's other nodes while steps continue. Answered by `AdapterChanged` on success or failure."""
 
     number: int
-    """Of the `LoadAdapter` that follows."""
+    """Number of the `LoadAdapter` that follows."""
     name: str
     uri: str
 
@@ -115,15 +114,15 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
     """Read a LoRA adapter between two steps. Answered by `AdapterChanged`."""
 
     number: int
-    """Stands for it from now on; never used twice, so that a reloaded adapter is another one."""
+    """Identifies the adapter. Never reused, so that a reloaded adapter has another number."""
     name: str
     uri: str
     path: str
-    """Folder of its files: fetched already, for the engine must not wait for a download."""
+    """Folder of its files, already fetched: the engine must not wait for a download."""
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
-    """Forget an adapter that no request uses any more. Answered by `AdapterChanged`."""
+    """Unload an adapter that no request uses any more. Answered by `AdapterChanged`."""
 
     number: int
 
@@ -132,61 +131,61 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position, natural logarithm, of the model's own distribution (before temperature and filters)."""
 
     chosen: float
-    """Of the token that is there."""
+    """Log-probability of the actual token."""
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
     rank: int = 0
-    """Of that token among all, 1 for the most likely one; 0 where it was not determined (outputs)."""
+    """Rank of the actual token, 1 for the most likely one; 0 if it was not computed (outputs)."""
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Host times of one request in the engine, seconds, and what goes with them."""
+    """Timing of one request in the engine, in seconds of host time, with its counts of preemptions and host cache hits."""
 
     queue_seconds: float
-    """From its arrival at the engine to the step that admitted it (the first time)."""
+    """From its arrival at the engine to its first admission."""
     prefill_seconds: float
-    """From there to its first token."""
+    """From its first admission to its first token."""
     preemptions: int = 0
     host_cached_tokens: int = 0
-    """Of the output's `cached_tokens`, those that came back from the host tier."""
+    """Those of the output's `cached_tokens` that were loaded from the host tier."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a step added to one request. The last one of a request carries `finish`."""
+    """Output of one step for one request. The last one of a request has `finish`."""
 
     id: str
     tokens: bytes
-    """New token ids, uint32; empty where an error or abort ends the request."""
+    """New token ids, uint32; empty if an error or abort ends the request."""
     cached_tokens: int
     """Prompt tokens whose KV came from the prefix cache when the request was first admitted."""
     finish: FinishReason | None = None
     stop_token: int | None = None
-    """The stop token id that ended it, where `finish` is "stop"."""
+    """The stop token id that ended it, if `finish` is "stop"."""
     error: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     timing: Timing | None = None
-    """With the first token, and with the first token after each preemption."""
+    """Set with the first token, and with the first token after each preemption."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """With the first token: of the prompt's second token and all after it, where they were asked for."""
+    """Set with the first token if requested: one entry for each prompt token from the second on."""
     embedding: bytes = b""
-    """The pooled hidden states, float32, of unit length: the one output of a request with `pooling`."""
+    """The pooled hidden states, float32, of unit length: the only output of a request with `pooling`."""
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Requests that got one token and go on, with nothing else to tell: most of what steps bring, without an `Output` for each."""
+    """Requests that got one token and continue, in columns. Most outputs are of this kind and need no `Output` each."""
 
     ids: tuple[str, ...] = ()
     tokens: bytes = b""
-    """Of these requests, one each; uint32."""
+    """One token per request; uint32."""
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Blocks that the prefix cache began or ceased to hold. Stored parents come before children, removed children before parents."""
+    """Blocks added to or removed from the prefix cache. Stored parents come before children, removed children before parents."""
 
     kind: Literal["stored", "removed"]
     hashes: bytes
     parent: int = 0
-    """Of stored blocks, which follow each other: the hash of the block before them, or the root's."""
+    """For stored blocks, which are consecutive: the hash of the block before them, or the root's."""
 
 
 class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -195,25 +194,26 @@ class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     total: int = 0
     used: int = 0
     saved: int = 0
-    """Copied to the host since the start."""
+    """Pages copied to the host since the start."""
     loaded: int = 0
-    """Copied back since the start."""
+    """Pages copied back since the start."""
     dropped: int = 0
-    """Given up since the start."""
+    """Pages evicted since the start."""
     cached_tokens: int = 0
-    """Prompt tokens found in it; `Load.cached_tokens` counts them too."""
+    """Prompt tokens found in the host tier, also counted in `Load.cached_tokens`."""
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Totals of speculation since the start."""
 
     rounds: int = 0
-    """Drafts verified: rows of a step."""
+    """Verified drafts: rows of a step."""
     tokens: int = 0
-    """Tokens in them."""
+    """Drafted tokens."""
     accepted: int = 0
+    """Accepted tokens."""
     accepted_at: tuple[int, ...] = ()
-    """How many drafts were accepted up to their first token, their second, and so on."""
+    """Number of drafts accepted up to their first token, their second, and so on."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -222,14 +222,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     running: int = 0
     waiting: int = 0
     backlog_tokens: int = 0
-    """Prompt tokens submitted and not computed yet."""
+    """Submitted prompt tokens that are not computed yet."""
     prefill_rate: float = 0.0
     """Prompt tokens a second, measured over recent steps with prefill; 0 before the first."""
     step_seconds: float = 0.0
     """Recent decode step time (the ITL of a running request)."""
     pages_total: int = 0
     pages_free: int = 0
-    """Pages that could be had now: free, or cached and evictable."""
+    """Allocatable pages: free, or cached and evictable."""
     pages_cached: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -242,11 +242,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     host: HostLoad | None = None
     """None without a host tier."""
     drafts: Drafts | None = None
-    """None where nothing speculates."""
+    """None without speculation."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """What one step (or a second of idling: then everything but `load` is empty) brought. Also the engine's heartbeat."""
+    """Results of one step, also the engine's heartbeat. An idle engine sends one per second, empty except for `load`."""
 
     outputs: tuple[Output, ...] = ()
     decoded: Decoded = Decoded()
@@ -258,13 +258,12 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     prefill_tokens: int = 0
     decodes: int = 0
     stall_seconds: float = 0.0
-    """How much longer the step was for its decodes than recent ones without prefill: each of them waited so long for others. All of it,
-    where it left them out."""
+    """Delay of decodes by prefill: the step's time minus that of recent steps without prefill, or all of it if it left the decodes out."""
     stalled: int = 0
-    """Decodes that waited so."""
+    """Decodes that were delayed."""
 
     def each(self) -> Iterator[Output]:
-        """All outputs. `cached_tokens` is 0 in those of `decoded`: it has been told."""
+        """Yield all outputs. Those of `decoded` have `cached_tokens` 0, as an earlier output reported it."""
         for place, name in enumerate(self.decoded.ids):
             yield Output(name, self.decoded.tokens[4 * place : 4 * place + 4], 0)
         yield from self.outputs
@@ -275,14 +274,14 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
 
     phase: str
     """"imports", "nodes", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "capture", "cache",
-    "rehearsal", "grammars"."""
+    "warmup", "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0
-    """Bytes of `total`; 0 where they are not counted."""
+    """Bytes loaded so far, of `total`; 0 if bytes are not counted."""
     total: int = 0
     beat: int = 0
-    """Moves on while something gets on that the other figures do not show, on another node."""
+    """Increases with progress on another node that the other figures do not show."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
@@ -292,34 +291,34 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     name: str
     uri: str
     digest: str
-    """Names its content: part of the root of block hashes."""
+    """Identifies its content: part of the root of block hashes."""
     rank: int
-    """The largest of its layers."""
+    """Largest LoRA rank of its layers."""
 
 
 class AdapterChanged(msgspec.Struct, tag="adapter_changed", frozen=True):
-    """What came of a `FetchAdapter`, a `LoadAdapter` or an `UnloadAdapter`."""
+    """Result of a `FetchAdapter`, a `LoadAdapter` or an `UnloadAdapter`."""
 
     number: int
     info: AdapterInfo | None = None
-    """Of an adapter that was loaded."""
+    """Set after a successful `LoadAdapter`."""
     error: str = ""
-    """Why nothing was changed."""
+    """Why it failed; empty on success. A failure changes nothing."""
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """How this model makes embeddings."""
+    """How this model computes embeddings."""
 
     kind: PoolingKind | None = None
-    """None: it makes none."""
+    """None: it has no embeddings."""
     refused: str = ""
-    """Why not, and what to do."""
+    """Why it has no embeddings, and what to do."""
     size: int = 0
     """Values of an embedding."""
     any_dimensions: bool = False
-    """It was trained so that the first values of an embedding are one too (Matryoshka, Kusupati et al. 2022)."""
+    """Embeddings may be truncated to any length (Matryoshka, Kusupati et al. 2022)."""
     dimensions: tuple[int, ...] = ()
-    """The same, of these lengths only."""
+    """Embeddings may be truncated to these lengths only."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -329,25 +328,25 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     page_size: int
     pages: int
     model_digest: str
-    """Names the weights and config: part of the root of block hashes."""
+    """Identifies the weights and config: part of the root of block hashes."""
     vocabulary_size: int
-    """Rows of the model's embedding: a tokenizer may know tokens that the model has no row for."""
+    """Rows of the model's embedding. A tokenizer may have tokens without a row."""
     eos_token_ids: tuple[int, ...] = ()
     backend: str = ""
-    """Class of the attention's backend."""
+    """Class name of the attention backend."""
     cpu_level: str = ""
     """One of `isa.LEVELS`; empty on another device."""
     native_decoder: bool = False
-    """A step of the whole model is one native call."""
+    """Whether a step of the whole model is one native call."""
     prompt_format: bytes = b""
-    """A `PromptFormat` as JSON. The engine process makes it with transformers, which API processes lack."""
+    """A `PromptFormat` as JSON. The engine process builds it with transformers, which the API process does not import."""
     sampling_defaults: dict[str, float] = {}
-    """temperature, top_p, top_k, min_p, repetition_penalty where the model's authors recommend one and the configuration lets them."""
+    """temperature, top_p, top_k, min_p, repetition_penalty that the model's authors recommend, if the configuration uses them."""
     adapters: tuple[AdapterInfo, ...] = ()
-    """Those of `--lora`."""
+    """Adapters of `--lora`."""
     pooling: Pooling = Pooling()
     generates: bool = True
-    """False: the model has no head, so embeddings are all that it gives."""
+    """False: the model has no language model head and serves embeddings only."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
@@ -357,14 +356,14 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A cached prefix: whole pages of token ids (uint32) under a root number."""
+    """A cached prefix: token ids (uint32) of whole pages, under a root number."""
 
     root: int
     tokens: bytes
 
 
 class Hot(msgspec.Struct, tag="hot", frozen=True):
-    """The answer to `GetHotPrefixes`, the hottest first."""
+    """The reply to `GetHotPrefixes`, the hottest first."""
 
     prefixes: tuple[HotPrefix, ...]
 

@@ -1,7 +1,7 @@
 """Messages between the API process and the engine: msgspec structs as msgpack over ZeroMQ PUSH/PULL, or queues inside one process.
 
-The API side is asynchronous and binds; the engine's side blocks and connects. Neither ever waits for room: a slow reader costs
-memory (bounded by the requests in flight), not a stall of the engine.
+The API side is asynchronous and binds; the engine side blocks and connects. Sending never blocks: a slow reader costs memory (bounded by
+the requests in flight), and the engine does not stall.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from fairlead_worker.messages import FromEngine, ToEngine
 logger = logging.getLogger(__name__)
 
 YIELD_AFTER = 16
-"""Messages taken at once before the rest of the event loop has its turn."""
+"""Messages received in a row before other tasks of the event loop run."""
 LINGER_MS = 2000
-"""Last words (`Failed`) may still be on their way when the engine process ends."""
+"""Time for the last message (`Failed`) to be sent when the engine process ends."""
 
 
 class Channel(Protocol):
@@ -41,17 +41,17 @@ class EngineEnd(Protocol):
     """The engine's end."""
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
-        """Everything that has come; with nothing there, wait up to `timeout` seconds (None: for ever; 0: not at all)."""
+        """Return all received messages. Without any, wait up to `timeout` seconds (None: forever; 0: not at all)."""
         ...
 
     def send(self, message: FromEngine) -> None: ...
 
 
 class ZmqChannel:
-    """The API's end over ZeroMQ. Makes a private directory for the two sockets; `address` is what the engine needs.
+    """The API's end over ZeroMQ. `address` is a private directory with the two sockets; the engine connects to it.
 
-    The event loop watches the socket's descriptor itself: `zmq.asyncio` makes a future and several poller calls of each message, which
-    cost a fifth of what the API process did for a token.
+    The event loop watches the socket's descriptor itself. `zmq.asyncio` needs a future and several poller calls per message, which cost a
+    fifth of the API process's time for a token.
     """
 
     def __init__(self) -> None:
@@ -69,13 +69,13 @@ class ZmqChannel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._taken = 0
-        """Messages since the event loop last had its turn."""
+        """Messages received since the event loop last ran other tasks."""
 
     def send(self, message: ToEngine) -> None:
         try:
             self._out.send(self._encoder.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            # There is no peer: the engine has gone, and whoever watches its process ends the streams.
+            # There is no peer: the engine process has ended, and the watcher of its process ends the streams.
             logger.debug("no engine to take %s", type(message).__name__)
 
     async def receive(self) -> FromEngine:
@@ -86,7 +86,7 @@ class ZmqChannel:
             try:
                 data = self._in.recv(zmq.NOBLOCK)
             except zmq.Again:
-                # Only now: the descriptor tells of what came after the socket was found empty, not of what is still in it.
+                # ZeroMQ's descriptor is edge-triggered: it signals only messages that arrive after the socket was found empty.
                 await self._readable()
             else:
                 self._taken += 1
@@ -126,12 +126,12 @@ class ZmqEngineEnd:
             socket.connect(_endpoint(address, name))
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-        # A download reports its progress from several threads, and ZeroMQ aborts the process when two use one socket at once.
+        # A download reports its progress from several threads, and ZeroMQ aborts the process if two threads use one socket together.
         self._sending = threading.Lock()
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        if timeout is not None and 0 < timeout < 0.001:  # less than the poller knows
+        if timeout is not None and 0 < timeout < 0.001:  # below the poller's resolution
             time.sleep(timeout)
         elif timeout != 0 and not self._in.poll(None if timeout is None else int(timeout * 1000)):
             return messages
@@ -152,7 +152,7 @@ class ZmqEngineEnd:
 
 
 class LocalChannel:
-    """Both ends in one process, for tests: the engine runs in a thread and holds `engine_end`."""
+    """Both ends in one process, for tests: the engine runs in a thread and uses `engine_end`."""
 
     def __init__(self) -> None:
         self.engine_end = LocalEngineEnd(asyncio.get_running_loop())

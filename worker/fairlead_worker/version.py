@@ -1,10 +1,10 @@
-"""Which release this is."""
+"""The installed release of Fairlead."""
 
 import importlib.metadata
 
 
 def release() -> str:
-    """Of the installed package; of a tree that is run as it lies there, without installing it: "0+tree"."""
+    """Return the version of the installed package, or "0+tree" for a source tree that is not installed."""
     try:
         return importlib.metadata.version("fairlead")
     except importlib.metadata.PackageNotFoundError:

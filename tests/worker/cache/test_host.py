@@ -121,7 +121,7 @@ def test_bringing_back_needs_room_and_takes_nothing_without() -> None:
     hog.release()
     hog = fill(cache, 2)
     match = cache.track(ROOT, tokens(13))
-    with pytest.raises(OutOfPages, match="3 pages to bring back"):
+    with pytest.raises(OutOfPages, match="3 pages to load"):
         cache.attach(cache.match(match))
     assert (cache.available, copies(cache)) == (2, ([], []))
     hog.release()

@@ -1,4 +1,4 @@
-"""KV cache bookkeeping: which pages exist, which leases hold them, and which prefixes they contain. Integers only: the model has the KV.
+"""KV cache bookkeeping: which pages exist, which leases hold them, and which prefixes they contain. The KV itself belongs to the model.
 
-Imports nothing of ours but `messages`; no torch, no clock, no I/O.
+It uses no torch, no clock and no I/O, and imports only `messages` and the index's hash functions.
 """

@@ -1,4 +1,4 @@
-"""What the prefix cache began and ceased to hold, in order, for the index."""
+"""The log of blocks that the prefix cache stored and removed, for the index."""
 
 from array import array
 from typing import Literal
@@ -12,8 +12,8 @@ Kind = Literal["stored", "removed"]
 class EventLog:
     """Block hashes stored and removed since the last drain.
 
-    The cache appends in the order of its own changes: a parent is stored before its child and removed after it, so whoever applies
-    the log in order holds a prefix-closed set at every moment.
+    The log has the order of the cache's changes. A parent is stored before its child and removed after it, so a reader that applies the log
+    in order always has a prefix-closed set.
     """
 
     __slots__ = ("_runs",)
@@ -34,7 +34,7 @@ class EventLog:
             self._runs.append(("removed", array("Q", (block,)), 0))
 
     def drain(self) -> tuple[CacheEvent, ...]:
-        """The events since the last call; neighbours that follow each other, or were removed, are joined."""
+        """Return the events since the last call. One event has a chain of stored blocks, or a run of removed blocks."""
         if not self._runs:
             return ()
         runs, self._runs = self._runs, []

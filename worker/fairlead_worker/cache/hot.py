@@ -1,4 +1,4 @@
-"""Which cached prefixes are worth most to a worker that has none: those that most requests attached to."""
+"""The hottest cached prefixes, for the warm-up of a new worker: those that most requests used."""
 
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
@@ -10,16 +10,16 @@ from fairlead_worker.messages import HotPrefix
 MIN_HITS = 1
 """Fewest hits of a hot page: an unused page is not worth sending."""
 MAX_LENGTH_FACTOR = 16
-"""Times the budget that prefixes may be long together. Each is told whole: of ten thousand questions about one long document, which share
-all pages but one, the answer and the requests that compute it would be as long as ten thousand documents."""
+"""Largest total length of the prefixes, as a multiple of the budget. Shared pages count once in the budget, but each prefix is sent whole.
+For ten thousand questions about one document, which share all pages except one, the reply would be as long as ten thousand documents."""
 
 
 def find_hot_prefixes(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
-    """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first; the
-    last ones are left out where all of them would be longer than MOST_TOLD times as much.
+    """Return the hottest prefixes of all roots, hottest first, with at most `tokens` tokens together (shared pages counted once).
 
-    A page's hits count every lease at or below it, so none has more than its parent: taking the page with the most hits again and again
-    gives the best set, and one that holds each page's parents. Time grows with the pages taken and their children, not with the cache.
+    Their summed length is at most MAX_LENGTH_FACTOR times `tokens`; the last ones are left out. A page's hits count every lease at or
+    below it, so it has at most its parent's hits. Therefore greedy selection of the page with the most hits gives the best set, and this
+    set contains each page's parents. The time depends on the selected pages and their children, not on the size of the cache.
     """
     heap: list[tuple[int, int, Node]] = []
     for root in cache.roots():

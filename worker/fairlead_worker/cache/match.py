@@ -1,4 +1,4 @@
-"""Tracks how much of each waiting request's prompt is cached, without a walk over all requests in every step.
+"""Track how much of each waiting request's prompt is cached, without a walk over all requests in every step.
 
 A match is registered at the deepest cached node of its prompt, by the key of the next page. Publishing that page, or evicting that node,
 makes the match stale. Only stale matches are walked again, at most `limit` per step. So ordering thousands of waiting requests by their

@@ -1,4 +1,4 @@
-"""Pages and their owners: the pool, and the lease, which is the only way for a request to hold pages."""
+"""The page pool, and the lease, through which a request holds its pages."""
 
 from array import array
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ PlaceT = TypeVar("PlaceT")
 HeldT = TypeVar("HeldT", contravariant=True)
 
 MAX_PAGE_SIZE = 64
-"""Tokens. Beyond it a prefix hit loses more tokens to rounding than larger copies save (SGLang and vLLM stop at 64 and 128)."""
+"""Tokens. Above it, a prefix hit loses more tokens to rounding than larger copies save (SGLang stops at 64, vLLM at 128)."""
 
 
 class OutOfPages(RuntimeError):
-    """More pages were asked for than are free or evictable. The scheduler checks before it asks, so this is a bug."""
+    """More pages are requested than are free or evictable. The scheduler checks before it requests pages, so this is a bug."""
 
 
 class PagePool:
@@ -29,20 +29,20 @@ class PagePool:
         self.page_size = page_size
         self.leased = 0
         self.cached = 0
-        self._free = list(range(total - 1, -1, -1))  # a stack: the lowest pages first, the last used again soonest
+        self._free = list(range(total - 1, -1, -1))  # a stack that starts with the lowest page; the last freed page is reused first
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def free_pages(self) -> frozenset[int]:
-        """Which pages are free; for tests and diagnosis."""
+        """Return the free pages, for tests and diagnosis."""
         return frozenset(self._free)
 
     def take(self, count: int) -> list[int]:
-        """`count` free pages, leased from now on."""
+        """Lease `count` free pages and return them."""
         if count > len(self._free):
-            raise OutOfPages(f"{count} pages asked for, {len(self._free)} free of {self.total}")
+            raise OutOfPages(f"{count} pages requested, {len(self._free)} free of {self.total}")
         if count == 1:
             self.leased += 1
             return [self._free.pop()]
@@ -54,24 +54,24 @@ class PagePool:
         return pages
 
     def give_back(self, pages: Iterable[int]) -> None:
-        """Leased pages become free."""
+        """Free leased pages."""
         before = len(self._free)
         self._free.extend(pages)
         self.leased -= len(self._free) - before
 
     def move_to_cache(self, count: int) -> None:
-        """`count` leased pages now belong to the prefix cache."""
+        """Count `count` leased pages as cached: the prefix cache owns them now."""
         self.leased -= count
         self.cached += count
 
     def free_cached(self, pages: list[int]) -> None:
-        """Evicted pages are free."""
+        """Free evicted pages."""
         self.cached -= len(pages)
         self._free.extend(pages)
 
 
 class PrefixOwner(Protocol[HeldT]):
-    """The side of the prefix cache that a lease needs: to let go of the place that it holds."""
+    """The part of the prefix cache that a lease needs, to unlock its place."""
 
     def unlock(self, place: HeldT) -> None: ...
 
@@ -79,59 +79,59 @@ class PrefixOwner(Protocol[HeldT]):
 class KvLease(Generic[PlaceT]):
     """The pages of one request: `pages[:shared]` belong to the prefix cache and are locked, `pages[shared:]` are its own.
 
-    A lease is the only holder of a request's pages, and `release` the only place where they are let go. It takes the pages out
-    of the lease as it releases them, so there is nothing to release twice, and a released lease can be used no more.
+    Only a lease holds a request's pages, and only `release` frees them. It also removes them from the lease, so that they cannot be freed
+    twice and a released lease cannot be used.
     """
 
     __slots__ = ("_owner", "_place", "_pool", "loaded", "pages", "shared")
 
     def __init__(self, pool: PagePool, owner: PrefixOwner[PlaceT], place: PlaceT, prefix: Iterable[int], loaded: int = 0) -> None:
-        """`place` is locked for this lease already; `prefix` are the pages down to it, the last `loaded` of them back from the host."""
+        """`place` is already locked for this lease. `prefix`: the pages down to it, the last `loaded` of them loaded from the host."""
         self._pool = pool
         self._owner = owner
         self._place: PlaceT | None = place
         self.pages = array("i", prefix)
-        """The page table, int32: read it, or copy it; do not keep a memoryview, which would forbid it to grow."""
+        """The page table, int32. Do not keep a memoryview of it: an exported array cannot grow."""
         self.shared = len(self.pages)
         self.loaded = loaded
 
     @property
     def place(self) -> PlaceT:
-        """The deepest cached page of this request, in the cache's own terms."""
+        """The deepest cached page of this request: the cache's node."""
         if self._place is None:
-            raise RuntimeError("this lease was released: its request must take a new one")
+            raise RuntimeError("this lease was released: its request needs a new one")
         return self._place
 
     def extend(self, pages: Iterable[int]) -> None:
-        """Adds pages taken from the pool."""
+        """Add pages taken from the pool."""
         assert self._place is not None, "a released lease cannot grow"
         self.pages.extend(pages)
 
     def use_cached(self, index: int, page: int) -> None:
-        """Uses the cached `page`, which holds the same tokens, instead of its own page at `index`, which becomes free."""
+        """Replace the private page at `index` by the cached `page` with the same tokens, and free the private one."""
         assert index >= self.shared, "only private pages may be exchanged"
         duplicate, self.pages[index] = self.pages[index], page
         self._pool.give_back((duplicate,))
 
     def trim(self, tokens: int) -> None:
-        """Gives its own pages back that lie wholly behind its first `tokens` tokens."""
+        """Free the private pages that lie entirely after the first `tokens` tokens."""
         kept = max(-(-tokens // self._pool.page_size), self.shared)
         if kept < len(self.pages):
             self._pool.give_back(self.pages[kept:])
             del self.pages[kept:]
 
     def move_to(self, place: PlaceT, shared: int) -> None:
-        """The first `shared` pages are the cache's now, and `place` (locked by the caller) the deepest of them."""
+        """Share the first `shared` pages with the cache. `place`, locked by the caller, is the deepest of them. Unlock the old place."""
         before, self._place, self.shared = self.place, place, shared
         self._owner.unlock(before)
 
     def extend_shared(self, place: PlaceT, shared: int) -> None:
-        """The first `shared` pages are the cache's now, and `place` the last of them. The owner has passed the lock on."""
+        """Share the first `shared` pages with the cache. The owner has moved this lease's lock to `place`, the last of them."""
         self._place = place
         self.shared = shared
 
     def release(self) -> None:
-        """Lets go of everything: private pages become free, cached ones evictable unless another request holds them."""
+        """Release all pages: private ones become free, cached ones evictable unless another request uses them."""
         place, self._place = self._place, None
         if place is None:
             return

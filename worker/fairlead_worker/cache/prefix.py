@@ -300,7 +300,7 @@ class PrefixCache:
         absent.reverse()
         count = len(absent)
         if count + self.unused_above(node) > self.available:
-            raise OutOfPages(f"{count} pages to bring back from the host, {self.available} available")
+            raise OutOfPages(f"{count} pages to load from the host, {self.available} available")
         self._lock(node)
         self.host.pin(absent)
         if count > self.pool.free:

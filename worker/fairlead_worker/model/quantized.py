@@ -172,13 +172,13 @@ def dequantize(model: PreTrainedModel, dtype: torch.dtype, retain: bool) -> None
 
 
 def _rounds(module: nn.Module) -> bool:
-    """Inputs or outputs: what compressed-tensors goes on doing with wide weights, where a checkpoint says so."""
+    """Return whether compressed-tensors rounds the layer's inputs or outputs, which it also does after its weight is dequantized."""
     scheme: Any = getattr(module, "quantization_scheme", None)
     return scheme is not None and (scheme.input_activations is not None or scheme.output_activations is not None)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Its weight is a tensor like any other, and not a library's own kind; and is all that its answer depends on."""
+    """Return whether the layer's weight is an ordinary tensor, not a library's own type, and its output depends on nothing else."""
     return type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter) and not _rounds(module)
 
 

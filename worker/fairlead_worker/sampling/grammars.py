@@ -94,7 +94,7 @@ class Grammars:
         """A grammar was requested. Until then steps skip grammars."""
 
     def compile(self, grammar: str) -> "Future[str]":
-        """Compile a grammar; the result is the error, or empty. Implements `engine.gate.GrammarCompiler`."""
+        """Compile a grammar; the result is the error, or empty. Implements `engine.grammar_queue.GrammarCompiler`."""
         self.is_used = True
         told: Future[str] = Future()
         self._prototype(grammar).add_done_callback(lambda done: told.set_result(str(done.exception() or "")))

@@ -62,7 +62,7 @@ def choose(
     adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, drafted), chosen_by, further)
     if masks is not None:
         adjusted = masks.apply(adjusted, changed)
-    # after the masks: a bad word that is the only token of the requested form may come
+    # After the masks: a bad word is allowed if it is the only token that the requested format allows.
     adjusted = forbid_words(adjusted, chosen_by, drafted)
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]
     choice = largest(adjusted) if len(random) < len(changed) else torch.empty(len(changed), dtype=torch.int64, device=logits.device)
@@ -98,7 +98,7 @@ def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], furth
 
 
 Fetch = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
-"""As `to_host`."""
+"""Starts a copy of a tensor to the host and returns a function that waits for it, like `to_host`."""
 
 
 @dataclass(frozen=True, slots=True)

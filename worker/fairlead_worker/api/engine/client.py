@@ -60,7 +60,7 @@ STAGES = {
     "profile": "Preparing",
     "capture": "Preparing",
     "cache": "Preparing",
-    "rehearsal": "Preparing",
+    "warmup": "Preparing",
 }
 """Phases of a load, mapped to the stages of `status.loading`."""
 
