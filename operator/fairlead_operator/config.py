@@ -1,4 +1,4 @@
-"""The operator's configuration: flags, and an environment variable FAIRLEAD_<FLAG> for each; flags win."""
+"""The operator's configuration: flags, and an environment variable FAIRLEAD_<FLAG> for each. Flags take precedence."""
 
 from typing import Self
 
@@ -24,24 +24,26 @@ class OperatorConfig(BaseSettings):
     worker_image: str = Field(min_length=1, description="Image of the workers.")
     router_image: str = Field(min_length=1, description="Image of the routers.")
     image_pull_policy: str = Field("IfNotPresent", pattern="^(Always|IfNotPresent|Never)$", description="Of workers and routers.")
-    redis_url: str = Field("", description="The prefix index; empty: none, routers go by load.")
-    redis_username: str = Field("", description="The operator's own user of Redis; empty: default.")
-    redis_password_file: str = Field("", description="File with its password, read at each connection.")
-    redis_ca_file: str = Field("", description="PEM of the authorities that verify a rediss:// server; empty: the system's.")
-    redis_cert_file: str = Field("", description="PEM of a client certificate, given to workers and routers too.")
-    redis_key_file: str = Field("", description="PEM of its private key.")
-    redis_bundled: bool = Field(False, description="Redis is the chart's: the operator keeps its administrator's password and certificate.")
-    credentials_secret: str = Field("", description="The operator's own Secret, made by it; empty: services get no Redis credentials.")
-    deployment: str = Field("", description="The operator's own Deployment: the Secret is removed with it. Empty: it stays.")
+    redis_url: str = Field("", description="Redis of the prefix index; empty: no index, routers choose workers by load.")
+    redis_username: str = Field("", description="The operator's own Redis user; empty: default.")
+    redis_password_file: str = Field("", description="File with the password, read at each connection.")
+    redis_ca_file: str = Field("", description="PEM file of the authorities that verify a rediss:// server; empty: the system's.")
+    redis_cert_file: str = Field("", description="PEM file of a client certificate, also given to workers and routers.")
+    redis_key_file: str = Field("", description="PEM file of the certificate's private key.")
+    redis_bundled: bool = Field(False, description="Redis is the chart's: the operator manages its password and certificate.")
+    credentials_secret: str = Field(
+        "", description="The operator's own Secret, which it creates; empty: services get no Redis credentials."
+    )
+    deployment: str = Field("", description="The operator's own Deployment, which owns the Secret; empty: the Secret has no owner.")
     rotation_grace: float = Field(300, ge=0, description="Seconds that previous credentials are accepted after Redis accepts new ones.")
-    default_gpus: int = Field(1, ge=0, le=64, description="GPUs of a worker whose manifest says nothing, times engine.tensorParallel.")
+    default_gpus: int = Field(1, ge=0, le=64, description="GPUs of a worker without spec.resources.gpus, times engine.tensorParallel.")
     namespace: str = Field("", description="Watch this namespace only; empty: all.")
-    lease_namespace: str = Field("", description="Where the Lease is by which one operator leads; empty: the pod's own namespace.")
-    lease_name: str = Field("fairlead-operator", min_length=1, description="Operators that share a Lease act one at a time.")
+    lease_namespace: str = Field("", description="Namespace of the leader election's Lease; empty: the pod's own namespace.")
+    lease_name: str = Field("fairlead-operator", min_length=1, description="Lease name; of the operators that share a Lease, one leads.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
-    monitoring_namespaces: str = Field("", description="Comma-separated: namespaces that NetworkPolicies let read /metrics of the pods.")
-    health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: a free one.")
-    kubeconfig: str = Field("", description="Where the API server is; empty: the pod's service account, or $KUBECONFIG.")
+    monitoring_namespaces: str = Field("", description="Comma-separated namespaces that NetworkPolicies let read /metrics of the pods.")
+    health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: any free port.")
+    kubeconfig: str = Field("", description="Kubeconfig file; empty: the pod's service account, or $KUBECONFIG.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
 
     @field_validator("redis_url")
@@ -50,7 +52,7 @@ class OperatorConfig(BaseSettings):
         if value:
             parse_url(value)
         if has_password(value):
-            raise ValueError("holds a password, and would show it in every pod's arguments: give --redis-password-file")
+            raise ValueError("contains a password, which every pod's arguments would show: use --redis-password-file")
         return value
 
     @model_validator(mode="after")

@@ -31,12 +31,12 @@ _IMAGE_ADVICE = (
     (r"no space left", "The node's disk is full: free it, or choose other nodes."),
 )
 _CONFIG_ADVICE = (
-    (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: the pod then starts by itself."),
+    (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: the pod then starts automatically."),
     (r"couldn't find key (\S+) in Secret \S+?/(\S+)", "Put the key {0} into the Secret {1}."),
     (r'configmap "([^"]+)" not found', "Create the ConfigMap {0} in this namespace."),
     (r"couldn't find key (\S+) in ConfigMap \S+?/(\S+)", "Put the key {0} into the ConfigMap {1}."),
     (r"runAsNonRoot", "The image runs as root, which is forbidden here: use one with a numeric USER."),
-    (r"nvidia", "The node's NVIDIA driver or container toolkit is at fault: see the GPU operator's pods there."),
+    (r"nvidia", "The node's NVIDIA driver or container toolkit fails: see the GPU operator's pods there."),
 )
 
 
@@ -74,8 +74,8 @@ def of_container(
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
         seen = probe_failed(pod, event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"
-        return Cause("NotReady", truncate(f"pod {pod} runs and does not take requests{why}"), fault=False)
-    return Cause("Starting", f"pod {pod} is being started", fault=False)
+        return Cause("NotReady", truncate(f"pod {pod} runs but is not ready{why}"), fault=False)
+    return Cause("Starting", f"pod {pod} is starting", fault=False)
 
 
 def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> Cause:
@@ -87,7 +87,7 @@ def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> C
     if reason == "ErrImageNeverPull":
         return make_cause(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
     return make_cause(
-        "ImagePullBackOff", what, _advice(_IMAGE_ADVICE, detail) or "Try the pull by hand on the node: the registry's words are above."
+        "ImagePullBackOff", what, _advice(_IMAGE_ADVICE, detail) or "Pull the image manually on the node to see the registry's error."
     )
 
 
@@ -108,7 +108,7 @@ def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], w
     code = ended.get("exitCode")
     seen = probe_failed(pod, event)
     if code in _KILLED and seen:
-        do = f"It was restarted for that: see kubectl logs {pod} --previous, and give it more time or less load."
+        do = f"The kubelet restarted it: see kubectl logs {pod} --previous, and allow more time or reduce the load."
         return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)
     looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2
     what = f"pod {pod}: {container.get('name')} exited with code {code}: {said or 'it left no message'}"

@@ -11,34 +11,34 @@ def of_failure(reason: str, message: str) -> Cause:
         quota = re.search(r"(?:exceeded|failed) quota: ([\w.-]+)", message)
         which = quota[1] if quota else "of the namespace"
         do = f"Raise the ResourceQuota {which} (kubectl describe quota), or lower spec.replicas or spec.resources."
-        return make_cause("QuotaExceeded", f"no pod may be made: {message}", do)
+        return make_cause("QuotaExceeded", f"no pod can be created: {message}", do)
     if "violates PodSecurity" in message:
-        do = "Remove what it names from spec.podTemplate, or label the namespace with a level that allows it."
-        return make_cause("PodSecurity", f"no pod may be made: {message}", do, template=True)
+        do = "Remove the named settings from spec.podTemplate, or label the namespace with a level that allows them."
+        return make_cause("PodSecurity", f"no pod can be created: {message}", do, template=True)
     if "admission webhook" in message or "ValidatingAdmissionPolicy" in message:
         return make_cause(
             "AdmissionDenied",
-            f"no pod may be made: {message}",
-            "Change what it refuses in spec.podTemplate, or ask the owner of that policy.",
+            f"no pod can be created: {message}",
+            "Change the refused part of spec.podTemplate, or ask the owner of that policy.",
             template=True,
         )
     if "LimitRange" in message or re.search(r"(?:maximum|minimum) (?:cpu|memory|\S+/\S+) usage per", message):
         return make_cause(
             "LimitRange",
-            f"no pod may be made: {message}",
+            f"no pod can be created: {message}",
             "Set spec.resources within the namespace's LimitRange (kubectl describe limitrange).",
             template=True,
         )
     if "serviceaccount" in message.replace(" ", "").lower() and "not found" in message:
         return make_cause(
             reason,
-            f"no pod may be made: {message}",
+            f"no pod can be created: {message}",
             "Create that ServiceAccount, or remove serviceAccountName from spec.podTemplate.",
             template=True,
         )
     invalid = "is invalid:" in message
-    do = "Correct spec.podTemplate." if invalid else "The controller tries again by itself; kubectl describe replicaset says more."
-    return make_cause(reason, f"no pod may be made: {message}", do, template=invalid)
+    do = "Correct spec.podTemplate." if invalid else "The controller retries automatically; see kubectl describe replicaset."
+    return make_cause(reason, f"no pod can be created: {message}", do, template=invalid)
 
 
 def of_refusal(child: str, words: str, *, template: bool) -> Cause:
@@ -50,18 +50,18 @@ def of_refusal(child: str, words: str, *, template: bool) -> Cause:
         return make_cause(
             "PodTemplateInvalid",
             f"{child}: {words}",
-            "Correct spec.podTemplate: the running pods stay as they are until then.",
+            "Correct spec.podTemplate: the running pods stay unchanged until then.",
             template=True,
         )
     if "forbidden" in words and "cannot" in words:
-        do = "Give the operator that right: its chart's roles are those of its version (helm upgrade)."
+        do = "Grant the operator that permission: the chart's roles must be of the operator's version (helm upgrade)."
     else:
-        do = "It is tried again every 30 s."
+        do = "The operator retries every 30 s."
     return make_cause("ApplyFailed", f"{child}: {words}", do)
 
 
 def paused(deployment: str) -> Cause:
     """Return the cause of a Deployment that a user paused: it makes no progress, and nothing else reports that."""
     return make_cause(
-        "RolloutPaused", f"Deployment {deployment} is paused", f"Go on with kubectl rollout resume deployment/{deployment}.", fault=False
+        "RolloutPaused", f"Deployment {deployment} is paused", f"Resume it: kubectl rollout resume deployment/{deployment}.", fault=False
     )

@@ -13,11 +13,11 @@ RELEVANT_REASONS = {*MOUNT, *PROBE, "FailedCreatePodSandBox", "NetworkNotReady",
 
 _MOUNT_ADVICE = (
     (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct its name in the manifest."),
-    (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: it is mounted as soon as it is there."),
+    (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: the kubelet then mounts it."),
     (r'configmap "([^"]+)" not found', "Create the ConfigMap {0} in this namespace."),
     (r"references non-existent secret key: (\S+)", "Put the key {0} into that Secret."),
     (r"Multi-Attach error", "The volume is still attached to another node: use a ReadWriteMany claim, or wait until the old pod has gone."),
-    (r"hostPath type check failed", "The path is not on that node: make it, or choose nodes that have it."),
+    (r"hostPath type check failed", "The path does not exist on that node: create it, or choose nodes that have it."),
     (r"permission denied|access denied", "The storage refuses this node: check its credentials and exports."),
     (r"timed out waiting", "The storage does not answer: see the CSI driver's pods and kubectl describe pvc."),
 )
@@ -49,7 +49,7 @@ def of_event(pod: str, event: PodEvent) -> Cause | None:
         return make_cause(
             event.reason,
             f"pod {pod}: {_without_ids(event.message)}",
-            "The node's container runtime or network plugin is at fault: see its pods and the kubelet's log.",
+            "The node's container runtime or network plugin fails: see its pods and the kubelet's log.",
         )
     return node_gone(pod) if event.reason == "NodeNotReady" else None
 

@@ -18,7 +18,7 @@ __all__ = ["PodEvent", "of_pod", "of_pods"]
 
 Body = Mapping[str, Any]
 _LOST = ("NodeLost", "NodeUnreachable")
-_EVICTED = "Kubernetes makes another one. Give the node what it lacks, or ask for it in spec.resources so that the scheduler counts it."
+_EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in spec.resources so that the scheduler counts it."
 
 
 def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
@@ -56,8 +56,8 @@ def of_pod(pod: Body, event: PodEvent | None = None) -> Cause | None:
         return scheduling.of_condition(name, scheduled.get("reason", ""), str(scheduled.get("message") or ""))
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":
-        why = disrupted.get("message") or disrupted.get("reason") or "it is to leave its node"
-        return make_cause("Disrupted", f"pod {name} is being evicted: {why}", "Another one is made by itself.", fault=False)
+        why = disrupted.get("message") or disrupted.get("reason") or "no reason is given"
+        return make_cause("Disrupted", f"pod {name} is being evicted: {why}", "Kubernetes replaces it.", fault=False)
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     if _node_stopped_reporting(status, conditions.get("Ready")):
         return node_gone(name)
@@ -66,7 +66,7 @@ def of_pod(pod: Body, event: PodEvent | None = None) -> Cause | None:
         cause = of_container(name, container, conditions.get("Ready"), event)
         if cause is not None:
             return early if early is not None and not cause.fault else cause
-    return early or Cause("Starting", f"pod {name} is being started", fault=False)
+    return early or Cause("Starting", f"pod {name} is starting", fault=False)
 
 
 def _node_stopped_reporting(status: Body, ready: Mapping[str, Any] | None) -> bool:
@@ -89,6 +89,6 @@ def _ended(name: str, status: Body) -> Cause:
     if reason == "Evicted":
         return make_cause(reason, f"pod {name} was evicted: {words}", _EVICTED, fault=False)
     if reason.startswith("OutOf") or reason in ("UnexpectedAdmissionError", "NodeAffinity", "NodePorts"):
-        do = "The node refused it after the scheduler had chosen it: see the node's device plugin, or cordon the node."
-        return make_cause(reason, f"pod {name} was turned away by its node: {words}", do)
+        do = "The kubelet rejected it after the scheduler had chosen the node: see the node's device plugin, or cordon the node."
+        return make_cause(reason, f"pod {name} was rejected by its node: {words}", do)
     return Cause(reason, truncate(f"pod {name} has ended: {words}"), fault=False)

@@ -17,7 +17,7 @@ _ADVICE = (
     (r"Insufficient cpu", "Lower spec.resources.cpu, or add a node."),
     (r"Insufficient memory", "Lower spec.resources.memory, or add a node."),
     (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),
-    (r"Too many pods", "Every node that fits holds as many pods as it may: add a node."),
+    (r"Too many pods", "Every suitable node has reached its limit of pods: add a node."),
     (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct the name in spec.model."),
     (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it again."),
     (

@@ -34,7 +34,7 @@ def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
     component = component if kind == "Deployment" else f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
     do = f"See whether {component}, and kubectl describe {kind.lower()} {name}."
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
-        what = f"{kind} {name}: its controller has not looked at it for {GRACE:.0f} s"
+        what = f"{kind} {name}: its controller has not observed it for {GRACE:.0f} s"
     elif not status.get("replicas") and not _failed(status) and not _has_pods(deployment, pods):
         what = f"{kind} {name}: no pod was created for {GRACE:.0f} s, and no reason is reported"
     else:
@@ -74,14 +74,14 @@ def _of_pod(pod: Body) -> list[_Late]:
         return (
             []
             if made is None
-            else [(made + GRACE, make_cause("SchedulerSilent", f"pod {name}: no scheduler has looked at it for {GRACE:.0f} s", do))]
+            else [(made + GRACE, make_cause("SchedulerSilent", f"pod {name}: no scheduler has handled it for {GRACE:.0f} s", do))]
         )
     bound = _seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
     do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
     return (
         []
         if bound is None
-        else [(bound + NODE_GRACE, make_cause("NodeSilent", f"pod {name}: its node has not begun with it for {NODE_GRACE:.0f} s", do))]
+        else [(bound + NODE_GRACE, make_cause("NodeSilent", f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s", do))]
     )
 
 

@@ -43,7 +43,7 @@ _KINDS = (
     ),
     (r"\(404\)|answered 404|no revision", "ModelNotFound", "Correct spec.model.uri or its revision."),
     (r"answered 429|rate limit", "HubRateLimited", "Wait, or give a token (spec.model.secretRef) and a shared cache (spec.model.cache)."),
-    (r"answered 5\d\d", "HubUnreachable", "The hub is at fault: it is tried again by itself."),
+    (r"answered 5\d\d", "HubUnreachable", "The hub fails: the worker retries automatically."),
     (
         r"hub cannot be reached|Name or service not known|Temporary failure in name resolution|Connection (?:refused|reset)|[Tt]imed out",
         "HubUnreachable",
@@ -67,7 +67,7 @@ _KINDS = (
     (
         r"--quantization ",
         "ModelUnsupported",
-        "Change spec.engine.quantization or spec.engine.dtype: docs/guides/weights.md says what goes together.",
+        "Change spec.engine.quantization or spec.engine.dtype: docs/guides/weights.md lists the supported combinations.",
     ),
     (
         r"unsupported|not supported|quantized",

@@ -1,7 +1,7 @@
 """The canary's objects: a second Deployment with the new revision's template, and the ConfigMap that tells routers its weight.
 
-Its pods are workers like the others: found by the same Service, counted by the same disruption budget. A label sets them apart, and an
-environment variable by which they say themselves of which revision they are the canary.
+Its pods are ordinary workers: the same Service selects them, and the same disruption budget counts them. A label distinguishes them, and an
+environment variable with the revision, which they report to routers.
 """
 
 import json
@@ -24,7 +24,10 @@ SPLIT_FILE = PurePosixPath("/etc/fairlead/split/split.json")
 
 
 def objects(service: InferenceService, revision: str, template: Object, sides: Sides, settle: int) -> list[Object]:
-    """`template`: of `revision`, the one that is tried. The routers' part comes first: a canary without a weight gets no requests."""
+    """Return the objects of the canary. `template`: the pod template of `revision`, the revision on trial.
+
+    The ConfigMap for the routers comes first: a canary without a weight gets no requests.
+    """
     made = [_config_map(service, sides.split)] if service.spec.rollout.canary is not None else []
     if sides.replicas is not None:
         made.append(_deployment(service, revision, template, sides.replicas, settle))
@@ -32,7 +35,7 @@ def objects(service: InferenceService, revision: str, template: Object, sides: S
 
 
 def stable_template(service: InferenceService, sides: Sides, seen: Iterable[Mapping[str, Any]]) -> Object | None:
-    """The template that the main Deployment stays on; None: on the wanted one."""
+    """Return the template that the main Deployment keeps during the trial; None: it uses the wanted one."""
     if not sides.stable:
         return None
     kept = find(service, names.WORKER, sides.stable, seen)
@@ -40,7 +43,7 @@ def stable_template(service: InferenceService, sides: Sides, seen: Iterable[Mapp
 
 
 def router_volumes(service: InferenceService) -> list[Object]:
-    """Optional: a router that starts before the ConfigMap is there knows no canary, and gets the file when it comes."""
+    """Return the volume of the split. It is optional: a router may start before the ConfigMap exists, and gets the file later."""
     if service.spec.rollout.canary is None:
         return []
     return [{"name": "split", "configMap": {"name": names.split(service), "optional": True, "defaultMode": 0o444}}]
@@ -61,7 +64,7 @@ def _config_map(service: InferenceService, split: Split) -> Object:
 
 
 def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, settle: int) -> Object:
-    """Recreate: of two canaries that follow each other only one is of interest, and the second may need the GPU of the first."""
+    """Return the canary's Deployment. Its strategy is Recreate: a new canary replaces the old one and may need its GPU."""
     marked = _marked(template, revision)
     made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, strategy={}, settle=settle)
     selector = {"matchLabels": {**names.selector(service, names.WORKER), names.TRACK: names.CANARY_TRACK}}
@@ -70,7 +73,7 @@ def _deployment(service: InferenceService, revision: str, template: Object, repl
 
 
 def _marked(template: Object, revision: str) -> Object:
-    """The template with the canary's mark, for people and the Deployment (label) and for routers (environment)."""
+    """Return the template with the canary's label, for users and the Deployment, and its environment variable, for routers."""
     made = deepcopy(template)
     metadata = made.setdefault("metadata", {})
     metadata["labels"] = {**metadata.get("labels", {}), names.TRACK: names.CANARY_TRACK}

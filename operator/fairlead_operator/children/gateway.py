@@ -15,7 +15,7 @@ HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
 _EXACT = [{"path": {"type": "Exact", "value": path}} for path in INFERENCE if path.startswith("/v1/") and path != MODELS]
 _MATCHES = [*_EXACT, {"path": {"type": "PathPrefix", "value": MODELS}}]  # paths below it name a model
-MOST_MATCHES = 8  # of a rule; Gateway API 1.2 and later allow 64
+MOST_MATCHES = 8  # matches of one rule; Gateway API 1.2 and later allow 64
 
 
 def kinds(service: InferenceService) -> tuple[str, ...]:

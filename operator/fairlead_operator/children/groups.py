@@ -1,7 +1,7 @@
 """Workers of more than one pod: a LeaderWorkerSet in place of the Deployment.
 
-A group is one worker: its leader serves and is what every selector of workers finds; the followers have labels of their own, and run ranks.
-Both are made from one template, the follower's from the leader's alone: so it is pinned with it, and no release of the operator changes it.
+A group is one worker. The leader serves and has the labels that select workers. The followers have their own labels and run ranks. The
+follower's template is derived from the leader's alone. So both are pinned together, and a new release of the operator changes neither.
 """
 
 from copy import deepcopy
@@ -13,8 +13,8 @@ from fairlead_operator.objects import Object
 from fairlead_operator.rollout.step import Step
 
 API_VERSION, KIND = "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
-ANNOTATIONS = "leaderworkerset.sigs.k8s.io/"  # of podTemplate: for the set itself, as exclusive-topology
-NOT_BELOW = 1000  # `partition` while a rollout is paused: as many groups as spec.replicas may ask for
+ANNOTATIONS = "leaderworkerset.sigs.k8s.io/"  # podTemplate annotations with this prefix go to the set, such as exclusive-topology
+NOT_BELOW = 1000  # `partition` while a rollout is paused: the maximum of spec.replicas
 SECRET_KEY = "secret"
 _SERVES = ("ports", "startupProbe", "readinessProbe", "livenessProbe")
 
@@ -24,7 +24,7 @@ def grouped(service: InferenceService) -> bool:
 
 
 def components(service: InferenceService) -> tuple[str, ...]:
-    """Of the pods that are workers, or parts of one."""
+    """Return the component labels of the worker pods, followers included."""
     return (names.WORKER, names.FOLLOWER) if grouped(service) else (names.WORKER,)
 
 
@@ -34,9 +34,9 @@ def secret(service: InferenceService) -> list[Object]:
 
 
 def environment(service: InferenceService, revision: str) -> list[Object]:
-    """Return what the pods of a group know each other by: the random value of `secret`, and the revision.
+    """Return environment variables with which the pods of a group authenticate: the random value of `secret`, and the revision.
 
-    The kubelet expands `$(NODES_SECRET)`. With the revision in it, a pod that is about to go does not join the next group.
+    The kubelet expands `$(NODES_SECRET)`. The revision keeps a pod that is about to terminate from joining the next group.
     """
     if not grouped(service):
         return []
@@ -48,7 +48,7 @@ def environment(service: InferenceService, revision: str) -> list[Object]:
 
 
 def leader_worker_set(service: InferenceService, template: Object, step: Step) -> Object:
-    """Leader and rank come to the containers from LeaderWorkerSet, as LWS_LEADER_ADDRESS and LWS_WORKER_INDEX."""
+    """Return the LeaderWorkerSet. It sets LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in the containers, which give leader and rank."""
     metadata = names.metadata(service, names.deployment(service, names.WORKER), names.WORKER)
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     if chosen := {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)}:
@@ -75,7 +75,7 @@ def leader_worker_set(service: InferenceService, template: Object, step: Step) -
 
 
 def follower(template: Object) -> Object:
-    """The leader's, but that it serves nothing and is found as what it is."""
+    """Return the follower's template: the leader's without ports and probes, and with the follower's labels."""
     made = deepcopy(template)
     made["metadata"]["labels"][names.COMPONENT] = names.FOLLOWER
     for container in made["spec"]["containers"]:
@@ -90,7 +90,7 @@ def follower(template: Object) -> Object:
 
 
 def disruption_budget(service: InferenceService, budget: Object) -> Object:
-    """Over all pods of the groups: as many pods may be evicted as groups may be away, since each takes its group with it."""
+    """Return a budget over all pods of the groups. An evicted pod takes its group with it, so the limit on groups is a limit on pods."""
     if not grouped(service):
         return budget
     labels = {key: value for key, value in names.selector(service, names.WORKER).items() if key != names.COMPONENT}

@@ -22,7 +22,7 @@ _FLAGS = {
 
 
 def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
-    """Return only flags that say something: images of older releases know `redis-url` alone."""
+    """Return only flags with a value other than the default: images of older releases have `redis-url` only."""
     if not settings.redis_url:
         return {}
     made: dict[str, object] = {"redis-url": settings.redis_url}
@@ -33,7 +33,7 @@ def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
 
 
 def objects(service: InferenceService, settings: Settings, seen: ObservedRedis | None) -> list[Object]:
-    """Return one Secret for each role, so that a router never holds a worker's credential. Without `seen` what exists stays."""
+    """Return one Secret for each role, so that a router never has a worker's credential. Without `seen`, existing Secrets stay."""
     if not (settings.redis_url and settings.redis_files) or seen is None:
         return []
     made = []
@@ -45,7 +45,7 @@ def objects(service: InferenceService, settings: Settings, seen: ObservedRedis |
 
 
 def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mapping[str, str]:
-    """Return username and password. While Redis has not answered, each service keeps the kind that it had."""
+    """Return username and password. Until Redis answers, each service keeps its kind of credentials (shared or its own)."""
     index = service.status.index
     if seen.state == "Shared" or (seen.state == "" and index is not None and index.credentials == "Shared"):
         return seen.login
@@ -56,7 +56,7 @@ def _login(service: InferenceService, seen: ObservedRedis, role: Role) -> Mappin
 
 
 def volumes(service: InferenceService, settings: Settings, role: str) -> list[Object]:
-    """Return the role's volume. It is optional: without its Secret a pod starts and serves, and uses it as soon as it is there."""
+    """Return the role's volume. It is optional: a pod starts and serves without the Secret, and uses it once it exists."""
     if not (settings.redis_url and settings.redis_files):
         return []
     source = {"secretName": names.redis_secret(service, role), "optional": True, "defaultMode": 0o440}
@@ -64,6 +64,6 @@ def volumes(service: InferenceService, settings: Settings, role: str) -> list[Ob
 
 
 def mounts(settings: Settings) -> list[Object]:
-    """Return the mount of that volume: the whole folder, as the kubelet never renews the file of a subPath."""
+    """Return the mount of that volume: the whole folder, because the kubelet does not update files that are mounted with subPath."""
     mount = {"name": "redis", "mountPath": MOUNT, "readOnly": True}
     return [mount] if settings.redis_url and settings.redis_files else []

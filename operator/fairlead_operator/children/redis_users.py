@@ -1,6 +1,6 @@
-"""Names and passwords of the Redis users of a service: derived, so that nothing about a service has to be kept or read. Pure.
+"""Names and passwords of the Redis users of a service: derived, so that no state of a service is stored or read. Pure.
 
-Imports no cryptography: `fairlead up` renders the same objects where the operator's own dependencies are not installed.
+It does not import `cryptography`: `fairlead up` renders the same objects without the operator's own dependencies.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ ROLES: tuple[Role, ...] = ("worker", "router")
 
 
 def prefix_of(installation: str) -> str:
-    """Return what names of the installation's users begin with."""
+    """Return the prefix of the names of the installation's users."""
     return f"{USER_PREFIX}{installation}:"
 
 
 def password_of(key: str, role: str, namespace: str, name: str, uid: str) -> str:
-    """Return the password of one role of one service: 64 hexadecimal digits. A service made again under its name gets another."""
+    """Return the password of one role of one service: 64 hexadecimal digits. A service that is deleted and created again gets another."""
     return hmac.new(key.encode(), f"redis/{role}/{namespace}/{name}/{uid}".encode(), hashlib.sha256).hexdigest()

@@ -1,6 +1,6 @@
-"""Secrets that the operator writes and never reads: it may not get, list or watch them.
+"""Secrets that the operator writes and never reads: its role does not allow get, list or watch.
 
-Two kinds, told apart by Kubernetes' own field `immutable`:
+There are two kinds, distinguished by Kubernetes' own field `immutable`:
 - `generated`: created once with random values, which the operator does not keep. A 409 means that it exists.
 - `given`: server-side apply of values that the caller has.
 """
@@ -13,7 +13,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.objects import Object
 
 KIND = "Secret"
-GENERATED = "<generated>"  # stands for a random value, which the applier draws: `desired` has no randomness
+GENERATED = "<generated>"  # placeholder for a random value, which `secret_writer` generates: `desired` has no randomness
 
 
 def generated(service: InferenceService, name: str, component: str, *keys: str) -> Object:
@@ -22,12 +22,12 @@ def generated(service: InferenceService, name: str, component: str, *keys: str) 
 
 
 def given(service: InferenceService, name: str, component: str, data: Mapping[str, str]) -> Object:
-    """Return a Secret that holds exactly `data` and follows it."""
+    """Return a Secret with exactly `data`, updated when it changes."""
     return {**_secret(service, name, component), "data": {key: encoded(value) for key, value in data.items()}}
 
 
 def encoded(value: str) -> str:
-    """Return `value` as the API server keeps it. `data` and not `stringData`: server-side apply removes no key from the latter."""
+    """Return `value` in base64, for `data`. With `stringData`, server-side apply could not remove a key."""
     return b64encode(value.encode()).decode()
 
 

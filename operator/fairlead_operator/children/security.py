@@ -1,4 +1,4 @@
-"""The restricted Pod Security profile, and the few places where such a pod may write."""
+"""Security contexts of the restricted Pod Security profile."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def pod() -> dict[str, Any]:
         "runAsUser": USER,
         "runAsGroup": USER,
         "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",  # or every start walks through all the files of a model cache
+        "fsGroupChangePolicy": "OnRootMismatch",  # otherwise every start changes the owner of all files of a model cache
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 

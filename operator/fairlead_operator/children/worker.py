@@ -19,7 +19,7 @@ from fairlead_operator.settings import Settings
 GPU = "nvidia.com/gpu"
 POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
 """Value of `--policy` for `spec.engine.schedulingPolicy`."""
-WORKERS_MOST_LORAS = 8  # the worker's own default of --max-loras
+WORKERS_MOST_LORAS = 8  # the worker's default of --max-loras
 SETTLE = 10  # seconds: cluster DNS caches addresses of workers for 5, and without an index routers discover workers only through DNS
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
 # A load has no fixed limit (kubeai#179): /health is 200 while it makes progress. The worker ends a stalled load and logs the step.
@@ -40,7 +40,7 @@ def objects(
 ) -> list[Object]:
     """Return the objects of the workers.
 
-    `revisions`: the observed ControllerRevisions. One of them stores a template before it is used. `step`: of the rollout; None: the first.
+    `revisions`: the observed ControllerRevisions; a template is stored in one before it is used. `step`: of the rollout; None: the first.
     """
     step, seen = step or Step(worker_revision(service)), list(revisions)
     tried = worker_revision(service) if sides.stable else step.revision

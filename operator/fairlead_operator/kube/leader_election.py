@@ -30,7 +30,7 @@ RELEASE_TIMEOUT = 5.0  # seconds
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. A write in progress may take the difference between `duration` and `deadline`."""
+    """Durations of the lease in seconds. A write in progress may take the difference between `duration` and `deadline`."""
 
     duration: float = 15.0  # candidates wait this long for a holder that does not renew
     deadline: float = 10.0  # a holder that could not renew for this long exits
@@ -38,7 +38,7 @@ class Timing:
 
 
 def identity() -> str:
-    """Return a new identity of this process: a restarted container has the same pod name, and must differ from its predecessor."""
+    """Return a new identity of this process. The pod name alone is not enough: a restarted container keeps it."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
@@ -132,12 +132,12 @@ class LeaderElector:
         log.info("%s leads: lease %s/%s, transition %d", self.holder_identity, *self._key, self._transitions)
 
     def _until_worth_trying(self) -> float:
-        """Return seconds: a holder may release its lease at any time, and a dead one loses it at `free_at`, not up to `retry` later."""
+        """Return the seconds until the next attempt: at most `retry`, as a holder may release its lease at any time, or until `free_at`."""
         left = self._lease.free_at - self._clock() if self._lease is not None and self.holder else 0.0
         return min(self._timing.retry, left) if left > 0 else self._timing.retry
 
     async def renew_forever(self) -> None:
-        """Renew for ever. Ends the process when the lease is lost or cannot be renewed in time."""
+        """Renew forever. End the process when the lease is lost or cannot be renewed in time."""
         pause = self._timing.retry
         while True:
             await asyncio.sleep(pause)
@@ -170,7 +170,7 @@ class LeaderElector:
         return int(self._lease.body["spec"].get("leaseTransitions") or 0) if self._lease is not None else 0
 
     async def _try(self) -> bool:
-        """Try once to acquire or renew. Returns False where another process holds the lease, or where no answer came."""
+        """Try once to acquire or renew. Return False if another process holds the lease, or if the API server does not answer."""
         started = self._clock()
         try:
             async with asyncio.timeout(self._timing.deadline / 2):
@@ -234,7 +234,7 @@ class LeaderElector:
 
 
 def _now() -> str:
-    """Return the time for people who read the lease; no decision depends on it."""
+    """Return the time of day, for users that read the lease. No decision depends on it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -93,7 +93,7 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
     text = f": {cause.message}" if cause is not None else ""
     deployment = observed.deployments.get(names.CANARY)
     if deployment is None or not trial.present:
-        return trial.hold("Starting", f"its pods are being made{text}")
+        return trial.hold("Starting", f"its pods are being created{text}")
     conditions = {one["type"]: one for one in (deployment.get("status") or {}).get("conditions") or []}
     available = conditions.get("Available", {})
     made = min(
@@ -105,7 +105,7 @@ def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", n
     if (replicas.current and replicas.stalled) or (unavailable and now >= late):
         return trial.fail(f"its pods were not ready within {service.spec.rollout.progress_deadline_seconds} s{text}")
     fault = cause is not None and cause.fault
-    held = trial.hold("Starting", f"its pods are being started{text}", wake_at=late if unavailable else None)
+    held = trial.hold("Starting", f"its pods are starting{text}", wake_at=late if unavailable else None)
     return (
         CanaryPlan(held.sides, Cause(cause.reason, f"canary: {cause.message}", True), held.status, held.wake_at)
         if cause and fault

@@ -51,7 +51,7 @@ def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[b
     if not parents:
         message = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
         return False, "Waiting", message
-    return True, "Accepted", f"Gateway {name} has taken the route"
+    return True, "Accepted", f"Gateway {name} has accepted the route"
 
 
 def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:

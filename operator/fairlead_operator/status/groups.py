@@ -32,7 +32,7 @@ def with_group_as_deployment(service: InferenceService, observed: Observed, now:
     progress_deadline_at = _last_step(live, observed.pods) + service.spec.rollout.progress_deadline_seconds
     if now.timestamp() < progress_deadline_at:
         return _with_worker_deployment(observed, view, progress_deadline_at)
-    words = f"{KIND} {live['metadata']['name']} has not got on for {service.spec.rollout.progress_deadline_seconds} s"
+    words = f"{KIND} {live['metadata']['name']} has made no progress for {service.spec.rollout.progress_deadline_seconds} s"
     stalled = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": words}
     return _with_worker_deployment(observed, {**view, "status": {**status, "conditions": [stalled]}}, None)
 

@@ -84,9 +84,9 @@ def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, rout
         conditions.set("Progressing", False, "ProgressDeadlineExceeded", stalled)
     elif workers.total > workers.updated or routers.total > routers.updated:
         counted = f"{workers.updated} of {workers.wanted} workers are of the revision before this edit"
-        conditions.set("Progressing", True, "RollingOut", f"{counted}; nothing is made of the edit itself")
+        conditions.set("Progressing", True, "RollingOut", f"{counted}; the edit itself has no effect")
     else:
-        conditions.set("Progressing", False, problem.reason, "What runs stays as it is until the spec is corrected")
+        conditions.set("Progressing", False, problem.reason, "The running pods stay unchanged until the spec is corrected")
 
 
 def _of_pods(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:

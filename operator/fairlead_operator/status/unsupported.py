@@ -10,7 +10,7 @@ from fairlead_operator.children import groups
 
 REASON, MISSING = "TensorParallelUnsupported", "LeaderWorkerSetMissing"
 MAX_GPUS_PER_NODE = 8
-"""GPUs of one node, as nearly all clouds and vendors sell them: a pod that requests more would wait for ever."""
+"""GPUs of one node, as nearly all clouds and vendors sell them: a pod that requests more would wait forever."""
 
 
 def find_unsupported(service: InferenceService, served: Collection[str], unknown: Collection[str] = ()) -> tuple[str, str] | None:
@@ -20,7 +20,7 @@ def find_unsupported(service: InferenceService, served: Collection[str], unknown
     """
     engine = service.spec.engine
     ranks, nodes = engine.tensor_parallel, engine.nodes
-    stays = "What runs stays as it is."
+    stays = "The running pods stay unchanged."
     if ranks > MAX_GPUS_PER_NODE * nodes:
         over = f" over {nodes} nodes" if nodes > 1 else ""
         return REASON, (
@@ -29,12 +29,12 @@ def find_unsupported(service: InferenceService, served: Collection[str], unknown
         )
     if nodes > 1 and groups.KIND in unknown:
         return MISSING, (
-            f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}), and the API server has not said yet whether "
-            f"it serves it: the operator's log says what it answers. It is queried again within 30 s. {stays}"
+            f"spec.engine.nodes is {nodes}, which needs {groups.KIND} ({groups.API_VERSION}), and the API server has not answered yet "
+            f"whether it serves it: see the operator's log. The operator asks again within 30 s. {stays}"
         )
     if nodes > 1 and groups.KIND not in served:
         return MISSING, (
-            f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}, release 0.9 or newer), and this cluster does "
+            f"spec.engine.nodes is {nodes}, which needs {groups.KIND} ({groups.API_VERSION}, release 0.9 or newer), and this cluster does "
             f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. The operator checks again every 30 s. {stays}"
         )
     return None

@@ -182,7 +182,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "ephemeral-storage.*spec.resources",
     ),
     (
-        "turned away",
+        "rejected by its node",
         {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU"},
         None,
         "UnexpectedAdmissionError",
@@ -196,7 +196,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "preempting",
     ),
     ("loading", {"containerStatuses": [container({"running": {}}, started=False)]}, None, "Loading", "loading the model"),
-    ("creating", CREATING, None, "Starting", "is being started"),
+    ("creating", CREATING, None, "Starting", "is starting"),
 ]
 
 
@@ -230,7 +230,7 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
         ('pods "x" is forbidden: maximum memory usage per Container is 1Gi', "LimitRange", "kubectl describe limitrange", True),
         ('error looking up service account ns/own: serviceaccount "own" not found', "FailedCreate", "Create that ServiceAccount", True),
         ('Pod "x" is invalid: spec.volumes[0]', "FailedCreate", r"Correct spec\.podTemplate", True),
-        ("etcd timeout", "FailedCreate", "tries again by itself", False),
+        ("etcd timeout", "FailedCreate", "retries automatically", False),
     ],
 )
 def test_pods_that_may_not_be_made(message: str, reason: str, words: str, template: bool) -> None:

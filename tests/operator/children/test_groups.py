@@ -211,7 +211,8 @@ def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
     assert condition(plan, "Progressing")[1] == "RollingOut" and plan.wake_at == NOW.timestamp() + 100
     late = look(one, pod("qwen-worker-0", worker_revision(one), ready=False, made=700), body=live(one, written=750))
     status, reason, message = condition(late, "Progressing")
-    assert (status, reason) == ("False", "ProgressDeadlineExceeded") and "LeaderWorkerSet qwen-worker has not got on for 600 s" in message
+    assert (status, reason) == ("False", "ProgressDeadlineExceeded")
+    assert "LeaderWorkerSet qwen-worker has made no progress for 600 s" in message
 
 
 def test_a_controller_that_does_nothing_is_named() -> None:

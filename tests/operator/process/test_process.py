@@ -92,7 +92,7 @@ def test_it_runs_says_so_and_ends_cleanly(
         ),
         ([*FLAGS, "--image-pull-policy=Sometimes"], "--image-pull-policy"),
         ([*FLAGS, "--nonsense=1"], "nonsense"),
-        ([*FLAGS, "--redis-url=redis://:hunter2@r:6379"], "--redis-url or FAIRLEAD_REDIS_URL: Value error, holds a password"),
+        ([*FLAGS, "--redis-url=redis://:hunter2@r:6379"], "--redis-url or FAIRLEAD_REDIS_URL: Value error, contains a password"),
     ],
 )
 def test_bad_flags_end_it_with_a_reason(flags: list[str], words: str) -> None:
