@@ -1,4 +1,4 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# `make demo` and `make test` install everything that they need.
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
@@ -11,17 +11,17 @@ NATIVE := worker/fairlead_worker/native
 BUNDLE := build/gpu-bundle
 BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 
-# Compiled modules are kept, whatever the environment says (images for development often set this): without them a worker takes
-# more than twice as long to start (13 s of a core instead of 5), and the tests start hundreds of processes.
+# Python writes bytecode files even if the environment disables it, as development images often do. Without them a worker needs more than
+# twice as long to start (13 s of a core instead of 5), and the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs docs requirements sbom audit bench-router-engines protos clean
 
-help: ## what each target does
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
-install: $(STAMP) $(NATIVE)/libfairlead.so ## a virtual environment in .venv with every extra, pinned
+install: $(STAMP) $(NATIVE)/libfairlead.so ## create .venv with every extra, from pinned dependencies
 
 $(STAMP): pyproject.toml requirements/dev.txt
 	@test -x $(BIN)/uv || { $(STEP) "make $(VENV)" -- $(PYTHON) -m venv $(VENV) && $(STEP) "install uv" -- $(BIN)/python -m pip install --quiet uv; }
@@ -33,61 +33,61 @@ $(STAMP): pyproject.toml requirements/dev.txt
 $(NATIVE)/libfairlead.so: $(STAMP) $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
 	-@$(STEP) "compile the native kernels" -- $(BIN)/python -m fairlead_worker.native.build && touch $@
 
-demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
+demo: install ## two workers and a router on this machine serve three conversations, with and without prefix-aware routing
 	$(BIN)/fairlead demo
 
-redis-servers: install ## Redis 7 and 8 and Valkey 8 for the tests, from Debian into the user's cache: seconds, once
+redis-servers: install ## install Redis 7 and 8 and Valkey 8 for the tests, from Debian into the user's cache (once, seconds)
 	-@$(BIN)/python -m tests.redis_install
 
-s3-server: install ## an S3 server for the tests, in an environment of its own in the user's cache: seconds, once
+s3-server: install ## install an S3 server for the tests, in its own environment in the user's cache (once, seconds)
 	-@$(BIN)/python -m tests.s3_server
 
-clients: install ## LangChain, LlamaIndex and LiteLLM for the tests, in an environment of their own in the user's cache: half a minute, once
+clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
-kubernetes: install ## etcd, Kubernetes and Helm for e2e, and for the tests that need an API server, into the user's cache: minutes, once
+kubernetes: install ## install etcd, Kubernetes and Helm for e2e and for tests that need an API server, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
-test: install redis-servers s3-server clients ## unit and component tests; no cluster, no GPU
-	@# What fails beside others, on a machine that has too little for both, must pass alone. Properties are tried on the same examples each
-	@# time (profile `ci`): a change is not to answer for what chance finds; `make test EXAMPLES=default` looks further.
-	@# Each process has half of the tests in their order, and what a session or module shares is started once; who is done takes half of the rest.
+test: install redis-servers s3-server clients ## run unit and component tests, without a cluster or GPU
+	@# A test that fails on a busy machine runs again alone and must pass then. Property tests use the same examples in each run (profile
+	@# `ci`), so that a change cannot fail by chance; `make test EXAMPLES=default` draws new ones.
+	@# Each process gets half of the tests in order, so that fixtures of sessions and modules start once; a finished one takes half of the rest.
 	@mkdir -p build
 	FAIRLEAD_TEST_OUTCOMES=build/test-outcomes.json $(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=$(EXAMPLES) \
 		|| $(BIN)/pytest -q --hypothesis-profile=$(EXAMPLES) --last-failed --last-failed-no-failures none
 
-test-isa: install ## kernels, engine and exactness at each CPU level below this machine's, and no test skipped at all of them; minutes
+test-isa: install ## test kernels, engine and exactness at each CPU level below this machine's; fails if a test is skipped at all levels (minutes)
 	$(BIN)/python -m tests.isa
 
-test-arm: install ## the kernels' tests with Arm's kernels, emulated (needs a cross compiler and qemu-user, and says so); a quarter of an hour
+test-arm: install ## test Arm's kernels in an emulator; needs a cross compiler and qemu-user (a quarter of an hour)
 	$(BIN)/python -m tests.arm
 
-lint: install ## ruff, mypy, import rules
+lint: install ## check with ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead bench
 	$(BIN)/lint-imports
 
-format: install ## let ruff rewrite what it can
+format: install ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian, or a KUBECONFIG, or kind)
+e2e: install ## end-to-end tests on a real Kubernetes with real clients (needs root on Debian, a KUBECONFIG, or kind)
 	$(BIN)/pytest -q e2e --timeout 1800
 
-# On a machine without a package index: carry the tree with build/gpu-bundle, and run this there with PYTHON=python3.
-gpu-check: ## the GPU path on this machine against transformers and the reference, then rates: under 8 minutes; says so where there is no GPU (GPU="--only sampling")
+# On a machine without a package index: copy the tree with build/gpu-bundle, and run this there with PYTHON=python3.
+gpu-check: ## compare the GPU path with transformers and the reference, then measure rates; reports a missing GPU (under 8 minutes; GPU="--only sampling")
 	@if [ -d $(BUNDLE) ] && [ ! -x $(BIN)/python ]; then PYTHONPATH=. $(PYTHON) -m bench gpu/check --bundle $(BUNDLE) $(GPU); \
 	else $(MAKE) --no-print-directory install && $(RUN) gpu/check $(GPU); fi
 
-gpu-bundle: install ## what `make gpu-check` needs on a machine without a package index, into build/gpu-bundle (cached outside the checkout)
+gpu-bundle: install ## collect the packages for `make gpu-check` without a package index in build/gpu-bundle (cached outside the checkout)
 	PYTHONPATH=. $(BIN)/python -m bench.gpu.bundle $(BUNDLE_CACHE)
 	@rm -rf $(BUNDLE) && mkdir -p $(dir $(BUNDLE)) && cp -r $(BUNDLE_CACHE) $(BUNDLE) && echo "$(BUNDLE): carry it with the tree"
 
-bench: install ## the list of benchmarks; run one with `.venv/bin/python -m bench NAME` (see bench/README.md)
+bench: install ## list the benchmarks; run one with `.venv/bin/python -m bench NAME` (see bench/README.md)
 	@$(RUN) list
 
-bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: shows that it runs)
+bench-engine: install ## benchmark the engine's mechanisms against their baselines; writes bench/results/ (BENCH=--quick: a short trial run)
 	$(RUN) scheduler/step_cost --json bench/results/scheduler/step_cost.json
 	$(RUN) engine/step_time --json bench/results/engine/step_time.json
 	$(RUN) kernels/attention --json bench/results/kernels/attention.json
@@ -104,59 +104,59 @@ bench-engine: install ## the engine's mechanisms and costs, each beside its base
 	$(RUN) engine/lora $(BENCH) --json bench/results/engine/lora.json
 	$(RUN) engine/structured_output $(BENCH) --json bench/results/engine/structured_output.json
 
-bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/end_to_end/cpu_servers.json
+bench-peers: install ## benchmark the worker against vLLM, transformers and llama.cpp on this CPU (half an hour on an idle machine, longer the first time); writes bench/results/end_to_end/cpu_servers.json
 	$(RUN) end_to_end/cpu_servers --json bench/results/end_to_end/cpu_servers.json
 
-bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index/
+bench-index: install ## benchmark the index against llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index/
 	$(RUN) index/memory_and_latency $(BENCH) --json bench/results/index/memory_and_latency.json
 	$(RUN) index/redis_client --json bench/results/index/redis_client.json
 
-fuzz-index: install ## the index against the truth through 100,000 operations and every fault (SEED=1); ten minutes
+fuzz-index: install ## fuzz the index with 100,000 operations and every fault, against a model (SEED=1; ten minutes)
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
 
-fuzz-api: install ## 20,000 malformed and extreme requests to a worker and through a router, good ones beside them; then schemathesis's (COUNT=20000 SEED=1); some minutes
+fuzz-api: install ## fuzz worker and router with 20,000 malformed and extreme requests among valid ones, then with schemathesis (COUNT=20000 SEED=1; some minutes)
 	$(BIN)/python -m tests.api.fuzz --count $(or $(COUNT),20000) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.api.by_schema --seed $(or $(SEED),1)
 
-fuzz-wire: install ## two million byte streams that are nearly HTTP, compared with h11 in process, and 20,000 to real processes (COUNT=2000000 SEED=1); ten minutes
+fuzz-wire: install ## fuzz the HTTP parsing with two million byte streams, compared with h11, and real processes with 20,000 (COUNT=2000000 SEED=1; ten minutes)
 	$(BIN)/python -m tests.wire.fuzz --count $(or $(COUNT),2000000) --seed $(or $(SEED),1)
 
-bench-slow: install ## 5,000 slow connections of each kind against router and worker; needs 16,000 descriptors; writes bench/results/end_to_end/slow_connections.json
+bench-slow: install ## benchmark router and worker with 5,000 slow connections of each kind; needs 16,000 descriptors; writes bench/results/end_to_end/slow_connections.json
 	$(RUN) end_to_end/slow_connections --json bench/results/end_to_end/slow_connections.json
 
-golden: install ## 500 random requests, whole and streamed: the same text, finish, usage and log-probabilities (COUNT=500 SEED=1); a minute
+golden: install ## compare whole and streamed responses of 500 random requests: text, finish reason, usage and log-probabilities (COUNT=500 SEED=1; a minute)
 	$(BIN)/python -m tests.api.golden --count $(or $(COUNT),500) --seed $(or $(SEED),1)
 
-bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router/
+bench-router: install ## benchmark the router against sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router/
 	$(RUN) router/proxy --json bench/results/router/proxy.json
 	$(RUN) router/request_overhead --json bench/results/router/request_overhead.json
 	$(RUN) router/tokenization --json bench/results/router/tokenization.json
 	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
 	$(RUN) router/routing_decision --json bench/results/router/routing_decision.json
 
-bench-router-engines: install ## steering with real engines, and faults at length (a quarter of an hour; BENCH=--quick: shows that it runs); writes bench/results/end_to_end/
+bench-router-engines: install ## benchmark routing with real engines, and long runs with faults (a quarter of an hour; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
 	$(RUN) end_to_end/prefix_routing $(BENCH) --json bench/results/end_to_end/prefix_routing.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
-bench-operator: install ## the operator with 1, 100 and 1,000 services of five pods beside its bars; a quarter of an hour (BENCH=--quick: shows that it runs); writes bench/results/operator/scale.json
+bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (a quarter of an hour; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json
 
-crash-matrix: install ## the operator killed with -9 at each of its writes, before and after the API server has it (CRASHES=20-35: at these); six minutes on two busy cores
+crash-matrix: install ## kill the operator with -9 before and after each of its writes (CRASHES=20-35: only these; six minutes on two busy cores)
 	FAIRLEAD_CRASHES=$(or $(CRASHES),all) $(BIN)/pytest -q -s tests/operator/on_apiserver/test_crashes.py --timeout 1800
 
-crds: install ## write crds/ and the chart's copy from the operator's models
+crds: install ## generate crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd
 
-api-docs: install ## write docs/reference/api.md from the worker's request schema
+api-docs: install ## generate docs/reference/api.md from the worker's request schema
 	$(BIN)/python -m fairlead_worker.api.reference.fields
 
-docs: install ## the documentation site, into build/site; warnings are errors
+docs: install ## build the documentation site in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 protos: install ## compile the endpoint picker's messages
 	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto
 
-requirements: ## pin every dependency with its hashes
+requirements: ## pin every dependency with hashes
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
@@ -164,15 +164,15 @@ requirements: ## pin every dependency with its hashes
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 
-sbom: install ## CycloneDX bills of materials of both images' Python, into build/sbom
+sbom: install ## write CycloneDX bills of materials of both images' Python packages to build/sbom
 	@mkdir -p build/sbom
 	@for image in control worker; do \
 	  PYTHONWARNINGS=ignore $(BIN)/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
 	    -o build/sbom/$$image.cdx.json requirements/$$image.txt && echo "build/sbom/$$image.cdx.json" || exit 1; \
 	done
 
-audit: install ## known vulnerabilities in what the images hold; says so where no advisory service can be reached
+audit: install ## report known vulnerabilities of the images' packages; also reports if no advisory service can be reached
 	@$(BIN)/python requirements/audit.py
 
-clean: ## remove what the build made in the checkout
+clean: ## remove build outputs from the checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NATIVE)/libfairlead.*

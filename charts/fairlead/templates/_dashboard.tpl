@@ -1,4 +1,4 @@
-{{- /* A Grafana dashboard (schema 39) from an entry of files/dashboards.yaml: panels two in a row, one query for each legend. */}}
+{{- /* A Grafana dashboard (schema 39) from an entry of files/dashboards.yaml: two panels per row, one query per legend. */}}
 {{- define "fairlead.dashboard" -}}
 {{- $source := dict "type" "prometheus" "uid" "${datasource}" }}
 {{- $variables := list (dict "name" "datasource" "type" "datasource" "query" "prometheus" "label" "Data source") }}

@@ -26,7 +26,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if .Values.redis.externalUrl }}{{ .Values.redis.externalUrl }}{{ else }}{{ ternary "rediss" "redis" .Values.redis.tls.enabled }}://{{ include "fairlead.name" . }}-redis.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:6379{{ end }}
 {{- end }}
 
-{{- /* The operator's own Secret, which it makes at its first start. */}}
+{{- /* The operator's own Secret, which it creates at its first start. */}}
 {{- define "fairlead.credentials" -}}
 {{ include "fairlead.name" . }}-redis-credentials
 {{- end }}
@@ -55,7 +55,7 @@ capabilities: {drop: [ALL]}
 {{- with .Values.watch.namespace }}{matchLabels: {kubernetes.io/metadata.name: {{ . }}}}{{ else }}{}{{ end }}
 {{- end }}
 
-{{- /* Namespace and name of the service that helm test asks, and whether the chart makes it. */}}
+{{- /* Namespace and name of the service for helm test, and whether the chart creates it. */}}
 {{- define "fairlead.testNamespace" -}}
 {{- default (default .Release.Namespace .Values.watch.namespace) .Values.test.namespace }}
 {{- end }}
