@@ -39,7 +39,7 @@ def test_a_new_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path: Path, c
     assert (second.tenant, second.key, second.priority) == (first.tenant, "ci", 0)
     assert third.tenant.weight == 2 and third.salt("") != first.salt("")
     assert ran("check", str(file)) == 0
-    assert "anna: 60000 tokens a minute" in capsys.readouterr().out
+    assert "anna: 60000 tokens per minute" in capsys.readouterr().out
     assert hashlib.sha256(made[0].encode()).hexdigest() in text
 
 

@@ -66,7 +66,7 @@ def test_a_finished_model_is_kept_and_other_files_are_not_overwritten(models: Pa
     theirs = models / "theirs"
     theirs.mkdir()
     (theirs / "thesis.doc").write_text("years")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         make_model(theirs, force=True)
     assert (theirs / "thesis.doc").read_text() == "years"
     assert not [entry for entry in models.iterdir() if entry.name.startswith(".")]
@@ -121,5 +121,5 @@ def test_every_file_may_be_read_as_the_folder_s_others_may(tmp_path: Path) -> No
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/below/model cannot be made \(.+\): give a directory"):
+    with pytest.raises(UserError, match=r"file/below/model cannot be created \(.+\): give a writable directory"):
         make_model(tmp_path / "file" / "below" / "model")

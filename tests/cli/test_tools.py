@@ -214,7 +214,7 @@ def test_schedule_refuses_what_is_no_trace(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "other").write_text("{}\n")
     for arguments, says in (
         ((str(tmp_path / "none"),), "No such file"),
-        ((str(tmp_path / "other"),), "no schedule trace"),
+        ((str(tmp_path / "other"),), "not a schedule trace"),
         ((str(tmp_path),), "Is a directory"),
     ):
         assert _schedule(*arguments) == 2

@@ -1,4 +1,4 @@
-"""Three users with a long document each and short questions about it: the workload that gains most from a cached prefix."""
+"""Three users, each with a long document and short questions about it: the workload that gains most from a cached prefix."""
 
 from dataclasses import dataclass
 from pydoc_data.topics import topics
@@ -9,7 +9,7 @@ DOCUMENT_CHARACTERS = 2600
 
 @dataclass(frozen=True)
 class Conversation:
-    """A system prompt and what the user says, turn by turn."""
+    """A system prompt, and the user's messages by turn."""
 
     name: str
     system: str
@@ -17,7 +17,7 @@ class Conversation:
 
 
 _QUESTIONS = (
-    "Please sum this up in two sentences, for somebody who has never seen the language.",
+    "Please sum this up in two sentences for a reader new to the language.",
     "Which of these rules surprises people most often, and why was it made that way?",
     "Give a short example that breaks one of them, and say what would happen.",
     "How would you explain the difference to a colleague who comes from Java?",

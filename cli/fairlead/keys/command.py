@@ -1,7 +1,4 @@
-"""`fairlead keys new TENANT` prints a new API key once, and its entry in the key file. `fairlead keys check FILE` checks one.
-
-See docs/guides/keys-and-tenants.md.
-"""
+"""`fairlead keys new TENANT` creates an API key, and `fairlead keys check FILE` checks a key file (docs/guides/keys-and-tenants.md)."""
 
 import argparse
 import hashlib
@@ -18,32 +15,32 @@ from fairlead.errors import UserError
 from fairlead_router.tenancy.tenants import KeyFileError, read_keys
 
 PREFIX = "fl-"
-"""Makes a key that was leaked easy to find."""
+"""Prefix of keys, by which secret scanners find a leaked one."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("keys", help="API keys of tenants, for a service's Secret")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="make a key: it is printed once, its hash goes into the file")
+    new = actions.add_parser("new", help="create a key: print it once, and write its hash to the file")
     new.add_argument("tenant", metavar="TENANT")
     new.add_argument(
-        "-f", "--file", type=Path, default=Path("keys.yaml"), metavar="FILE", help="key file, made if absent (default keys.yaml)"
+        "-f", "--file", type=Path, default=Path("keys.yaml"), metavar="FILE", help="key file, created if absent (default keys.yaml)"
     )
     new.add_argument("--name", metavar="NAME", help="name of the key, shown in logs (default: key-N)")
     new.add_argument(
-        "--priority", type=int, metavar="N", help="most urgent priority of its requests, lower goes first (default: the tenant's)"
+        "--priority", type=int, metavar="N", help="most urgent priority of its requests; lower numbers go first (default: the tenant's)"
     )
-    new.add_argument("--tokens-per-minute", type=int, metavar="N", help="token rate of the tenant, all its keys together")
-    new.add_argument("--weight", type=float, metavar="W", help="share of the tenant where there is not enough for all (default 1)")
+    new.add_argument("--tokens-per-minute", type=int, metavar="N", help="token rate of the tenant, for all its keys together")
+    new.add_argument("--weight", type=float, metavar="W", help="the tenant's weight under fair queueing (default 1)")
     new.set_defaults(run=run_new)
-    check = actions.add_parser("check", help="say whether routers would use a file, and what is in it")
+    check = actions.add_parser("check", help="check whether routers accept a key file, and list its keys")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=run_check)
 
 
 def run_new(arguments: argparse.Namespace) -> int:
-    """The key goes to stdout alone, so that it can be piped; what to do with the file to stderr."""
+    """Create a key. Only the key goes to stdout, so that it can be piped; the next steps go to stderr."""
     found = _read(arguments.file)
     key = PREFIX + secrets.token_urlsafe(32)
     add_key(found, arguments.tenant, key, arguments.name, arguments.priority, arguments.tokens_per_minute, arguments.weight)
@@ -51,11 +48,11 @@ def run_new(arguments: argparse.Namespace) -> int:
     try:
         read_keys(text.encode())
     except KeyFileError as error:
-        raise UserError(f"{arguments.file} would not be usable: {error}") from None
+        raise UserError(f"{arguments.file} would be invalid: {error}") from None
     _write(arguments.file, text)
     print(key)
     print(
-        f"# {arguments.file} has its hash; the key itself is nowhere but here. To give the file to a service's routers:\n"
+        f"# {arguments.file} has the key's hash only: store the key now. To give the file to a service's routers:\n"
         f"#   kubectl create secret generic NAME-keys --from-file=keys.yaml={arguments.file}"
         " --dry-run=client -o yaml | kubectl apply -f -\n"
         "# and in the InferenceService: spec.access.keysSecretRef: {name: NAME-keys}",
@@ -73,7 +70,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise UserError(f"{arguments.file} cannot be used: {error}") from None
     tenants = {caller.tenant.name: caller.tenant for caller in callers.values()}
     for name, tenant in sorted(tenants.items()):
-        rate = f"{tenant.rate * 60:.0f} tokens a minute" if tenant.rate else "no token rate"
+        rate = f"{tenant.rate * 60:.0f} tokens per minute" if tenant.rate else "no token rate"
         keys = sorted(f"{caller.key} (priority {caller.priority})" for caller in callers.values() if caller.tenant.name == name)
         print(f"{name}: {rate}, weight {tenant.weight:g}; {', '.join(keys)}")
     return 0
@@ -88,9 +85,9 @@ def add_key(
     tokens_per_minute: int | None = None,
     weight: float | None = None,
 ) -> None:
-    """Put a key's hash into the contents of a key file. UserError for names that it could not have."""
+    """Add a key's hash to the contents of a key file. Raises UserError for an invalid or repeated name."""
     if not NAME.fullmatch(tenant):
-        raise UserError(f"tenant {tenant!r}: letters, digits, '.', '_' and '-', at most 63, a letter or digit at both ends")
+        raise UserError(f"tenant {tenant!r}: use at most 63 letters, digits, '.', '_' and '-', with a letter or digit at both ends")
     found.setdefault("saltSecret", secrets.token_urlsafe(32))
     said = found.setdefault("tenants", {}).setdefault(tenant, {"keys": []})
     if tokens_per_minute is not None:
@@ -101,7 +98,7 @@ def add_key(
     names = {str(one.get("name")) for one in keys}
     chosen = name or next(f"key-{number}" for number in range(1, len(keys) + 2) if f"key-{number}" not in names)
     if chosen in names:
-        raise UserError(f"--name {chosen}: tenant {tenant} has a key of this name; choose another, or take the old one out of the file")
+        raise UserError(f"--name {chosen}: tenant {tenant} has a key of this name; choose another, or remove the old one from the file")
     entry: dict[str, Any] = {"name": chosen, "sha256": hashlib.sha256(key.encode()).hexdigest()}
     keys.append(entry if priority is None else entry | {"priority": priority})
 
@@ -122,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Readable by its owner alone, and never half written."""
+    """Replace the file atomically. Only its owner can read it."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -130,4 +127,4 @@ def _write(path: Path, text: str) -> None:
         fresh.replace(path)
     except OSError as error:
         fresh.unlink(missing_ok=True)
-        raise UserError(f"--file {path} cannot be written: {error.strerror}; no key was made") from None
+        raise UserError(f"--file {path} cannot be written: {error.strerror}; no key was created") from None

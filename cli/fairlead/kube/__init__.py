@@ -1,5 +1,5 @@
-"""What people ask a cluster: `kubectl fairlead status | top | explain`, and the same as `fairlead …`.
+"""Commands on a cluster: `kubectl fairlead status | top | explain`, also available as `fairlead …`. They write nothing.
 
-`api` reads with the user's own credentials; `picture` and `live` put together what a table needs, `table` and `top` show it; `facts` and
-`explain` say in words why a service is not ready. Nothing here writes.
+`api` reads with the user's own credentials. `snapshot` and `live` gather the data of the tables, which `table` and `top` print. `facts`
+and `explain` find why a service is not ready.
 """

@@ -1,9 +1,8 @@
-"""Kills what a run started when the run itself is gone, however it went (also `kill -9`).
+"""Kill the processes of a run after the run itself has ended for any reason, including `kill -9`.
 
-Run as a process of its own: `python guard.py` reads lines from standard input, `+PGID` for a process group that began and
-`-PGID` for one that ended. The end of the input means that the writer is dead: every group still listed is
-asked to stop, then killed. A pipe's end is certain where PDEATHSIG is not: that signal is bound to one thread of the parent, is not
-inherited by grandchildren, and exists on Linux only.
+It is a separate process: `python guard.py` reads lines from standard input, `+PGID` for a started process group and `-PGID` for an ended
+one. End of file means that the writer has ended: every remaining group gets SIGTERM, then SIGKILL. A pipe is reliable and PDEATHSIG is
+not: that signal depends on one thread of the parent, is not inherited by grandchildren, and exists on Linux only.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ def main() -> None:
 
 
 def end_groups(groups: set[int]) -> None:
-    """SIGTERM to all, `GRACE_SECONDS` for them together, then SIGKILL."""
+    """Send SIGTERM to all groups, and SIGKILL after `GRACE_SECONDS` for all of them together."""
     signal_groups(groups, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while any(alive(group) for group in groups) and time.monotonic() < deadline:
@@ -44,7 +43,7 @@ def signal_groups(groups: set[int], number: signal.Signals) -> None:
 
 
 def alive(group: int) -> bool:
-    """Whether any process of the group is left (a zombie counts: its parent has not looked yet)."""
+    """Return whether any process of the group exists, including zombies that their parent has not reaped yet."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

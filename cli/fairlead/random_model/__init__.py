@@ -1,7 +1,7 @@
-"""Random-weight models for tests, demos and benchmarks: made locally in seconds, nothing downloaded.
+"""Random-weight models for tests, demos and benchmarks: created locally in seconds, without a download.
 
-`recipe` says what to make, `architectures` turns it into a transformers config, `tokenizer` trains on local text,
-`build` writes the directory.
+`recipe` describes the model, `architectures` converts it to a transformers config, `tokenizer` trains on local text, and `build` writes
+the directory.
 """
 
 from fairlead.random_model.build import make_model

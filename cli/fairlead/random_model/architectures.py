@@ -1,4 +1,4 @@
-"""A recipe as a transformers config. One small function for each family; nothing is downloaded."""
+"""Convert a recipe to a transformers config, with one small function per family. Nothing is downloaded."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from fairlead.random_model.recipe import Recipe
 from fairlead.random_model.tokenizer import END_OF_TEXT, IM_END, SPECIAL_TOKENS
 
 INITIALIZER_RANGE = 0.2
-"""Ten times the usual. With 0.02, or with tied embeddings, a random model repeats its last token for ever and proves nothing."""
+"""Ten times the usual. With 0.02, or with tied embeddings, a random model repeats its last token forever and tests nothing."""
 
 
 def config_for(recipe: Recipe) -> PretrainedConfig:
-    """The transformers config of `recipe`: untied embeddings, wide initial range, our special token ids."""
+    """Return the transformers config of `recipe`: untied embeddings, wide initial range, our special token ids."""
     return _FAMILIES[recipe.arch](recipe)
 
 
@@ -59,7 +59,7 @@ def _mistral(recipe: Recipe) -> PretrainedConfig:
 
 
 def _gemma3(recipe: Recipe) -> PretrainedConfig:
-    # Real Gemma 3 has five windowed layers to one full; small models alternate, so that both kinds are always there.
+    # Gemma 3 has five windowed layers for each full one. Small models alternate, so that both kinds are always present.
     layer_types = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(recipe.layers)]
     return Gemma3TextConfig(
         **_llama_like(recipe), sliding_window=recipe.sliding_window, layer_types=layer_types, query_pre_attn_scalar=recipe.head_dim

@@ -10,15 +10,15 @@ from fairlead.errors import UserError
 from fairlead.random_model.recipe import Recipe
 
 RECIPE_FILE = "fairlead-recipe.json"
-"""Lies in the finished directory and says what it was made from, so that the same recipe is not built twice."""
+"""File in the finished directory with the model's recipe, so that the same recipe is not built twice."""
 
 
 def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **options: Any) -> Path:
-    """Make a random-weight model in the directory `path` and return it.
+    """Create a random-weight model in the directory `path` and return the path.
 
     `options` are `Recipe.of`'s: hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, max_positions, sliding_window, seed, dtype.
-    The same recipe already there is kept as it is (instantly). Raises `UserError` when the recipe cannot be built, when the directory
-    holds anything but a random model, or another one and `force` is not given. The directory appears whole or not at all.
+    An existing model of the same recipe is kept. Raises `UserError` if the recipe cannot be built, if the directory contains other files,
+    or if it contains another random model and `force` is not given. The directory appears complete or not at all.
     """
     recipe = Recipe.of(arch, **options)
     target = Path(path).expanduser().absolute()
@@ -27,15 +27,15 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file: give a directory")
     if target.is_dir() and any(target.iterdir()):
-        if made_from(target) is None:  # never delete what this command did not make
-            raise UserError(f"{target} holds other files: give another directory")
+        if made_from(target) is None:  # never delete files that this command did not create
+            raise UserError(f"{target} contains other files: give another directory")
         if not force:
-            raise UserError(f"{target} holds another random model: give --force to replace it, or another directory")
+            raise UserError(f"{target} contains another random model: give --force to replace it, or another directory")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
-        raise UserError(f"{target} cannot be made ({error.strerror}): give a directory that you can write") from None
+        raise UserError(f"{target} cannot be created ({error.strerror}): give a writable directory") from None
     try:
         _write(recipe, building)
         building.chmod(0o755)
@@ -48,7 +48,7 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
 
 
 def made_from(directory: Path) -> dict[str, Any] | None:
-    """The recipe a finished directory was made from; None for anything else."""
+    """Return the recipe of a finished directory; None for any other directory."""
     try:
         recipe = json.loads((directory / RECIPE_FILE).read_text())
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def made_from(directory: Path) -> dict[str, Any] | None:
 
 
 def _write(recipe: Recipe, directory: Path) -> None:
-    # Imported here: torch and transformers take seconds, and the recipe's errors should not wait for them.
+    # Late imports: torch and transformers take seconds, and errors of the recipe should not wait for them.
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
@@ -73,7 +73,7 @@ def _write(recipe: Recipe, directory: Path) -> None:
     end, im_end = SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(IM_END)
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=[im_end, end], pad_token_id=end)
     model.save_pretrained(directory)
-    for weights in directory.glob("*.safetensors"):  # safetensors writes them for their owner alone; a worker may be another user
+    for weights in directory.glob("*.safetensors"):  # safetensors makes them readable by their owner only; a worker may run as another user
         weights.chmod((directory / "config.json").stat().st_mode)
     save_tokenizer(directory, vocab=recipe.vocab, max_positions=recipe.max_positions)
     (directory / RECIPE_FILE).write_text(json.dumps(recipe.as_dict(), indent=1) + "\n")

@@ -16,19 +16,19 @@ _SIZES = {
     "intermediate": "width of the MLP (default 2 x hidden)",
     "vocab": "tokens in the vocabulary (default 2048)",
     "max-positions": "longest sequence, tokens (default 4096)",
-    "sliding-window": "mistral, gemma3: tokens a windowed layer sees (default 256)",
+    "sliding-window": "mistral, gemma3: tokens that a windowed layer attends to (default 256)",
     "seed": "seed of the weights (default 0)",
 }
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("make-model", help="a random-weight model with tokenizer and chat template, made locally in seconds")
+    parser = commands.add_parser("make-model", help="create a random-weight model with tokenizer and chat template, locally in seconds")
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--arch", default="qwen3", metavar="ARCH", help=f"one of {', '.join(ARCHITECTURES)} (default qwen3)")
     for flag, meaning in _SIZES.items():
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=meaning)
     parser.add_argument("--dtype", metavar="DTYPE", help=f"one of {', '.join(DTYPES)} (default float32)")
-    parser.add_argument("--force", action="store_true", help="replace what is in DIR")
+    parser.add_argument("--force", action="store_true", help="replace the model in DIR")
     parser.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""What model to make. Pure data and its checks; imports neither torch nor transformers."""
+"""The description of a random model: data and checks, without torch or transformers."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,15 +11,15 @@ SLIDING_WINDOW = ("mistral", "gemma3")
 MIN_VOCAB = 259 + 1
 """256 byte tokens, three special tokens and at least one merge."""
 MAX_PARAMETERS = 16_000_000_000
-"""A typing slip (`--hidden 40960`) must not fill the disk."""
+"""Limit on the size: a typing error (`--hidden 40960`) must not fill the disk."""
 MAX_VOCAB = 300_000
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One random model, complete: the same recipe gives the same bytes on the same Python, torch and tokenizers versions.
+    """A random model. Equal recipes give equal bytes with equal versions of Python, torch and tokenizers.
 
-    `intermediate`, `head_dim` are widths; `max_positions` and `sliding_window` are tokens (window 0: full attention everywhere).
+    `intermediate` and `head_dim` are widths; `max_positions` and `sliding_window` are tokens (window 0: full attention in all layers).
     """
 
     arch: str = "qwen3"
@@ -52,13 +52,13 @@ class Recipe:
         seed: int = 0,
         dtype: str = "float32",
     ) -> "Recipe":
-        """Fill in what was left out, and check the whole; `UserError` names the flag and the repair."""
+        """Return a recipe with defaults for missing options. Raises UserError, which names the flag and the correction."""
         if arch not in ARCHITECTURES:
-            raise UserError(f"--arch {arch}: not known; choose one of {', '.join(ARCHITECTURES)}")
+            raise UserError(f"--arch {arch}: unknown; choose one of {', '.join(ARCHITECTURES)}")
         if not 0 <= seed < 2**64:
-            raise UserError(f"--seed {seed}: 0 to 2**64 - 1")
+            raise UserError(f"--seed {seed}: must be 0 to 2**64 - 1")
         if heads < 1:
-            raise UserError(f"--heads {heads}: at least 1")
+            raise UserError(f"--heads {heads}: must be at least 1")
         if head_dim is None and hidden % heads:
             raise UserError(
                 f"--heads {heads} does not divide --hidden {hidden}: choose --hidden {_next_multiple(hidden, heads)}, or give --head-dim"
@@ -85,7 +85,7 @@ class Recipe:
         return recipe
 
     def check(self) -> None:
-        """`UserError` for the first thing that cannot be built."""
+        """Raise UserError for the first invalid value."""
         for flag, value in (
             ("hidden", self.hidden),
             ("layers", self.layers),
@@ -95,9 +95,9 @@ class Recipe:
             ("max-positions", self.max_positions),
         ):
             if value < 1:
-                raise UserError(f"--{flag} {value}: at least 1")
+                raise UserError(f"--{flag} {value}: must be at least 1")
         if self.dtype not in DTYPES:
-            raise UserError(f"--dtype {self.dtype}: not known; choose one of {', '.join(DTYPES)}")
+            raise UserError(f"--dtype {self.dtype}: unknown; choose one of {', '.join(DTYPES)}")
         if self.heads % self.kv_heads:
             fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
             raise UserError(f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}: choose one of {fitting}")
@@ -109,13 +109,13 @@ class Recipe:
             self._check_gpt2()
         if self.sliding_window < 0 or (self.sliding_window and self.arch not in SLIDING_WINDOW):
             raise UserError(
-                f"--sliding-window {self.sliding_window}: only {' and '.join(SLIDING_WINDOW)} have one; leave it out for {self.arch}"
+                f"--sliding-window {self.sliding_window}: only {' and '.join(SLIDING_WINDOW)} have a window; leave it out for {self.arch}"
             )
         if self.arch == "gemma3" and not self.sliding_window:
             raise UserError("--sliding-window 0: gemma3 alternates windowed and full layers; give a window of at least 1 token")
         if self.parameters > MAX_PARAMETERS:
             raise UserError(
-                f"about {self.parameters / 1e9:.1f} billion parameters: the most is {MAX_PARAMETERS / 1e9:.0f}; lower --hidden or --layers"
+                f"{self.parameters / 1e9:.1f} billion parameters, above the limit of {MAX_PARAMETERS / 1e9:.0f}; lower --hidden or --layers"
             )
 
     def _check_gpt2(self) -> None:
@@ -126,7 +126,7 @@ class Recipe:
 
     @property
     def parameters(self) -> int:
-        """About how many weights: embeddings (not tied), attention and MLP; norms and biases left out."""
+        """Approximate number of weights: embeddings (not tied), attention and MLP, without norms and biases."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         mlp = self.hidden * self.intermediate * (2 if self.arch == "gpt2" else 3)
         return 2 * self.vocab * self.hidden + self.layers * (attention + mlp)

@@ -1,7 +1,7 @@
-"""A byte-level BPE tokenizer trained on text that every Python carries, with a ChatML template.
+"""A byte-level BPE tokenizer trained on a text that is part of Python, with a ChatML template.
 
-The text is `pydoc_data.topics`, the language reference behind `help()`: some 460,000 characters of English and code, present offline
-wherever Python is. The trainer is deterministic, so one Python version always gives one tokenizer.
+The text is `pydoc_data.topics`, the language reference behind `help()`: some 460,000 characters of English and code, part of every Python
+installation. The trainer is deterministic, so one Python version always gives one tokenizer.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
-"""Their position here is their token id."""
+"""Each token's position is its id."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -23,15 +23,15 @@ CHAT_TEMPLATE = (
 
 
 def corpus() -> list[str]:
-    """The training text, in a fixed order."""
+    """Yield the training text in a fixed order."""
     return [topics[name] for name in sorted(topics)]
 
 
 def train_tokenizer(vocab: int) -> Tokenizer:
-    """A BPE tokenizer with exactly `vocab` tokens.
+    """Train a BPE tokenizer with exactly `vocab` tokens.
 
-    The text yields some 9,000; a larger vocabulary (to weigh what a real one weighs) is filled up with plain tokens `<|extra_0|>`, …,
-    which decode to that text and encode back to themselves.
+    The text gives some 9,000. A larger vocabulary (as large as a real one) is filled up with plain tokens `<|extra_0|>`, …, which decode to
+    that text and encode back to themselves.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

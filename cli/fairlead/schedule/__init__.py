@@ -1,1 +1,1 @@
-"""`fairlead schedule`: what a worker computed, step by step, as a picture. Reads a file of `--trace-schedule`; imports no other room."""
+"""`fairlead schedule`: draws the steps of a worker from a file of `--trace-schedule`. Imports no other package of Fairlead."""

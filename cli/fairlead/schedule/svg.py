@@ -1,4 +1,4 @@
-"""A schedule as an SVG: time to the right, a lane for each request; a chunk shows its tokens where it is wide enough."""
+"""A schedule as an SVG: time on the x axis, one lane per request. A chunk that is wide enough shows its number of tokens."""
 
 from html import escape
 from itertools import pairwise
@@ -11,10 +11,10 @@ _COLORS = {"chunk": "#7aa6d8", "last": "#1f5fa8", "decode": "#e6a23c"}
 
 
 def svg(trace: Trace) -> str:
-    """The document. Widths are step times: a long step is one that all its decodes waited for."""
+    """Return the document. Widths are step times: all decodes of a step wait for its end."""
     names = {name: lane for lane, name in enumerate(trace.requests)}
     steps = trace.steps
-    # Idle time between steps is left out: what is shown is computing.
+    # Idle time between steps is left out: only computing time is shown.
     edges = [0.0]
     for step in steps:
         edges.append(edges[-1] + step.seconds)

@@ -21,13 +21,13 @@ class Row:
     count: int
     samples: bool
     decode: bool
-    """It goes on from a token that it sampled; otherwise it prefills."""
+    """Whether it continues from a token that it sampled; otherwise it prefills."""
     accepted: int | None = None
-    """Of a decode's guesses, those that were right; None where no later row of the request tells."""
+    """Accepted draft tokens of a decode; None if no later row of the request shows them."""
 
     @property
     def guesses(self) -> int:
-        """Tokens behind the known ones that a decode computes too."""
+        """Draft tokens that a decode verifies."""
         return self.count - 1 if self.decode else 0
 
 
@@ -35,7 +35,7 @@ class Row:
 class Step:
     number: int
     at: float
-    """Seconds from the trace's beginning to this step's end."""
+    """Seconds from the start of the trace to the end of this step."""
     seconds: float
     rows: tuple[Row, ...]
 
@@ -49,7 +49,7 @@ class Step:
 
     @property
     def speculation(self) -> tuple[int, int]:
-        """Guesses of which the fate is known, and those of them that were right."""
+        """Draft tokens whose verification is known, and the accepted ones among them."""
         known = [(row.guesses, row.accepted) for row in self.rows if row.accepted is not None]
         return sum(guesses for guesses, _ in known), sum(accepted for _, accepted in known)
 
@@ -61,11 +61,11 @@ class Trace:
 
     @property
     def requests(self) -> list[str]:
-        """In the order in which they began."""
+        """The requests in the order of their first rows."""
         return list(dict.fromkeys(row.request for step in self.steps for row in step.rows))
 
     def part(self, first: int, last: int) -> "Trace":
-        """Steps `first` to `last`, both included."""
+        """Return steps `first` to `last`, both included."""
         return Trace(self.about, tuple(step for step in self.steps if first <= step.number <= last))
 
 
@@ -77,7 +77,7 @@ class _Line(msgspec.Struct):
 
 
 def read(path: Path) -> Trace:
-    """The trace in `path`. A last line that a killed worker left half written is passed over. UserError for anything else."""
+    """Read the trace in `path`. An incomplete last line, left by a killed worker, is ignored. Raises UserError for any other error."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -87,7 +87,7 @@ def read(path: Path) -> Trace:
     except (IndexError, msgspec.DecodeError):
         about = {}
     if about.get("format") != FORMAT:
-        raise UserError(f"{path}: no schedule trace; `fairlead-worker --trace-schedule FILE` writes one")
+        raise UserError(f"{path}: not a schedule trace; `fairlead-worker --trace-schedule FILE` writes one")
     decoder, raw = msgspec.json.Decoder(_Line), list[_Line]()
     for number, line in enumerate(lines[1:], 2):
         try:
@@ -104,8 +104,8 @@ def _steps(lines: list[_Line]) -> Iterator[Step]:
     for at, line in enumerate(lines):
         rows = []
         for request, start, count, samples in line.rows:
-            # A decode computes the one token that was sampled in the step before it, and what it guesses behind that: of these the
-            # accepted ones are computed, so that the next row begins behind them.
+            # A decode computes the token sampled in the step before, and the draft tokens after it. The next row starts after the
+            # accepted ones.
             decode = samples and request in ends and start >= ends[request]
             accepted = None
             after = following.get((at, request))
@@ -120,7 +120,7 @@ def _steps(lines: list[_Line]) -> Iterator[Step]:
 
 
 def _following(lines: list[_Line]) -> dict[tuple[int, str], int]:
-    """(place of a line, request) → where the request's next row starts; without those of last rows."""
+    """Return (index of a line, request) → start of the request's next row. A request's last row has no entry."""
     starts, made = dict[str, int](), dict[tuple[int, str], int]()
     for at in range(len(lines) - 1, -1, -1):
         for request, start, _, _ in lines[at].rows:

@@ -1,1 +1,1 @@
-"""`fairlead simulate`: a recorded trace against modelled pods, under our score and under the policies of others."""
+"""`fairlead simulate`: a recorded trace on modelled pods, with Fairlead's routing and with other routers' policies."""

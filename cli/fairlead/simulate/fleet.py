@@ -1,4 +1,4 @@
-"""What routers can know of modelled pods: the index, which all of them share, and each one's own account of what it has sent."""
+"""The routers' knowledge of modelled pods: the index, which all routers share, and each router's own in-flight requests."""
 
 import random
 from array import array
@@ -13,19 +13,19 @@ from fairlead_index.mirror.prefix_table import PrefixTable
 
 @dataclass(slots=True)
 class Flight:
-    """A request on its way: `cost` are the prompt tokens that its router expected to be computed."""
+    """A request in flight. `cost`: the prompt tokens that its router expected to be computed."""
 
     pod: int
     sent_at: float
     cost: float
     blocks: "array[int]"
     reserved: bool
-    """In Redis, so that every router knows of it."""
+    """Whether it has a reservation in Redis, which every router sees."""
     waiting: bool = True
 
 
 class Account:
-    """Requests in flight at each pod, and how many of them hold each block."""
+    """The requests in flight at each pod, and how many of them use each block."""
 
     def __init__(self, pods: int) -> None:
         self.flights: list[dict[int, Flight]] = [{} for _ in range(pods)]
@@ -35,7 +35,7 @@ class Account:
         return [len(flights) for flights in self.flights]
 
     def pending(self, pod: int) -> float:
-        """Prompt tokens of requests whose answer has not begun."""
+        """Return the prompt tokens of requests without a first token."""
         return sum(flight.cost for flight in self.flights[pod].values() if flight.waiting)
 
     def queued(self, pod: int) -> int:
@@ -61,14 +61,14 @@ class Fleet:
         self.pods = pods
         self.block_tokens = block_tokens
         self.everything = Account(len(pods))
-        # With one router its account is all there is.
+        # A single router has sent all requests.
         self.accounts = [Account(len(pods)) for _ in range(routers)] if routers > 1 else [self.everything]
         self.table = PrefixTable()
         for number in range(len(pods)):
             self.table.join(_slot(number), str(number), 1)
 
     def depths(self, blocks: Sequence[int]) -> list[int]:
-        """Blocks of the prompt that the index names for each pod."""
+        """Return how many of the prompt's first blocks each pod caches, by the index."""
         found = self.table.match(blocks)
         return [found.get(str(number), 0) for number in range(len(self.pods))]
 
@@ -80,7 +80,7 @@ class Fleet:
         return flight
 
     def started(self, flight: Flight, served: Served) -> None:
-        """The first token is there, and the prompt's blocks are in the index."""
+        """Record the first token of a request, and update the index with the stored and evicted blocks."""
         flight.waiting = False
         self.table.store(_slot(flight.pod), served.came)
         self.table.remove(_slot(flight.pod), served.went)
@@ -92,7 +92,7 @@ class Fleet:
 
 
 def least(values: Sequence[float], draw: random.Random) -> int:
-    """A pod of the lowest value, any of equals."""
+    """Return the pod with the lowest value, a random one of equals."""
     low = min(values)
     return draw.choice([number for number, value in enumerate(values) if value == low])
 

@@ -1,4 +1,4 @@
-"""Fairlead's own choice: the score that route.lua computes while Redis is there, and the router's own fallback while it is not."""
+"""Fairlead's own routing: the score of route.lua while Redis is available, and the router's local fallback otherwise."""
 
 import random
 
@@ -12,14 +12,14 @@ from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.local_fallback import choose_soonest
 from fairlead_router.routing.policies import RoutingRequest
 
-ARRIVAL_SECONDS = 0.25  # route.lua: a reservation older than the load by this much is in it
+ARRIVAL_SECONDS = 0.25  # route.lua: the load includes reservations that are older than it by at least this time
 LOOK_SECONDS = 1.0  # --poll-interval of the router
 RETURN_SECONDS = 4.0
-"""After Redis is back: a reader's longest pause (2 s), and workers' snapshots into an empty one (2 s)."""
+"""Delay after an outage of Redis: a reader's longest pause (2 s), and the workers' snapshots into the empty server (2 s)."""
 
 
 class Fairlead:
-    """Expected time to the first token, from loads as old as the workers' reports and from reservations, which all routers share."""
+    """Lowest expected time to first token, from the workers' last load reports and the reservations that all routers share."""
 
     reserves = True
 
@@ -53,7 +53,7 @@ class Fairlead:
 
 
 class WithoutRedis:
-    """What PrefixAware does by the router's own picture: loads as old as its looks, and what it has sent itself. The router's own code."""
+    """PrefixAware from the router's own knowledge: loads of its last poll, and its own in-flight requests. It runs the router's code."""
 
     reserves = False
 
@@ -63,7 +63,7 @@ class WithoutRedis:
         self._by_address = {worker.address: worker for worker in self._workers}
         self._ring = Ring(self._by_address)
         self._phase = draw.random() * LOOK_SECONDS
-        random.seed(draw.random())  # the router breaks ties by chance: the same one for the same seed
+        random.seed(draw.random())  # the router breaks ties at random: equal seeds must give equal choices
 
     def choose(self, request: Request) -> tuple[int, int]:
         account, now = self._account, request.at
@@ -83,7 +83,7 @@ class WithoutRedis:
 
 
 class UnderLoss:
-    """`Fairlead`, and `WithoutRedis` from one time of the run to another."""
+    """`Fairlead`, replaced by `WithoutRedis` during an outage of Redis. `away`: its start and end in seconds of the run."""
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random, away: tuple[float, float]) -> None:
         self._with, self._without = Fairlead(fleet, account, draw), WithoutRedis(fleet, account, draw)

@@ -1,7 +1,7 @@
-"""Other routers' policies as their documents describe them, at their defaults, simplified to what decides.
+"""Other routers' policies with their defaults, as their documentation describes them, reduced to the choice of a pod.
 
-In their favour: they see the exact index and fresh figures without delay, where ours sees reports; and models of load that they
-estimate (Dynamo's blocks, llm-d's metrics) are exact here.
+The models favour them: they see the exact index and current figures without delay, while Fairlead sees reports. Loads that they estimate
+(Dynamo's blocks, llm-d's metrics) are exact here.
 """
 
 import bisect
@@ -14,7 +14,7 @@ from fairlead.simulate.trace import Request
 
 
 class Peer:
-    """What a policy is made with: the fleet, its router's own account of what it has sent, and chance."""
+    """Base of the policies: the fleet, the router's own in-flight requests, and a random generator."""
 
     reserves = False
 
@@ -23,7 +23,7 @@ class Peer:
 
 
 class RoundRobin(Peer):
-    """By turns; each router begins somewhere else."""
+    """Each pod in turn. Each router starts at a random pod."""
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
         super().__init__(fleet, account, draw)
@@ -40,7 +40,7 @@ class Random(Peer):
 
 
 class LeastLoad(Peer):
-    """The fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
+    """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
     def choose(self, request: Request) -> tuple[int, int]:
         return least(self._account.counts(), self._draw), 0
@@ -49,7 +49,7 @@ class LeastLoad(Peer):
 class BoundedLoad(Peer):
     """Consistent hashing with bounded loads, KubeAI's PrefixHash: the first pod on the ring that has at most 1.25 times the mean load.
 
-    256 points a pod. The key is the second block of the prompt, for all prompts of the conversation trace share the first.
+    Each pod has 256 points. The key is the second block of the prompt, because all prompts of the conversation trace share the first.
     """
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
@@ -73,10 +73,11 @@ def _point(text: str) -> int:
 
 
 class SglangLike(Peer):
-    """cache_aware of sglang-router and its successor SMG (smg docs/concepts/routing/cache-aware.md): a tree of its own routings. The least
-    loaded when loads differ by more than 64 and by half, else the longest match of over 0.3 of the prompt, else the least loaded.
+    """cache_aware of sglang-router and its successor SMG (smg docs/concepts/routing/cache-aware.md), with a tree of its own routings.
 
-    The tree forgets as the pods do; a tree that does not forgets less than it should and steers worse.
+    It chooses the least loaded pod if loads differ by more than 64 and by half. Otherwise it chooses the longest match of over 0.3 of the
+    prompt, or without one the least loaded pod. The tree here evicts like the pods, in its favour: a tree that evicts too little predicts
+    worse.
     """
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
@@ -106,10 +107,10 @@ class SglangLike(Peer):
 
 
 class DynamoLike(Peer):
-    """Dynamo's KV router (docs.nvidia.com/dynamo, Routing Concepts), at temperature 0: the lowest cost in blocks, of waiting prefill with
-    this prompt's uncached part (overlap credit 1), and of KV that is active with this prompt's.
+    """Dynamo's KV router (docs.nvidia.com/dynamo, Routing Concepts) at temperature 0: the pod with the lowest cost in blocks.
 
-    A router knows what it sent itself: sharing that between replicas is off by default.
+    The cost is the waiting prefill, including this prompt's uncached part (overlap credit 1), plus the active KV, including this prompt's.
+    A router knows only its own requests: sharing them between replicas is off by default.
     """
 
     def choose(self, request: Request) -> tuple[int, int]:
@@ -125,10 +126,11 @@ class DynamoLike(Peer):
 
 
 class LlmdLike(Peer):
-    """llm-d's precise prefix routing (llm-d.ai, guide of that name): 3 x the share of the prompt that is held + 2 x queue + 2 x free KV,
-    each 0 to 1, the queue's between the shortest and the longest; the least recently used on no hit (no-hit-lru-scorer).
+    """llm-d's precise prefix routing (llm-d.ai, guide of that name): the highest score of 3 x prefix + 2 x queue + 2 x free KV.
 
-    Its metrics come from the pods, so every router sees the same ones.
+    Each term is 0 to 1: the cached share of the prompt, the queue's position between the longest (0) and the shortest (1), and the share of
+    free KV. Without any hit, the least recently used pod wins a tie (no-hit-lru-scorer). The metrics come from the pods, so every router
+    sees the same ones.
     """
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:

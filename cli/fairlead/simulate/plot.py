@@ -1,4 +1,4 @@
-"""The outcome as an SVG: how TTFT is distributed under each policy, and how much of the prompts was cached."""
+"""The outcome as an SVG: the distribution of TTFT and the cached share of the prompts for each policy."""
 
 import math
 from html import escape
@@ -6,14 +6,14 @@ from html import escape
 from fairlead.simulate.replay import Outcome
 
 _WIDTH, _HEIGHT, _TOP, _BOTTOM = 1200, 560, 64, 56
-_CURVES = (60, 760)  # left and right edge of the distribution; bars stand right of it
+_CURVES = (60, 760)  # left and right edge of the distribution; the bars are to the right of it
 _BARS = (920, 1130)
 _COLORS = ("#d62728", "#e8833a", "#1f5fa8", "#2a9d8f", "#8e5ea2", "#b08d57", "#6b7280", "#9aa5b1", "#c9a0dc", "#4d7c3a")
 _POINTS = 240
 
 
 def svg(outcomes: list[Outcome], title: str) -> str:
-    """The document. Left: the share of requests (up) that had their first token within so many seconds (right, logarithmic)."""
+    """Return the document. Left part: the share of requests (y) with a first token within the time (x, logarithmic seconds)."""
     low = max(0.01, min(min(outcome.ttft) for outcome in outcomes))
     high = max(max(outcome.ttft) for outcome in outcomes)
     scale = _Log(low, max(high, 2 * low), *_CURVES)
@@ -27,7 +27,7 @@ def svg(outcomes: list[Outcome], title: str) -> str:
     ]
     colors = _COLORS * (1 + len(outcomes) // len(_COLORS))
     drawn = sorted(zip(outcomes, colors, strict=False), key=lambda each: each[0].figures()["ttft_mean"])
-    for outcome, color in reversed(drawn):  # the best last, on top
+    for outcome, color in reversed(drawn):  # the best one is drawn last, on top
         parts.append(_curve(outcome, color, scale))
     for row, (outcome, color) in enumerate(drawn):
         parts += _bar(outcome, color, row, max(outcome.hit_rate for outcome in outcomes))
@@ -35,7 +35,7 @@ def svg(outcomes: list[Outcome], title: str) -> str:
 
 
 class _Log:
-    """Seconds to x."""
+    """A logarithmic scale from seconds to x."""
 
     def __init__(self, low: float, high: float, left: float, right: float) -> None:
         self.low, self.high = low, high

@@ -10,7 +10,7 @@ from fairlead.simulate.trace import BLOCK_TOKENS, Request
 
 @dataclass(frozen=True, slots=True)
 class PodModel:
-    """`rate`: prompt tokens a second. `cache_blocks` of 512 tokens. `token_seconds`: one output token. `report_seconds`: between loads."""
+    """`rate`: prompt tokens per second. `cache_blocks`: of 512 tokens. `token_seconds`: per output token. `report_seconds`: of loads."""
 
     rate: float = 8000.0
     cache_blocks: int = 1500

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(console, arguments.url, read_workers(arguments.url))
         return 0
     if not runs:
-        console.print("nothing runs here. Start a service with `fairlead up -f FILE`, or give --url of a router or a kubeconfig.")
+        console.print("no local run was found. Start a service with `fairlead up -f FILE`, or give --url of a router or a kubeconfig.")
         return 1
     failed = False
     for record in runs:

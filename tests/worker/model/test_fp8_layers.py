@@ -136,7 +136,7 @@ def test_without_torchao_they_are_widened(multiplies: None, tmp_path: Path, monk
 def test_asking_for_them_takes_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_quantized(ROUNDED, tmp_path)
     monkeypatch.setattr(quantized, "find_spec", lambda name: None if name == "torchao" else name)
-    with pytest.raises(ModelLoadError, match="--quantization fp8, which takes the package torchao, and that is not installed"):
+    with pytest.raises(ModelLoadError, match="--quantization fp8, which needs the package torchao, and that is not installed"):
         load_model(str(tmp_path), quantization="fp8")
 
 

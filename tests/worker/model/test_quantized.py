@@ -73,8 +73,8 @@ def test_torchao_is_imported_only_for_who_wants_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "method", "cause"),
     [
-        ("fp8", "", "--quantization fp8, which takes the package torchao, and that is not installed"),
-        ("none", "awq", r"quantized \(awq\), which takes the package gptqmodel, and that is not installed"),
+        ("fp8", "", "--quantization fp8, which needs the package torchao, and that is not installed"),
+        ("none", "awq", r"quantized \(awq\), which needs the package gptqmodel, and that is not installed"),
         ("none", "eetq", r"quantized \(eetq\), which is not supported; use one of awq, compressed-tensors"),
         ("fp8", "fp8", "quantized already: leave out --quantization fp8"),
     ],

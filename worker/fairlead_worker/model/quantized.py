@@ -185,4 +185,4 @@ def is_plain(module: nn.Module) -> bool:
 def _need(uri: str, what: str, package: str) -> None:
     if find_spec(package.replace("-", "_")) is None:
         extra = "; it comes with fairlead[gpu]" if package != "gptqmodel" else ""
-        raise ModelLoadError(uri, f"{what}, which takes the package {package}, and that is not installed: pip install {package}{extra}")
+        raise ModelLoadError(uri, f"{what}, which needs the package {package}, and that is not installed: pip install {package}{extra}")
