@@ -109,7 +109,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ),
     ("hub revision", hub("the repository has no revision 'x' (404)"), None, "ModelNotFound", "revision"),
     ("hub 429", hub("the hub answered 429: slow down"), None, "HubRateLimited", r"spec\.model\.cache"),
-    ("hub 503", hub("the hub answered 503: away"), None, "HubUnreachable", "tried again"),
+    ("hub 503", hub("the hub answered 503: away"), None, "HubUnreachable", "retries automatically"),
     ("hub away", hub("the hub cannot be reached and the files are not cached here (x)"), None, "HubUnreachable", "NetworkPolicy"),
     ("disk full", hub("download failed: [Errno 28] No space left on device"), None, "DiskFull", "larger volume"),
     ("no folder", hub("there is no /mnt/model/x; is the volume mounted?"), None, "ModelNotFound", "Correct the path"),
@@ -223,7 +223,7 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
         (
             'pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged',
             "PodSecurity",
-            "privileged.*Remove what it names",
+            "privileged.*Remove the named settings",
             True,
         ),
         ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "owner of that policy", True),

@@ -225,7 +225,7 @@ def test_a_controller_that_does_nothing_is_named() -> None:
 @pytest.mark.parametrize(
     ("engine", "served", "reason", "words"),
     [
-        (ENGINE, (), "LeaderWorkerSetMissing", "takes LeaderWorkerSet (leaderworkerset.x-k8s.io/v1, release 0.9 or newer)"),
+        (ENGINE, (), "LeaderWorkerSetMissing", "needs LeaderWorkerSet (leaderworkerset.x-k8s.io/v1, release 0.9 or newer)"),
         ({"tensorParallel": 32, "nodes": 2}, ("LeaderWorkerSet",), "TensorParallelUnsupported", "tensorParallel is 32 over 2 nodes"),
     ],
 )
