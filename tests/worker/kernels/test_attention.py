@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, pad_page_count
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.native import NativeBackend
-from fairlead_worker.kernels.reference import ReferenceBackend, _padded
+from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.native.library import native
 
 PAGES = 200
@@ -177,8 +177,8 @@ def test_groups_are_split_when_scratch_memory_is_short(tokens: int, monkeypatch:
 
 
 def test_padding_is_at_most_a_quarter_and_sizes_are_few() -> None:
-    assert all(pages <= _padded(pages) < pages * 1.25 for pages in range(1, 5000))
-    assert len({_padded(pages) for pages in range(1, 4097)}) <= 4 * math.log2(4096) + 1
+    assert all(pages <= pad_page_count(pages) < pages * 1.25 for pages in range(1, 5000))
+    assert len({pad_page_count(pages) for pages in range(1, 4097)}) <= 4 * math.log2(4096) + 1
 
 
 def test_page_bytes_count_every_layer() -> None:

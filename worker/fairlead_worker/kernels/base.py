@@ -29,6 +29,12 @@ def zeroed(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     return torch.from_numpy(room[begin : begin + size]).view(dtype).view(*shape)
 
 
+def pad_page_count(pages: int) -> int:
+    """Return `pages` rounded up to one of four sizes per doubling: at most a quarter is padding."""
+    step = max(1, 1 << (pages.bit_length() - 3) if pages > 7 else 1)
+    return -(-pages // step) * step
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One attention layer as the model itself calls it (recorded by `model.probe`, not read from a config)."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, pad_page_count, zeroed
 from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
 
 GROUP_TOKENS = 65_536
@@ -127,19 +127,13 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[lis
         if count > 1:
             chunks.append(_plan_chunk(token, start, count, first, visible, window, spec))
         else:
-            buckets.setdefault(padded(len(visible)), []).append((token, start, first, visible))
+            buckets.setdefault(pad_page_count(len(visible)), []).append((token, start, first, visible))
         token += count
     decodes = []
     for pages, rows in buckets.items():
         size = max(1, GROUP_TOKENS // (pages * spec.page_size))
         decodes += [_decodes(rows[i : i + size], pages, token, spec, window) for i in range(0, len(rows), size)]
     return decodes, chunks
-
-
-def padded(pages: int) -> int:
-    """Return `pages` rounded up to one of four sizes per doubling: at most a quarter is padding."""
-    step = max(1, 1 << (pages.bit_length() - 3) if pages > 7 else 1)
-    return -(-pages // step) * step
 
 
 def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], pages: int, total: int, spec: KVSpec, window: int | None) -> Decodes:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
-from fairlead_worker.native.library import native
+from fairlead_worker.native.library import native, pointer
 from fairlead_worker.native.memory import Arena, Resident, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
@@ -116,7 +116,7 @@ class NativeStep:
             ctypes.c_int32(torch.get_num_threads()),
             ctypes.byref(backend.layers[layer]),
             ctypes.byref(self.native),
-            *(argument for tensor in (query, key, value, output) for argument in (_address(tensor), ctypes.c_int64(tensor.stride(0)))),
+            *(argument for tensor in (query, key, value, output) for argument in (pointer(tensor), ctypes.c_int64(tensor.stride(0)))),
         )
         return output
 
@@ -143,10 +143,6 @@ def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor) -> Att
 def _kinds(backend: NativeBackend) -> list[Attention]:
     """Return one layer of each kind; a model has one or two kinds."""
     return [backend.layers[backend.spec.layers.index(spec)] for spec in set(backend.spec.layers)]
-
-
-def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _rows(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

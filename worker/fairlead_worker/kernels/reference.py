@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, pad_page_count, zeroed
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
@@ -88,18 +88,12 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Grou
         if count > 1:
             groups.append(_chunk(token, start, count, first_page, visible, spec, window))
         else:
-            decodes.setdefault(_padded(len(visible)), []).append((token, start, first_page, visible))
+            decodes.setdefault(pad_page_count(len(visible)), []).append((token, start, first_page, visible))
         token += count
     for padded, rows in decodes.items():
         size = max(1, GROUP_TOKENS // (padded * spec.page_size))
         groups.extend(_decodes(rows[i : i + size], padded, spec, window) for i in range(0, len(rows), size))
     return groups
-
-
-def _padded(pages: int) -> int:
-    """Return `pages` rounded up to one of four sizes per doubling: at most a quarter is padding."""
-    step = max(1, 1 << (pages.bit_length() - 3) if pages > 7 else 1)
-    return -(-pages // step) * step
 
 
 def _chunk(token: int, start: int, count: int, first_page: int, pages: torch.Tensor, spec: KVSpec, window: int | None) -> Group:
