@@ -11,8 +11,8 @@ class PromptError(ValueError):
 
 
 class PromptTooLong(PromptError):
-    """The prompt has more than `most` tokens and was not tokenized. `least`: a lower bound of its tokens."""
+    """The prompt has more than `max_tokens` tokens and was not tokenized. `min_tokens`: a lower bound of its tokens."""
 
-    def __init__(self, field: str, least: int, most: int) -> None:
-        super().__init__(field, f"has at least {least} tokens, and at most {most} are taken")
-        self.least, self.most = least, most
+    def __init__(self, field: str, min_tokens: int, max_tokens: int) -> None:
+        super().__init__(field, f"has at least {min_tokens} tokens, and at most {max_tokens} are allowed")
+        self.min_tokens, self.max_tokens = min_tokens, max_tokens

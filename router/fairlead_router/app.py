@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
-from fairlead_common.truncate import brief, quoted
+from fairlead_common.truncate import quote, truncate
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import ApiError, Headers, unavailable
@@ -78,10 +78,10 @@ class App:
                 handler.authenticate(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
-                raise ApiError(404, f"There is no {brief(path)} here.", code="not_found")
+                raise ApiError(404, f"There is no {truncate(path)} here.", code="not_found")
             if call.method not in allowed:
                 allow = ", ".join(allowed)
-                message = f"{call.method} is not allowed on {brief(path)}, but {allow}."
+                message = f"{call.method} is not allowed on {truncate(path)}, but {allow}."
                 raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
             if page is not None:
                 call.status = 200
@@ -220,7 +220,7 @@ class App:
             if model["id"] == name:
                 reply.send(200, msgspec.json.encode(model))
                 return
-        error = ApiError(404, f"There is no model {quoted(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
+        error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.send(error.status, error.body, error.headers)
 
 

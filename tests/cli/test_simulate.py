@@ -35,7 +35,7 @@ def test_a_pod_prefills_in_order_and_only_what_is_not_cached() -> None:
     pod = Pod(PodModel(rate=1024.0, step_seconds=0.0, report_seconds=0.0), phase=0.0)
     blocks = array("Q", [1, 2])
     first = pod.serve(Request(0.0, 1024, 10, blocks))
-    assert (first.ttft, first.cached, first.computed, first.came) == (1.0, 0, 1024, [1, 2])
+    assert (first.ttft, first.cached, first.computed, first.stored) == (1.0, 0, 1024, [1, 2])
     behind = pod.serve(Request(0.5, 1536, 10, array("Q", [1, 2, 3])))
     assert (behind.ttft, behind.cached, behind.computed) == (1.0, 1024, 512)
     assert pod.backlog(1.0) == 512 and pod.load(1.0) == (1.0, 512.0)

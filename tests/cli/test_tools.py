@@ -193,7 +193,7 @@ def test_schedule_tells_a_decode_with_guesses_from_the_end_of_a_prompt(tmp_path:
     assert "decode r0+?/2\n" in listed, "retracted before it went on"
     assert _schedule(str(path), "--svg", str(tmp_path / "out.svg")) == 0
     drawn = (tmp_path / "out.svg").read_text()
-    assert "r0[8:14], 2 of 5 guesses accepted" in drawn and "r1[3:5], 1 guess" in drawn
+    assert "r0[8:14], 2 of 5 draft tokens accepted" in drawn and "r1[3:5], 1 draft token" in drawn
 
 
 def test_schedule_stops_where_its_reader_does(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead_common.metric_aliases import with_aliases
+from fairlead_common.metric_aliases import add_aliases
 
 
 def test_a_family_is_shown_again_whole_under_each_other_name() -> None:
@@ -12,7 +12,7 @@ def test_a_family_is_shown_again_whole_under_each_other_name() -> None:
     Gauge("ours_size", "ours_size, as a gauge", registry=registry).set(7)
     Histogram("ours_size_seconds", "Time.", buckets=(1, 2), registry=registry).observe(1.5)
     text = generate_latest(registry)
-    aliased = with_aliases(text, {"ours_tokens_total": ["vllm:tokens_total"], "ours_size_seconds": ["vllm:a", "vllm:b"], "gone": ["x"]})
+    aliased = add_aliases(text, {"ours_tokens_total": ["vllm:tokens_total"], "ours_size_seconds": ["vllm:a", "vllm:b"], "gone": ["x"]})
     assert aliased.startswith(text)
     families = {family.name: family for family in text_string_to_metric_families(aliased.decode())}
     assert families["vllm:tokens"].samples[0].labels == families["ours_tokens"].samples[0].labels

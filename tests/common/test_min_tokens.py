@@ -104,11 +104,11 @@ def test_what_is_sure_to_be_too_long_is_not_tokenized(monkeypatch: pytest.Monkey
     made = encoder("qwen")
     long = "some words " * 5000
     tokens = len(made.encode_text(long))
-    assert len(made.encode_text(long, most=tokens)) == tokens
+    assert len(made.encode_text(long, max_tokens=tokens)) == tokens
     monkeypatch.setattr(made, "_tokenizer", None)
     with pytest.raises(PromptTooLong) as refused:
-        made.encode_text(long, most=100)
-    assert refused.value.field == "prompt" and 100 == refused.value.most < refused.value.least <= tokens
+        made.encode_text(long, max_tokens=100)
+    assert refused.value.field == "prompt" and 100 == refused.value.max_tokens < refused.value.min_tokens <= tokens
     with pytest.raises(PromptTooLong) as refused:
-        made.encode_chat([{"role": "user", "content": long}], most=100)
+        made.encode_chat([{"role": "user", "content": long}], max_tokens=100)
     assert refused.value.field == "messages"

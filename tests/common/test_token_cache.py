@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from fairlead_common.prompts import encoder as prompt
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError
-from fairlead_common.prompts.split_points import SplitPoints, affixes
+from fairlead_common.prompts.split_points import SplitPoints, find_affixes
 from fairlead_common.prompts.token_cache import ENTRY_OVERHEAD, Key, TokenCache
 
 LLAMA2 = (
@@ -139,7 +139,7 @@ def test_a_tokenizer_of_thousands_of_added_tokens_is_cut_where_its_template_writ
 
 @pytest.mark.parametrize(("kind", "around"), [("qwen", (0, 0)), ("llama3", (1, 0)), ("unigram", (0, 1)), ("wordpiece", (1, 1))])
 def test_the_tokens_around_every_text_are_known(kind: str, around: tuple[int, int]) -> None:
-    found = affixes(KINDS[kind]())
+    found = find_affixes(KINDS[kind]())
     assert found is not None and tuple(map(len, found)) == around
 
 

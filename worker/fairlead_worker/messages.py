@@ -45,19 +45,19 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Like `logprobs`, for the prompt's tokens. Such a prompt uses no prefix cache, because cached positions have no logits."""
 
     @property
-    def penalized(self) -> bool:
+    def has_penalties(self) -> bool:
         """Whether the choice depends on the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
-    def adjusted(self) -> bool:
+    def changes_logits(self) -> bool:
         """Whether the logits are changed before temperature."""
-        return self.penalized or bool(self.logit_bias) or bool(self.allowed_token_ids)
+        return self.has_penalties or bool(self.logit_bias) or bool(self.allowed_token_ids)
 
     @property
     def plain(self) -> bool:
         """Whether the choice is the largest unchanged logit, without logprobs."""
-        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted and not self.bad_words
+        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.changes_logits and not self.bad_words
 
 
 GRAMMAR_WAITED = "its grammar has waited longer for its turn than those before it may take:"
@@ -92,7 +92,7 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
 
 
 class GetHotPrefixes(msgspec.Struct, tag="ask-hot", frozen=True):
-    """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. Each is answered by one `Hot`, in order."""
+    """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. Answered by one `HotPrefixes`, in order."""
 
     tokens: int
 
@@ -362,11 +362,11 @@ class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: bytes
 
 
-class Hot(msgspec.Struct, tag="hot", frozen=True):
+class HotPrefixes(msgspec.Struct, tag="hot", frozen=True):
     """The reply to `GetHotPrefixes`, the hottest first."""
 
     prefixes: tuple[HotPrefix, ...]
 
 
 ToEngine = Submit | Abort | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
-FromEngine = Step | Loading | Ready | Hot | Failed | AdapterChanged
+FromEngine = Step | Loading | Ready | HotPrefixes | Failed | AdapterChanged

@@ -89,12 +89,12 @@ def add_key(
     if not NAME.fullmatch(tenant):
         raise UserError(f"tenant {tenant!r}: use at most 63 letters, digits, '.', '_' and '-', with a letter or digit at both ends")
     found.setdefault("saltSecret", secrets.token_urlsafe(32))
-    said = found.setdefault("tenants", {}).setdefault(tenant, {"keys": []})
+    settings = found.setdefault("tenants", {}).setdefault(tenant, {"keys": []})
     if tokens_per_minute is not None:
-        said["tokensPerMinute"] = tokens_per_minute
+        settings["tokensPerMinute"] = tokens_per_minute
     if weight is not None:
-        said["weight"] = weight
-    keys = said.setdefault("keys", [])
+        settings["weight"] = weight
+    keys = settings.setdefault("keys", [])
     names = {str(one.get("name")) for one in keys}
     chosen = name or next(f"key-{number}" for number in range(1, len(keys) + 2) if f"key-{number}" not in names)
     if chosen in names:

@@ -31,7 +31,7 @@ def end_groups(groups: set[int]) -> None:
     """Send SIGTERM to all groups, and SIGKILL after `GRACE_SECONDS` for all of them together."""
     signal_groups(groups, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while any(alive(group) for group in groups) and time.monotonic() < deadline:
+    while any(is_alive(group) for group in groups) and time.monotonic() < deadline:
         time.sleep(0.05)
     signal_groups(groups, signal.SIGKILL)
 
@@ -42,7 +42,7 @@ def signal_groups(groups: set[int], number: signal.Signals) -> None:
             os.killpg(group, number)
 
 
-def alive(group: int) -> bool:
+def is_alive(group: int) -> bool:
     """Return whether any process of the group exists, including zombies that their parent has not reaped yet."""
     try:
         os.killpg(group, 0)

@@ -22,12 +22,12 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     """
     recipe = Recipe.of(arch, **options)
     target = Path(path).expanduser().absolute()
-    if made_from(target) == recipe.as_dict():
+    if read_recipe(target) == recipe.as_dict():
         return target
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file: give a directory")
     if target.is_dir() and any(target.iterdir()):
-        if made_from(target) is None:  # never delete files that this command did not create
+        if read_recipe(target) is None:  # never delete files that this command did not create
             raise UserError(f"{target} contains other files: give another directory")
         if not force:
             raise UserError(f"{target} contains another random model: give --force to replace it, or another directory")
@@ -47,7 +47,7 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     return target
 
 
-def made_from(directory: Path) -> dict[str, Any] | None:
+def read_recipe(directory: Path) -> dict[str, Any] | None:
     """Return the recipe of a finished directory; None for any other directory."""
     try:
         recipe = json.loads((directory / RECIPE_FILE).read_text())

@@ -34,7 +34,8 @@ def svg(trace: Trace) -> str:
     for step, (left, right) in zip(steps, pairwise(edges), strict=True):
         for row in step.rows:
             x, width, y = _MARGIN + left * scale, (right - left) * scale, _TOP + names[row.request] * _LANE
-            tip = f"step {step.number}, {step.seconds * 1000:.2f} ms: {row.request}[{row.start}:{row.start + row.count}]{_guessed(row)}"
+            tokens = f"{row.request}[{row.start}:{row.start + row.count}]"
+            tip = f"step {step.number}, {step.seconds * 1000:.2f} ms: {tokens}{_describe_draft(row)}"
             parts.append(
                 f'<rect x="{x:.2f}" y="{y}" width="{max(width - 0.5, 0.3):.2f}" height="{_LANE - 3}" fill="{_COLORS[_kind(row)]}">'
                 f"<title>{escape(tip)}</title></rect>"
@@ -46,9 +47,9 @@ def svg(trace: Trace) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _guessed(row: Row) -> str:
-    guesses = f"{row.guesses} guess{'es' if row.guesses > 1 else ''}"
-    return "" if not row.guesses else f", {guesses}" if row.accepted is None else f", {row.accepted} of {guesses} accepted"
+def _describe_draft(row: Row) -> str:
+    drafted = f"{row.drafted} draft token{'s' if row.drafted > 1 else ''}"
+    return "" if not row.drafted else f", {drafted}" if row.accepted is None else f", {row.accepted} of {drafted} accepted"
 
 
 def _kind(row: Row) -> str:

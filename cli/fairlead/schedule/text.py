@@ -11,8 +11,8 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 def summary(trace: Trace) -> str:
     steps = trace.steps
     about = ", ".join(f"{name} {value}" for name, value in trace.about.items() if name != "format")
-    guesses, accepted = (sum(counts) for counts in zip(*(step.speculation for step in steps), strict=True))
-    guessed = f", {accepted} of {guesses} draft tokens accepted" if guesses else ""
+    drafted, accepted = (sum(counts) for counts in zip(*(step.speculation for step in steps), strict=True))
+    guessed = f", {accepted} of {drafted} draft tokens accepted" if drafted else ""
     mixed = sum(1 for step in steps if step.decodes and step.prefill_tokens)
     return (
         f"{len(steps)} steps ({mixed} mixed), {len(trace.requests)} requests, {sum(step.seconds for step in steps):.3f} s computing; "
@@ -48,14 +48,14 @@ def listing(trace: Trace) -> Iterator[str]:
     """Yield one line per step: the requests that prefilled and decoded. `r0+2/5`: a decode with five draft tokens, two accepted."""
     for step in trace.steps:
         parts = [f"{row.request}[{row.start}:{row.start + row.count}]{'*' if row.samples else ''}" for row in step.rows if not row.decode]
-        decodes = [f"{row.request}{_guessed(row)}" for row in step.rows if row.decode]
+        decodes = [f"{row.request}{_describe_draft(row)}" for row in step.rows if row.decode]
         prefill = f"prefill {' '.join(parts)}" if parts else ""
         decode = f"decode {' '.join(decodes)}" if decodes else ""
         yield f"{step.number:>6} {step.seconds * 1000:>9.2f} ms  {'  '.join(filter(None, (prefill, decode)))}"
 
 
-def _guessed(row: Row) -> str:
-    return f"+{'?' if row.accepted is None else row.accepted}/{row.guesses}" if row.guesses else ""
+def _describe_draft(row: Row) -> str:
+    return f"+{'?' if row.accepted is None else row.accepted}/{row.drafted}" if row.drafted else ""
 
 
 def _cell(row: Row) -> str:

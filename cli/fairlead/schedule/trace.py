@@ -26,7 +26,7 @@ class Row:
     """Accepted draft tokens of a decode; None if no later row of the request shows them."""
 
     @property
-    def guesses(self) -> int:
+    def drafted(self) -> int:
         """Draft tokens that a decode verifies."""
         return self.count - 1 if self.decode else 0
 
@@ -50,8 +50,8 @@ class Step:
     @property
     def speculation(self) -> tuple[int, int]:
         """Draft tokens whose verification is known, and the accepted ones among them."""
-        known = [(row.guesses, row.accepted) for row in self.rows if row.accepted is not None]
-        return sum(guesses for guesses, _ in known), sum(accepted for _, accepted in known)
+        known = [(row.drafted, row.accepted) for row in self.rows if row.accepted is not None]
+        return sum(drafted for drafted, _ in known), sum(accepted for _, accepted in known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from fairlead_index.mirror.prefix_table import PrefixTable
 
 
 @dataclass(slots=True)
-class Flight:
+class InflightRequest:
     """A request in flight. `cost`: the prompt tokens that its router expected to be computed."""
 
     pod: int
@@ -24,11 +24,11 @@ class Flight:
     waiting: bool = True
 
 
-class Account:
+class InflightRequests:
     """The requests in flight at each pod, and how many of them use each block."""
 
     def __init__(self, pods: int) -> None:
-        self.flights: list[dict[int, Flight]] = [{} for _ in range(pods)]
+        self.flights: list[dict[int, InflightRequest]] = [{} for _ in range(pods)]
         self.active: list[Counter[int]] = [Counter() for _ in range(pods)]
 
     def counts(self) -> list[int]:
@@ -41,11 +41,11 @@ class Account:
     def queued(self, pod: int) -> int:
         return sum(flight.waiting for flight in self.flights[pod].values())
 
-    def add(self, flight: Flight) -> None:
+    def add(self, flight: InflightRequest) -> None:
         self.flights[flight.pod][id(flight)] = flight
         self.active[flight.pod].update(flight.blocks)
 
-    def drop(self, flight: Flight) -> None:
+    def drop(self, flight: InflightRequest) -> None:
         del self.flights[flight.pod][id(flight)]
         active = self.active[flight.pod]
         for block in flight.blocks:
@@ -60,9 +60,9 @@ class Fleet:
     def __init__(self, pods: list[Pod], block_tokens: int, routers: int = 1) -> None:
         self.pods = pods
         self.block_tokens = block_tokens
-        self.everything = Account(len(pods))
+        self.inflight = InflightRequests(len(pods))
         # A single router has sent all requests.
-        self.accounts = [Account(len(pods)) for _ in range(routers)] if routers > 1 else [self.everything]
+        self.inflight_by_router = [InflightRequests(len(pods)) for _ in range(routers)] if routers > 1 else [self.inflight]
         self.table = PrefixTable()
         for number in range(len(pods)):
             self.table.join(_slot(number), str(number), 1)
@@ -72,26 +72,26 @@ class Fleet:
         found = self.table.match(blocks)
         return [found.get(str(number), 0) for number in range(len(self.pods))]
 
-    def sent(self, request: Request, router: int, pod: int, predicted: int, reserved: bool) -> Flight:
-        flight = Flight(pod, request.at, max(request.prompt_tokens - predicted, 1), request.blocks, reserved)
-        self.everything.add(flight)
-        if len(self.accounts) > 1:
-            self.accounts[router].add(flight)
+    def add_request(self, request: Request, router: int, pod: int, predicted: int, reserved: bool) -> InflightRequest:
+        flight = InflightRequest(pod, request.at, max(request.prompt_tokens - predicted, 1), request.blocks, reserved)
+        self.inflight.add(flight)
+        if len(self.inflight_by_router) > 1:
+            self.inflight_by_router[router].add(flight)
         return flight
 
-    def started(self, flight: Flight, served: Served) -> None:
+    def record_first_token(self, flight: InflightRequest, served: Served) -> None:
         """Record the first token of a request, and update the index with the stored and evicted blocks."""
         flight.waiting = False
-        self.table.store(_slot(flight.pod), served.came)
-        self.table.remove(_slot(flight.pod), served.went)
+        self.table.store(_slot(flight.pod), served.stored)
+        self.table.remove(_slot(flight.pod), served.evicted)
 
-    def ended(self, flight: Flight, router: int) -> None:
-        self.everything.drop(flight)
-        if len(self.accounts) > 1:
-            self.accounts[router].drop(flight)
+    def end_request(self, flight: InflightRequest, router: int) -> None:
+        self.inflight.drop(flight)
+        if len(self.inflight_by_router) > 1:
+            self.inflight_by_router[router].drop(flight)
 
 
-def least(values: Sequence[float], draw: random.Random) -> int:
+def choose_lowest(values: Sequence[float], draw: random.Random) -> int:
     """Return the pod with the lowest value, a random one of equals."""
     low = min(values)
     return draw.choice([number for number, value in enumerate(values) if value == low])

@@ -2,7 +2,7 @@
 
 import random
 
-from fairlead.simulate.fleet import Account, Fleet
+from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.trace import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
@@ -13,7 +13,7 @@ from fairlead_router.routing.local_fallback import choose_soonest
 from fairlead_router.routing.policies import RoutingRequest
 
 ARRIVAL_SECONDS = 0.25  # route.lua: the load includes reservations that are older than it by at least this time
-LOOK_SECONDS = 1.0  # --poll-interval of the router
+POLL_SECONDS = 1.0  # --poll-interval of the router
 RETURN_SECONDS = 4.0
 """Delay after an outage of Redis: a reader's longest pause (2 s), and the workers' snapshots into the empty server (2 s)."""
 
@@ -23,7 +23,7 @@ class Fairlead:
 
     reserves = True
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
         self._fleet, self._draw = fleet, draw
         self._ring = Ring(str(number) for number in range(len(fleet.pods)))
 
@@ -32,14 +32,14 @@ class Fairlead:
         workers = []
         for number, (pod, depth) in enumerate(zip(fleet.pods, fleet.depths(request.blocks), strict=True)):
             at, backlog = pod.load(now)
-            flights = fleet.everything.flights[number].values()
-            owed = sum(f.cost for f in flights if f.waiting and f.reserved and f.sent_at > at - ARRIVAL_SECONDS)
+            flights = fleet.inflight.flights[number].values()
+            reserved = sum(f.cost for f in flights if f.waiting and f.reserved and f.sent_at > at - ARRIVAL_SECONDS)
             workers.append(
                 ScoredWorker(
                     address=str(number),
                     block_tokens=fleet.block_tokens,
                     depth=depth,
-                    reserved_tokens=owed,
+                    reserved_tokens=reserved,
                     backlog=backlog,
                     rate=pod.model.rate,
                     step=pod.model.step_seconds,
@@ -57,23 +57,23 @@ class WithoutRedis:
 
     reserves = False
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
-        self._fleet, self._account = fleet, account
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
+        self._fleet, self._inflight = fleet, inflight
         self._workers = [Worker(f"10.0.0.{number}:8000", lambda: 0.0) for number in range(len(fleet.pods))]
         self._by_address = {worker.address: worker for worker in self._workers}
         self._ring = Ring(self._by_address)
-        self._phase = draw.random() * LOOK_SECONDS
+        self._phase = draw.random() * POLL_SECONDS
         random.seed(draw.random())  # the router breaks ties at random: equal seeds must give equal choices
 
     def choose(self, request: Request) -> tuple[int, int]:
-        account, now = self._account, request.at
+        inflight, now = self._inflight, request.at
         for number, (worker, pod) in enumerate(zip(self._workers, self._fleet.pods, strict=True)):
-            looked_at = max(0.0, (now - self._phase) // LOOK_SECONDS * LOOK_SECONDS + self._phase)
-            backlog = int(pod.backlog_as_of(looked_at))
+            polled_at = max(0.0, (now - self._phase) // POLL_SECONDS * POLL_SECONDS + self._phase)
+            backlog = int(pod.backlog_as_of(polled_at))
             worker.load = WorkerLoad(backlog_tokens=backlog, prefill_rate=pod.model.rate, step_seconds=pod.model.step_seconds)
-            worker.load_at = looked_at
-            worker.in_flight = len(account.flights[number])
-            worker.pending_tokens = int(account.pending(number))
+            worker.load_at = polled_at
+            worker.in_flight = len(inflight.flights[number])
+            worker.pending_tokens = int(inflight.pending(number))
         whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
         chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), self._workers, self._home, now)
         return self._workers.index(chosen), 0
@@ -82,11 +82,11 @@ class WithoutRedis:
         return self._by_address[self._ring.homes(place, 1)[0]]
 
 
-class UnderLoss:
+class WithRedisOutage:
     """`Fairlead`, replaced by `WithoutRedis` during an outage of Redis. `away`: its start and end in seconds of the run."""
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random, away: tuple[float, float]) -> None:
-        self._with, self._without = Fairlead(fleet, account, draw), WithoutRedis(fleet, account, draw)
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random, away: tuple[float, float]) -> None:
+        self._with, self._without = Fairlead(fleet, inflight, draw), WithoutRedis(fleet, inflight, draw)
         self._from, self._to = away[0], away[1] + RETURN_SECONDS
         self.reserves = True
 

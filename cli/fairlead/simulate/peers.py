@@ -9,24 +9,24 @@ import random
 from collections import OrderedDict
 from hashlib import sha1
 
-from fairlead.simulate.fleet import Account, Fleet, least
+from fairlead.simulate.fleet import Fleet, InflightRequests, choose_lowest
 from fairlead.simulate.trace import Request
 
 
-class Peer:
+class PeerPolicy:
     """Base of the policies: the fleet, the router's own in-flight requests, and a random generator."""
 
     reserves = False
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
-        self._fleet, self._account, self._draw = fleet, account, draw
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
+        self._fleet, self._inflight, self._draw = fleet, inflight, draw
 
 
-class RoundRobin(Peer):
+class RoundRobin(PeerPolicy):
     """Each pod in turn. Each router starts at a random pod."""
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
-        super().__init__(fleet, account, draw)
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
+        super().__init__(fleet, inflight, draw)
         self._turn = draw.randrange(len(fleet.pods))
 
     def choose(self, request: Request) -> tuple[int, int]:
@@ -34,31 +34,31 @@ class RoundRobin(Peer):
         return self._turn % len(self._fleet.pods), 0
 
 
-class Random(Peer):
+class Random(PeerPolicy):
     def choose(self, request: Request) -> tuple[int, int]:
         return self._draw.randrange(len(self._fleet.pods)), 0
 
 
-class LeastLoad(Peer):
+class LeastLoad(PeerPolicy):
     """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
     def choose(self, request: Request) -> tuple[int, int]:
-        return least(self._account.counts(), self._draw), 0
+        return choose_lowest(self._inflight.counts(), self._draw), 0
 
 
-class BoundedLoad(Peer):
+class BoundedLoad(PeerPolicy):
     """Consistent hashing with bounded loads, KubeAI's PrefixHash: the first pod on the ring that has at most 1.25 times the mean load.
 
     Each pod has 256 points. The key is the second block of the prompt, because all prompts of the conversation trace share the first.
     """
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
-        super().__init__(fleet, account, draw)
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
+        super().__init__(fleet, inflight, draw)
         points = [(_point(f"{number}/{copy}"), number) for number in range(len(fleet.pods)) for copy in range(256)]
         self._ring = sorted(points)
 
     def choose(self, request: Request) -> tuple[int, int]:
-        loads = self._account.counts()
+        loads = self._inflight.counts()
         most = 1.25 * (sum(loads) + 1) / len(loads)
         start = bisect.bisect(self._ring, (_point(str(list(request.blocks[:2])[-1:])), 0))
         for step in range(len(self._ring)):
@@ -72,7 +72,7 @@ def _point(text: str) -> int:
     return int.from_bytes(sha1(text.encode(), usedforsecurity=False).digest()[:8], "big")
 
 
-class SglangLike(Peer):
+class SglangLike(PeerPolicy):
     """cache_aware of sglang-router and its successor SMG (smg docs/concepts/routing/cache-aware.md), with a tree of its own routings.
 
     It chooses the least loaded pod if loads differ by more than 64 and by half. Otherwise it chooses the longest match of over 0.3 of the
@@ -80,8 +80,8 @@ class SglangLike(Peer):
     worse.
     """
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
-        super().__init__(fleet, account, draw)
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
+        super().__init__(fleet, inflight, draw)
         self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in fleet.pods]
 
     def choose(self, request: Request) -> tuple[int, int]:
@@ -95,18 +95,18 @@ class SglangLike(Peer):
         return number, 0
 
     def _pick(self, request: Request) -> int:
-        loads = self._account.counts()
+        loads = self._inflight.counts()
         if not (max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)):
             matched = [self._depth(tree, request) for tree in self._trees]
             if max(matched) > 0.3 * len(request.blocks):
                 return matched.index(max(matched))
-        return least(loads, self._draw)
+        return choose_lowest(loads, self._draw)
 
     def _depth(self, tree: "OrderedDict[int, None]", request: Request) -> int:
         return next((at for at, block in enumerate(request.blocks) if block not in tree), len(request.blocks))
 
 
-class DynamoLike(Peer):
+class DynamoLike(PeerPolicy):
     """Dynamo's KV router (docs.nvidia.com/dynamo, Routing Concepts) at temperature 0: the pod with the lowest cost in blocks.
 
     The cost is the waiting prefill, including this prompt's uncached part (overlap credit 1), plus the active KV, including this prompt's.
@@ -114,18 +114,18 @@ class DynamoLike(Peer):
     """
 
     def choose(self, request: Request) -> tuple[int, int]:
-        fleet, account = self._fleet, self._account
+        fleet, inflight = self._fleet, self._inflight
         depths = fleet.depths(request.blocks)
         costs = []
         for number, depth in enumerate(depths):
-            prefill = account.pending(number) + max(0, request.prompt_tokens - depth * fleet.block_tokens)
-            active = account.active[number]
+            prefill = inflight.pending(number) + max(0, request.prompt_tokens - depth * fleet.block_tokens)
+            active = inflight.active[number]
             costs.append(prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks))
-        number = least(costs, self._draw)
+        number = choose_lowest(costs, self._draw)
         return number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1)
 
 
-class LlmdLike(Peer):
+class LlmdLike(PeerPolicy):
     """llm-d's precise prefix routing (llm-d.ai, guide of that name): the highest score of 3 x prefix + 2 x queue + 2 x free KV.
 
     Each term is 0 to 1: the cached share of the prompt, the queue's position between the longest (0) and the shortest (1), and the share of
@@ -133,13 +133,13 @@ class LlmdLike(Peer):
     sees the same ones.
     """
 
-    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
-        super().__init__(fleet, account, draw)
+    def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
+        super().__init__(fleet, inflight, draw)
         self._used = [0] * len(fleet.pods)
         self._clock = 0
 
     def choose(self, request: Request) -> tuple[int, int]:
-        fleet, seen = self._fleet, self._fleet.everything
+        fleet, seen = self._fleet, self._fleet.inflight
         depths = fleet.depths(request.blocks)
         queues = [seen.queued(number) for number in range(len(fleet.pods))]
         longest, low, high = max(depths), min(queues), max(queues)

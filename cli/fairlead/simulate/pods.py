@@ -39,12 +39,12 @@ class PrefixLRU:
     def use(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Cache a prompt. Return the added blocks, parents first, and the evicted ones, children first."""
         kept = blocks[: self._capacity]
-        came = [block for block in kept if block not in self._blocks]
+        stored = [block for block in kept if block not in self._blocks]
         for block in reversed(kept):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        went = [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - self._capacity)]
-        return came, went
+        evicted = [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - self._capacity)]
+        return stored, evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Served:
     computed: int
     first_token_at: float
     done_at: float
-    came: list[int]
-    went: list[int]
+    stored: list[int]
+    evicted: list[int]
 
 
 class Pod:
@@ -82,9 +82,9 @@ class Pod:
         self._times.append(request.at)
         self._busy.append(self.busy_until)
         self.computed += computed
-        came, went = self.cache.use(request.blocks)
+        stored, evicted = self.cache.use(request.blocks)
         done = first + request.output_tokens * self.model.token_seconds
-        return Served(first - request.at, cached, computed, first, done, came, went)
+        return Served(first - request.at, cached, computed, first, done, stored, evicted)
 
     def backlog(self, now: float) -> float:
         """Return the prompt tokens still to be computed."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from fairlead.simulate.fleet import Account, Fleet
+from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.ours import Fairlead, WithoutRedis
 from fairlead.simulate.peers import BoundedLoad, DynamoLike, LeastLoad, LlmdLike, Random, RoundRobin, SglangLike
 from fairlead.simulate.trace import Request
@@ -19,8 +19,8 @@ class Policy(Protocol):
         """Return the pod and the prompt tokens expected in its cache."""
 
 
-Maker = Callable[[Fleet, Account, random.Random], Policy]
-"""Creates a policy of one router from the fleet, that router's own account, and a random generator."""
+Maker = Callable[[Fleet, InflightRequests, random.Random], Policy]
+"""Creates a policy of one router from the fleet, that router's in-flight requests, and a random generator."""
 
 OURS: dict[str, Maker] = {"fairlead": Fairlead, "fairlead-no-redis": WithoutRedis}
 

@@ -5,8 +5,8 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from fairlead.simulate.fleet import Account, Fleet, Flight
-from fairlead.simulate.ours import UnderLoss
+from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
+from fairlead.simulate.ours import WithRedisOutage
 from fairlead.simulate.pods import Pod, PodModel, Served
 from fairlead.simulate.policies import POLICIES, Maker, Policy
 from fairlead.simulate.trace import BLOCK_TOKENS, Request
@@ -62,25 +62,25 @@ def replay(
     if policy == "fairlead" and redis_away is not None:
         window = redis_away
 
-        def make(fleet: Fleet, account: Account, draw: random.Random) -> Policy:
-            return UnderLoss(fleet, account, draw, window)
+        def make(fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> Policy:
+            return WithRedisOutage(fleet, inflight, draw, window)
 
-    choosers = [make(fleet, account, draw) for account in fleet.accounts]
+    choosers = [make(fleet, inflight, draw) for inflight in fleet.inflight_by_router]
     outcome = Outcome(policy)
-    events: list[tuple[float, int, int, Flight, Served, int]] = []  # time, order, what, whose, router
+    events: list[tuple[float, int, int, InflightRequest, Served, int]] = []  # time, order, what, whose, router
     order = itertools.count()
     cached = 0
     for request in requests:
         while events and events[0][0] <= request.at:
             _, _, what, flight, served, router = heapq.heappop(events)
             if what == 0:
-                fleet.started(flight, served)
+                fleet.record_first_token(flight, served)
                 heapq.heappush(events, (served.done_at, next(order), 1, flight, served, router))
             else:
-                fleet.ended(flight, router)
+                fleet.end_request(flight, router)
         router = draw.randrange(routers) if routers > 1 else 0
         pod, predicted = choosers[router].choose(request)
-        flight = fleet.sent(request, router, pod, predicted, choosers[router].reserves)
+        flight = fleet.add_request(request, router, pod, predicted, choosers[router].reserves)
         served = fleet.pods[pod].serve(request)
         heapq.heappush(events, (served.first_token_at, next(order), 0, flight, served, router))
         outcome.ttft.append(served.ttft)

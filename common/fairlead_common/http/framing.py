@@ -65,7 +65,7 @@ class Framing:
         """Start a body after its head is parsed. `length`: the Content-Length; 0 if there is none or the body is chunked."""
         self.body_left, self.overhead, self._tail = length, 0, b""
 
-    def body_came(self, size: int) -> None:
+    def count_body(self, size: int) -> None:
         """Subtract `size` parsed body bytes from the overhead twice: once because they were counted, once as an allowance for overhead.
 
         The limited allowance refuses a body in chunks of one byte. It would cost the event loop a microsecond a byte, endlessly.

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from fairlead_common.errors import PromptError
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
@@ -29,24 +29,24 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise PromptError("chat_template", f"the model's chat template does not compile: {brief(error)}") from error
+            raise PromptError("chat_template", f"the model's chat template does not compile: {truncate(error)}") from error
 
     def render(self, messages: list[dict[str, Any]], continue_final_message: bool, variables: dict[str, Any]) -> str:
         """Return the prompt text. `messages` are plain JSON objects and stay unchanged."""
         messages = [_with_reasoning_names(message) for message in messages]
         final = ""
         if continue_final_message:
-            final, messages = _tagged(messages)
+            final, messages = _append_tag(messages)
         try:
             text = self._template.render({**variables, "messages": messages})
         except jinja2.TemplateError as error:
-            raise PromptError("messages", f"the model's chat template refused them: {brief(error)}") from error
+            raise PromptError("messages", f"the model's chat template refused them: {truncate(error)}") from error
         except Exception as error:  # a template is code and can raise anything; the request caused it
-            raise PromptError("messages", f"the model's chat template failed on them: {type(error).__name__}: {brief(error)}") from error
+            raise PromptError("messages", f"the model's chat template failed on them: {type(error).__name__}: {truncate(error)}") from error
         return _cut_at_tag(text, final) if continue_final_message else text
 
 
-def _tagged(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+def _append_tag(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     """Return the last message's text, and the messages with a tag appended to it. The prompt ends where the template writes the tag."""
     last = messages[-1]
     content = last.get("content")

@@ -5,8 +5,8 @@ from typing import Protocol
 
 _CONTEXT = 6
 """Prompt tokens that determine the completion's first space. A byte-level character has at most four tokens."""
-_BROKEN = "\ufffd"
-_PATIENCE = 64
+_REPLACEMENT = "\ufffd"
+_MAX_PENDING = 64
 """Longest wait for a complete character, in tokens. Each waiting token decodes all of them again, and a character has at most four."""
 
 
@@ -32,8 +32,8 @@ class TextStream:
         self._tokens.extend(tokens)
         known = self._decode(self._tokens[self._start : self._read])
         text = self._decode(self._tokens[self._start :])
-        if len(text) <= len(known) or text.endswith(_BROKEN):
-            if len(self._tokens) - self._read < _PATIENCE:
+        if len(text) <= len(known) or text.endswith(_REPLACEMENT):
+            if len(self._tokens) - self._read < _MAX_PENDING:
                 return ""
             if text == known:  # most likely special tokens: drop them
                 del self._tokens[self._read :]

@@ -16,9 +16,9 @@ from fairlead_common.errors import PromptError, PromptTooLong
 from fairlead_common.prompts import messages as chat
 from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.min_tokens import MinTokenCounter
-from fairlead_common.prompts.split_points import SplitPoints, affixes
+from fairlead_common.prompts.split_points import SplitPoints, find_affixes
 from fairlead_common.prompts.token_cache import Key, TokenCache
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
@@ -96,20 +96,20 @@ class PromptEncoder:
         self._special = frozenset(id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
         wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
         self._points = SplitPoints(self._tokenizer, wanted) if cache is not None else None
-        self._affixes = affixes(self._tokenizer) if cache is not None else None
+        self._affixes = find_affixes(self._tokenizer) if cache is not None else None
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
 
-    def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "", most: int | None = None) -> "array[int]":
+    def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "", max_tokens: int | None = None) -> "array[int]":
         """Return the token ids of a text, by default with the tokenizer's own special tokens around it (bos, ...).
 
-        `scope` divides the cache: texts cached in one scope are neither found nor faster in another. `most`: limit in tokens. A text whose
-        lower bound exceeds it raises PromptTooLong before tokenization; any other text is tokenized whole, whatever its length.
+        `scope` divides the cache: texts cached in one scope are neither found nor faster in another. A text whose lower bound exceeds
+        `max_tokens` raises PromptTooLong before tokenization; any other text is tokenized whole, whatever its length.
         """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
-        if most is not None and len(text) > most and (least := self._min_tokens.count(text)) > most:
-            raise PromptTooLong("prompt", least, most)
+        if max_tokens is not None and len(text) > max_tokens and (min_tokens := self._min_tokens.count(text)) > max_tokens:
+            raise PromptTooLong("prompt", min_tokens, max_tokens)
         try:
             if self._cache is None or self._points is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
                 # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms. "fast" leaves out the offsets.
@@ -122,7 +122,7 @@ class PromptEncoder:
             tokens.extend(after)
             return tokens
         except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
-            raise PromptError("prompt", f"cannot be tokenized: {brief(error)}") from error
+            raise PromptError("prompt", f"cannot be tokenized: {truncate(error)}") from error
 
     def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
         """Return the token ids of a text's parts. Parts not in the cache are tokenized, each once, in one batch."""
@@ -147,18 +147,18 @@ class PromptEncoder:
         scope: str = "",
         template: str | None = None,
         add_special_tokens: bool = False,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> "array[int]":
         """Return the token ids of a chat in the model's template. `messages` and `tools` are unvalidated JSON. Raises PromptError.
 
         `template` replaces the model's own. A template writes special tokens itself; `add_special_tokens` adds them once more.
-        `scope`, `most`: as for `encode_text`.
+        `scope`, `max_tokens`: as for `encode_text`.
         """
         text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs, template)
         try:
-            return self.encode_text(text, add_special_tokens, scope, most)
+            return self.encode_text(text, add_special_tokens, scope, max_tokens)
         except PromptTooLong as error:
-            raise PromptTooLong("messages", error.least, error.most) from error
+            raise PromptTooLong("messages", error.min_tokens, error.max_tokens) from error
         except PromptError as error:
             raise PromptError("messages", error.reason) from error
 

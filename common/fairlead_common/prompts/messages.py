@@ -5,14 +5,14 @@ from typing import Any, Literal
 
 from fairlead_common.errors import PromptError
 from fairlead_common.prompts.chat_template import ChatTemplate
-from fairlead_common.truncate import quoted
+from fairlead_common.truncate import quote
 
 ContentStyle = Literal["text", "parts", "both"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Other roles are refused, because templates silently leave out messages of roles that they do not know."""
 _PROBE = "fairleadprobe"
-_ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
+_PROBE_ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
 """Arguments of a tool call, as an object and as text."""
 
 
@@ -23,9 +23,9 @@ class ChatRenderer:
         self._template = ChatTemplate(source)
         self._special_tokens = special_tokens
         self.content_style = self._probe()
-        self._silence = self._probe_silence()
-        self._takes_objects = self._probe_arguments()
-        self._knows_developers = self._probe_developer()
+        self._empty_content = self._probe_empty_content()
+        self._takes_object_arguments = self._probe_arguments()
+        self._has_developer_role = self._probe_developer()
 
     def render(
         self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
@@ -39,19 +39,19 @@ class ChatRenderer:
             **self._special_tokens,
             "documents": None,
             **template_kwargs,
-            "tools": _checked_tools(tools),
+            "tools": _check_tools(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._template.render(self._normal(messages), continue_final_message, variables)
+        return self._template.render(self._normalize(messages), continue_final_message, variables)
 
-    def _normal(self, messages: Any) -> list[dict[str, Any]]:
+    def _normalize(self, messages: Any) -> list[dict[str, Any]]:
         if not isinstance(messages, list):
             raise PromptError("messages", f"must be a list of messages, not {json_type(messages)}")
         if not messages:
             raise PromptError("messages", "is empty: give at least one message")
-        return [self._message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+        return [self._normalize_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
 
-    def _message(self, message: Any, where: str) -> dict[str, Any]:
+    def _normalize_message(self, message: Any, where: str) -> dict[str, Any]:
         if not isinstance(message, dict):
             raise PromptError(where, f"must be an object with role and content, not {json_type(message)}")
         role = message.get("role")
@@ -62,19 +62,19 @@ class ChatRenderer:
             raise PromptError(f"{where}.role", f"is {role!r:.40}; it must be one of {', '.join(ROLES)}{hint}")
         # Clients send `content: null` beside tool calls; templates expect the key to be missing then.
         normal = {key: value for key, value in message.items() if value is not None}
-        if role == "developer" and not self._knows_developers:
+        if role == "developer" and not self._has_developer_role:
             normal["role"] = "system"  # `developer` is the name since OpenAI's reasoning models; most templates know only `system`
         if "content" in normal:
-            normal["content"] = self._content(normal["content"], f"{where}.content")
+            normal["content"] = self._normalize_content(normal["content"], f"{where}.content")
         elif role != "assistant":  # an assistant's message may have tool calls only
             raise PromptError(f"{where}.content", "is missing")
         elif "tool_calls" in normal:
-            normal |= self._silence
+            normal |= self._empty_content
         if "tool_calls" in normal:
-            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_objects)
+            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_object_arguments)
         return normal
 
-    def _content(self, content: Any, where: str) -> Any:
+    def _normalize_content(self, content: Any, where: str) -> Any:
         """Return the content as a string or as parts, in the style that the template reads."""
         if isinstance(content, str):
             return [{"type": "text", "text": content}] if self.content_style == "parts" else content
@@ -97,42 +97,46 @@ class ChatRenderer:
         return "text"
 
     def _probe_text(self, content: Any) -> str | None:
-        text = self._probed([{"role": "user", "content": content}])
+        text = self._try_render([{"role": "user", "content": content}])
         return text if text and _PROBE in text else None
 
     def _probe_developer(self) -> bool:
         """Return whether the template renders messages with the role `developer`."""
         content: Any = [{"type": "text", "text": _PROBE}] if self.content_style == "parts" else _PROBE
         other: Any = [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"
-        return _PROBE in (self._probed([{"role": "developer", "content": content}, {"role": "user", "content": other}]) or "")
+        return _PROBE in (self._try_render([{"role": "developer", "content": content}, {"role": "user", "content": other}]) or "")
 
-    def _probe_silence(self) -> dict[str, str]:
+    def _probe_empty_content(self) -> dict[str, str]:
         """Return the content field of an assistant's message that has tool calls only.
 
         Most templates expect no content. An empty text is for those that fail without content (ChatML, and templates without tools).
         """
-        fails_without = not any(self._calls(arguments, {}) for arguments in _ARGUMENTS)
-        return {"content": ""} if fails_without and any(self._calls(arguments, {"content": ""}) for arguments in _ARGUMENTS) else {}
+        fails_without = not any(self._render_tool_call(arguments, {}) for arguments in _PROBE_ARGUMENTS)
+        return (
+            {"content": ""}
+            if fails_without and any(self._render_tool_call(arguments, {"content": ""}) for arguments in _PROBE_ARGUMENTS)
+            else {}
+        )
 
     def _probe_arguments(self) -> bool:
         """Return whether the template reads a call's arguments as an object (Qwen's, Llama's), not as JSON text (DeepSeek's)."""
-        as_object = self._probe_call(_ARGUMENTS[0])
+        as_object = self._probe_call(_PROBE_ARGUMENTS[0])
         if as_object is not None and f"'{_PROBE}'" not in as_object:
             return True
-        return self._probe_call(_ARGUMENTS[1]) is None
+        return self._probe_call(_PROBE_ARGUMENTS[1]) is None
 
     def _probe_call(self, arguments: Any) -> str | None:
-        text = self._calls(arguments, self._silence)
+        text = self._render_tool_call(arguments, self._empty_content)
         return text if text and _PROBE in text else None
 
-    def _calls(self, arguments: Any, silence: dict[str, str]) -> str | None:
+    def _render_tool_call(self, arguments: Any, empty_content: dict[str, str]) -> str | None:
         """Render a question and a tool call with `arguments`. Return None if the template fails."""
         function = {"name": "probe", "arguments": arguments}
         call = {"id": "probe0000", "type": "function", "function": function}
-        asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
-        return self._probed([asked, {"role": "assistant", "tool_calls": [call], **silence}])
+        question = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
+        return self._try_render([question, {"role": "assistant", "tool_calls": [call], **empty_content}])
 
-    def _probed(self, messages: list[dict[str, Any]]) -> str | None:
+    def _try_render(self, messages: list[dict[str, Any]]) -> str | None:
         """Return the rendered messages, or None if the template refuses them."""
         variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
         try:
@@ -145,14 +149,14 @@ def _part_text(part: Any, where: str) -> str:
     if not isinstance(part, dict):
         raise PromptError(where, f"must be an object with type and text, not {json_type(part)}")
     if part.get("type") != "text":
-        raise PromptError(f"{where}.type", f"is {quoted(part.get('type'))}: this model reads text only")
+        raise PromptError(f"{where}.type", f"is {quote(part.get('type'))}: this model reads text only")
     if not isinstance(part.get("text"), str):
         raise PromptError(f"{where}.text", f"must be a string, not {json_type(part.get('text'))}")
     text: str = part["text"]
     return text
 
 
-def _tool_calls(calls: Any, where: str, takes_objects: bool) -> list[Any]:
+def _tool_calls(calls: Any, where: str, takes_object_arguments: bool) -> list[Any]:
     """Validate tool calls and convert their arguments. OpenAI sends a JSON string; most templates expect the object in it."""
     if not isinstance(calls, list):
         raise PromptError(where, f"must be a list, not {json_type(calls)}")
@@ -163,9 +167,9 @@ def _tool_calls(calls: Any, where: str, takes_objects: bool) -> list[Any]:
         function = call.get("function")
         if isinstance(function, dict):
             given = function.get("arguments")
-            if isinstance(given, str) and takes_objects:
+            if isinstance(given, str) and takes_object_arguments:
                 call = {**call, "function": {**function, "arguments": _arguments(given)}}
-            elif isinstance(given, dict) and not takes_objects:
+            elif isinstance(given, dict) and not takes_object_arguments:
                 call = {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
         normal.append(call)
     return normal
@@ -179,7 +183,7 @@ def _arguments(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+def _check_tools(tools: Any) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
     if not isinstance(tools, list):

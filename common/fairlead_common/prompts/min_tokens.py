@@ -58,7 +58,7 @@ class MinTokenCounter:
     """Lower bounds for one tokenizer. `max_characters`: the most letters and digits in one token; 0: no bound is known."""
 
     def __init__(self, tokenizer_json: str, tokenizer: Tokenizer) -> None:
-        self.max_characters = _longest(tokenizer) if _keeps(tokenizer_json, tokenizer) else 0
+        self.max_characters = _max_characters(tokenizer) if _keeps_characters(tokenizer_json, tokenizer) else 0
 
     def count(self, text: str) -> int:
         """Return a lower bound of the text's tokens; 0 if none is known."""
@@ -69,14 +69,14 @@ class MinTokenCounter:
         return max(0, -(-sure // self.max_characters))
 
 
-def _longest(tokenizer: Tokenizer) -> int:
+def _max_characters(tokenizer: Tokenizer) -> int:
     texts = list(tokenizer.get_vocab(with_added_tokens=True))
     if tokenizer.normalizer is not None:  # added tokens may be matched in normalized text
         texts += [tokenizer.normalizer.normalize_str(token.content) for token in tokenizer.get_added_tokens_decoder().values()]
     return max(map(_count, texts), default=0)
 
 
-def _keeps(tokenizer_json: str, tokenizer: Tokenizer) -> bool:
+def _keeps_characters(tokenizer_json: str, tokenizer: Tokenizer) -> bool:
     """Return whether each letter and digit of a text becomes part of a token."""
     settings = msgspec.json.decode(tokenizer_json, type=_Settings)
     model = settings.model
@@ -85,15 +85,15 @@ def _keeps(tokenizer_json: str, tokenizer: Tokenizer) -> bool:
     known = tokenizer.get_vocab(with_added_tokens=False)
     if not all(chr(one) in known for one in COUNTED):
         return False
-    normalizers, splitters = _parts(settings.normalizer, "normalizers"), _parts(settings.pre_tokenizer, "pretokenizers")
+    normalizers, splitters = _flatten(settings.normalizer, "normalizers"), _flatten(settings.pre_tokenizer, "pretokenizers")
     return all(map(_normalizer_keeps, normalizers)) and all(map(_splitter_keeps, splitters))
 
 
-def _parts(given: _Part | None, name: str) -> Iterator[_Part]:
+def _flatten(given: _Part | None, name: str) -> Iterator[_Part]:
     """Yield the parts of a component, which may be a sequence of others."""
     if given is not None and given["type"] == "Sequence":
         for part in given[name]:
-            yield from _parts(part, name)
+            yield from _flatten(part, name)
     elif given is not None:
         yield given
 

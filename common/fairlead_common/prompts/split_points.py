@@ -35,7 +35,7 @@ class SplitPoints:
 
     def __init__(self, tokenizer: Tokenizer, wanted: Sequence[str] = ()) -> None:
         """`wanted`: texts whose added tokens are preferred as marks (chat templates, special tokens) if a tokenizer has very many."""
-        self.marks = _marks(tokenizer, wanted)
+        self.marks = _find_marks(tokenizer, wanted)
         self._pattern = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
 
     def split(self, text: str) -> list[str]:
@@ -51,10 +51,10 @@ class SplitPoints:
         return [text[start:end] for start, end in pairwise(starts)]
 
 
-def affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+def find_affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     """Return the token ids that the post-processor puts before and after every text, or None if they may differ between texts."""
     processor = tokenizer.post_processor
-    if processor is not None and not _fixed(msgspec.json.decode(processor.__getstate__())):
+    if processor is not None and not _has_fixed_affixes(msgspec.json.decode(processor.__getstate__())):
         return None
     bare = [encoding.ids for encoding in tokenizer.encode_batch_fast(_AFFIX_PROBES, add_special_tokens=False)]
     whole = [encoding.ids for encoding in tokenizer.encode_batch_fast(_AFFIX_PROBES, add_special_tokens=True)]
@@ -68,7 +68,7 @@ def affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     return list(before), list(after)
 
 
-def _marks(tokenizer: Tokenizer, wanted: Sequence[str]) -> list[str]:
+def _find_marks(tokenizer: Tokenizer, wanted: Sequence[str]) -> list[str]:
     if getattr(tokenizer.model, "dropout", None):
         return []  # random by design
     raw = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content and not token.normalized]
@@ -77,12 +77,12 @@ def _marks(tokenizer: Tokenizer, wanted: Sequence[str]) -> list[str]:
     text = "\0".join(wanted)
     fit = [content for content in contents if content[0] in string.punctuation]
     tried = sorted(fit, key=lambda content: (content not in text, content))[:MAX_TRIED]
-    covered = _covered(tried, contents)
+    covered = _find_overlapped(tried, contents)
     marks = [mark for mark in tried if mark not in covered and not any(token.startswith(mark) for token in awkward)]
-    return [mark for mark in marks[:MAX_MARKS] if _shown(tokenizer, mark)]
+    return [mark for mark in marks[:MAX_MARKS] if _verify_mark(tokenizer, mark)]
 
 
-def _covered(tried: Sequence[str], contents: Collection[str]) -> set[str]:
+def _find_overlapped(tried: Sequence[str], contents: Collection[str]) -> set[str]:
     """Return the tokens of `tried` whose beginning a token of `contents` can overlap, by containing it or by ending with a prefix of it."""
     insides = "\0".join(content[1:] for content in contents)
     covered = {mark for mark in tried if mark in insides}
@@ -97,7 +97,7 @@ def _covered(tried: Sequence[str], contents: Collection[str]) -> set[str]:
     return covered
 
 
-def _shown(tokenizer: Tokenizer, mark: str) -> bool:
+def _verify_mark(tokenizer: Tokenizer, mark: str) -> bool:
     """Test the conditions above on this tokenizer. If the library ever behaves differently, the cache is lost but the tokens stay right."""
     pairs = [(left, right) for left in ("", *_PROBES) for right in ("", *_PROBES)]
     whole = tokenizer.encode_batch_fast([left + mark + right for left, right in pairs], add_special_tokens=False)
@@ -106,6 +106,6 @@ def _shown(tokenizer: Tokenizer, mark: str) -> bool:
     return all(lefts[left] + rights[right] == encoding.ids for (left, right), encoding in zip(pairs, whole, strict=True))
 
 
-def _fixed(processor: dict[str, Any]) -> bool:
+def _has_fixed_affixes(processor: dict[str, Any]) -> bool:
     """Return whether a post-processor adds the same tokens to every text."""
-    return processor["type"] in _FIXED_AFFIXES and all(_fixed(part) for part in processor.get("processors", ()))
+    return processor["type"] in _FIXED_AFFIXES and all(_has_fixed_affixes(part) for part in processor.get("processors", ()))

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_common.truncate import MESSAGE_CHARACTERS, brief
+from fairlead_common.truncate import MESSAGE_CHARACTERS, truncate
 
 _ANTHROPIC = {
     400: "invalid_request_error",
@@ -28,8 +28,8 @@ COMMENT = b": held\n\n"
 
 def document(path: str, status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> bytes:
     """Return the body of an error response. `kind`, `param` and `code` as in OpenAI's API; Anthropic's type follows from `status`."""
-    message = brief(message, MESSAGE_CHARACTERS)
-    param = param if param is None else brief(param)
+    message = truncate(message, MESSAGE_CHARACTERS)
+    param = param if param is None else truncate(param)
     if path in (MESSAGES, COUNT_TOKENS):
         kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})

@@ -43,7 +43,7 @@ def text(value: Any, field: str) -> str:
     return str(value)
 
 
-def objects(value: Any, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def iterate_objects(value: Any, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (name, element) for each element of a list of objects."""
     if not isinstance(value, list):
         refuse(field, f"must be a list, not {json_type(value)}")
@@ -53,7 +53,7 @@ def objects(value: Any, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{field}[{at}]", element
 
 
-def member(value: dict[str, Any], name: str, field: str) -> str:
+def require_text(value: dict[str, Any], name: str, field: str) -> str:
     """Return a required string member of an object."""
     if value.get(name) is None:
         refuse(f"{field}.{name}", "is missing")
@@ -91,7 +91,7 @@ class ChatBuilder:
         self._open = None
         if role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
             first = self.messages[0]
-            first["content"] = [*parts(first["content"]), *parts(content)]
+            first["content"] = [*to_parts(first["content"]), *to_parts(content)]
             return
         self.messages.append({"role": role, "content": content})
 
@@ -102,7 +102,7 @@ class ChatBuilder:
 
     def add_answer(self, content: Any) -> None:
         turn = self._turn()
-        turn["content"] = content if turn.get("content") is None else [*parts(turn["content"]), *parts(content)]
+        turn["content"] = content if turn.get("content") is None else [*to_parts(turn["content"]), *to_parts(content)]
 
     def add_reasoning(self, reasoning: str) -> None:
         """Add reasoning. It starts a new message if the open one has content or tool calls."""
@@ -127,10 +127,10 @@ class ChatBuilder:
         return self._open
 
 
-def parts(content: Any) -> list[dict[str, Any]]:
+def to_parts(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
-def joined(texts: list[str]) -> Any:
+def join_texts(texts: list[str]) -> Any:
     """Return one text as a string, several as parts: the template decides what separates them."""
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]

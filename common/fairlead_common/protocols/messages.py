@@ -10,12 +10,12 @@ from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
     SharedFields,
-    joined,
-    member,
-    objects,
+    iterate_objects,
+    join_texts,
     refuse,
     refuse_given,
     refuse_unlike,
+    require_text,
     text,
 )
 
@@ -85,7 +85,7 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
         chat["continue_final_message"] = True
     chat["max_completion_tokens"] = body.max_tokens
     chat["stop"] = body.stop_sequences
-    chat["tools"] = [_tool(where, tool) for where, tool in objects(body.tools, "tools")] if body.tools else None
+    chat["tools"] = [_tool(where, tool) for where, tool in iterate_objects(body.tools, "tools")] if body.tools else None
     chat["tool_choice"], chat["parallel_tool_calls"] = _choice(body.tool_choice)
     chat["response_format"] = _format((body.output_config or {}).get("format"))
     chat["reasoning_effort"] = _effort(body)
@@ -107,7 +107,7 @@ def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
         chat.add_message("system", _texts(body.system, "system"))
     if not body.messages:
         refuse("messages", "is empty; give at least one message" if body.messages == [] else "is missing; give a list of messages")
-    for where, message in objects(body.messages, "messages"):
+    for where, message in iterate_objects(body.messages, "messages"):
         role = message.get("role", "")
         content = message.get("content")
         if role == "assistant":
@@ -131,16 +131,16 @@ def _user(chat: ChatBuilder, content: Any, where: str) -> None:
         chat.add_message("user", content)
         return
     texts = []
-    for at, block in objects(content, where):
+    for at, block in iterate_objects(content, where):
         match block.get("type"):
             case "text":
-                texts.append(member(block, "text", at))
+                texts.append(require_text(block, "text", at))
             case "tool_result":
-                chat.add_tool_result(member(block, "tool_use_id", at), _result(block, at))
+                chat.add_tool_result(require_text(block, "tool_use_id", at), _result(block, at))
             case kind:
                 refuse(f"{at}.type", f"is {kind!r:.60}: this model reads text and tool_result blocks only")
     if texts:
-        chat.add_message("user", joined(texts))
+        chat.add_message("user", join_texts(texts))
     elif not content:
         refuse(where, "is empty: give a text, or at least one block")
 
@@ -150,7 +150,7 @@ def _result(block: dict[str, Any], where: str) -> Any:
     content = _texts(block.get("content") or "", f"{where}.content")
     if block.get("is_error") is not True:
         return content
-    return joined(["Error:", *(part["text"] for part in content)]) if isinstance(content, list) else f"Error: {content}"
+    return join_texts(["Error:", *(part["text"] for part in content)]) if isinstance(content, list) else f"Error: {content}"
 
 
 def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
@@ -158,10 +158,10 @@ def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
         chat.add_answer(content)
         return
     texts = []
-    for at, block in objects(content, where):
+    for at, block in iterate_objects(content, where):
         match block.get("type"):
             case "text":
-                texts.append(member(block, "text", at))
+                texts.append(require_text(block, "text", at))
             case "thinking":
                 chat.add_reasoning(text(block.get("thinking"), f"{at}.thinking"))
             case "redacted_thinking":
@@ -170,29 +170,29 @@ def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
                     refuse(f"{at}.input", f"must be an object, not {json_type(arguments)}")
-                chat.add_tool_call(member(block, "id", at), member(block, "name", at), msgspec.json.encode(arguments).decode())
+                chat.add_tool_call(require_text(block, "id", at), require_text(block, "name", at), msgspec.json.encode(arguments).decode())
             case kind:
                 refuse(f"{at}.type", f"is {kind!r:.60}: an assistant's blocks are text, thinking and tool_use here")
     if texts:
-        chat.add_answer(joined(texts))
+        chat.add_answer(join_texts(texts))
 
 
 def _texts(content: Any, where: str) -> Any:
     if isinstance(content, str):
         return content
     texts = []
-    for at, block in objects(content, where):
+    for at, block in iterate_objects(content, where):
         if block.get("type") != "text":
             refuse(f"{at}.type", f"is {block.get('type')!r:.60}: only text can stand here")
-        texts.append(member(block, "text", at))
-    return joined(texts)
+        texts.append(require_text(block, "text", at))
+    return join_texts(texts)
 
 
 def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         refuse(f"{where}.type", f"{tool['type']!r:.60} runs elsewhere or has no schema; give tools with an input_schema")
     refuse_given(tool, {"defer_loading": "not supported; leave it out"})
-    name, schema = member(tool, "name", where), tool.get("input_schema")
+    name, schema = require_text(tool, "name", where), tool.get("input_schema")
     if not isinstance(schema, dict):
         refuse(f"{where}.input_schema", f"must be a JSON schema, not {json_type(schema)}")
     function = {"name": name, "parameters": schema}
@@ -209,7 +209,7 @@ def _choice(given: dict[str, Any] | None) -> tuple[Any, bool | None]:
     parallel = False if given.get("disable_parallel_tool_use") is True else None
     match given.get("type"):
         case "tool":
-            return {"type": "function", "function": {"name": member(given, "name", "tool_choice")}}, parallel
+            return {"type": "function", "function": {"name": require_text(given, "name", "tool_choice")}}, parallel
         case "auto" | "any" | "none" as kind:
             return _CHOICES[kind], parallel
         case kind:

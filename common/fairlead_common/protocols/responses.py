@@ -10,12 +10,12 @@ from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
     SharedFields,
-    joined,
-    member,
-    objects,
+    iterate_objects,
+    join_texts,
     refuse,
     refuse_given,
     refuse_unlike,
+    require_text,
     text,
 )
 
@@ -125,7 +125,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     if isinstance(body.input, str):
         chat.add_message("user", body.input)
         return chat.messages
-    for where, item in objects(body.input, "input"):
+    for where, item in iterate_objects(body.input, "input"):
         _item(chat, where, item)
     return chat.messages
 
@@ -141,9 +141,11 @@ def _item(chat: ChatBuilder, where: str, item: dict[str, Any]) -> None:
             else:
                 refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant, system or developer")
         case "function_call":
-            chat.add_tool_call(member(item, "call_id", where), member(item, "name", where), member(item, "arguments", where))
+            chat.add_tool_call(
+                require_text(item, "call_id", where), require_text(item, "name", where), require_text(item, "arguments", where)
+            )
         case "function_call_output":
-            chat.add_tool_result(member(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
+            chat.add_tool_result(require_text(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
         case "reasoning":
             if reasoning := _thoughts(where, item):
                 chat.add_reasoning(reasoning)
@@ -161,19 +163,19 @@ def _content(content: Any, where: str) -> Any:
     if not isinstance(content, list):
         refuse(where, f"must be a string or a list of parts, not {json_type(content)}")
     texts = []
-    for at, part in objects(content, where):
+    for at, part in iterate_objects(content, where):
         kind = part.get("type")
         if kind not in ("input_text", "output_text", "text", "refusal"):
             refuse(f"{at}.type", f"is {kind!r:.60}: this model reads text only")
-        texts.append(member(part, "refusal" if kind == "refusal" else "text", at))
-    return joined(texts)
+        texts.append(require_text(part, "refusal" if kind == "refusal" else "text", at))
+    return join_texts(texts)
 
 
 def _thoughts(where: str, item: dict[str, Any]) -> str:
     """Return the reasoning's text, or its summary without a text."""
-    if said := "".join(member(part, "text", at) for at, part in objects(item.get("content") or [], f"{where}.content")):
+    if said := "".join(require_text(part, "text", at) for at, part in iterate_objects(item.get("content") or [], f"{where}.content")):
         return said
-    if said := "\n\n".join(member(part, "text", at) for at, part in objects(item.get("summary") or [], f"{where}.summary")):
+    if said := "\n\n".join(require_text(part, "text", at) for at, part in iterate_objects(item.get("summary") or [], f"{where}.summary")):
         return said
     if item.get("encrypted_content"):
         refuse(f"{where}.encrypted_content", "only its issuer can decrypt it; leave the item out")
@@ -181,19 +183,19 @@ def _thoughts(where: str, item: dict[str, Any]) -> str:
 
 
 def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, Any]:
-    tools = [_tool(where, tool) for where, tool in objects(body.tools, "tools")] if body.tools else None
+    tools = [_tool(where, tool) for where, tool in iterate_objects(body.tools, "tools")] if body.tools else None
     choice = body.tool_choice
     if not isinstance(choice, dict):
         return tools, choice
     match choice.get("type"):
         case "function":
-            return tools, {"type": "function", "function": {"name": member(choice, "name", "tool_choice")}}
+            return tools, {"type": "function", "function": {"name": require_text(choice, "name", "tool_choice")}}
         case "allowed_tools":
             mode = choice.get("mode", "auto")
             if mode not in ("auto", "required"):
                 refuse("tool_choice.mode", f"is {mode!r:.40}; it must be auto or required")
-            listed = objects(choice.get("tools"), "tool_choice.tools")
-            allowed = [{"type": "function", "function": {"name": member(tool, "name", where)}} for where, tool in listed]
+            listed = iterate_objects(choice.get("tools"), "tool_choice.tools")
+            allowed = [{"type": "function", "function": {"name": require_text(tool, "name", where)}} for where, tool in listed]
             return tools, {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
         case kind:
             return refuse("tool_choice.type", f"{kind!r:.60} is not supported; give none, auto, required, a function or allowed_tools")
@@ -204,7 +206,7 @@ def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
         refuse(f"{where}.type", f"{tool.get('type')!r:.60} is a tool that runs elsewhere or has no schema; this service has functions only")
     refuse_given(tool, {"async": "not supported; leave it out", "defer_loading": "not supported; leave it out"})
     function = {name: tool[name] for name in ("description", "parameters", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": {"name": member(tool, "name", where), **function}}
+    return {"type": "function", "function": {"name": require_text(tool, "name", where), **function}}
 
 
 def _format(given: dict[str, Any]) -> dict[str, Any] | None:

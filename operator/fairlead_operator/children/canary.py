@@ -65,14 +65,14 @@ def _config_map(service: InferenceService, split: Split) -> Object:
 
 def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, settle: int) -> Object:
     """Return the canary's Deployment. Its strategy is Recreate: a new canary replaces the old one and may need its GPU."""
-    marked = _marked(template, revision)
+    marked = _add_mark(template, revision)
     made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, strategy={}, settle=settle)
     selector = {"matchLabels": {**names.selector(service, names.WORKER), names.TRACK: names.CANARY_TRACK}}
     spec = {**made["spec"], "strategy": {"type": "Recreate"}, "selector": selector}
     return {**made, "metadata": names.metadata(service, names.deployment(service, names.CANARY), names.CANARY), "spec": spec}
 
 
-def _marked(template: Object, revision: str) -> Object:
+def _add_mark(template: Object, revision: str) -> Object:
     """Return the template with the canary's label, for users and the Deployment, and its environment variable, for routers."""
     made = deepcopy(template)
     metadata = made.setdefault("metadata", {})

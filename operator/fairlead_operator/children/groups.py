@@ -19,18 +19,18 @@ SECRET_KEY = "secret"
 _SERVES = ("ports", "startupProbe", "readinessProbe", "livenessProbe")
 
 
-def grouped(service: InferenceService) -> bool:
+def is_grouped(service: InferenceService) -> bool:
     return service.spec.engine.nodes > 1
 
 
 def components(service: InferenceService) -> tuple[str, ...]:
     """Return the component labels of the worker pods, followers included."""
-    return (names.WORKER, names.FOLLOWER) if grouped(service) else (names.WORKER,)
+    return (names.WORKER, names.FOLLOWER) if is_grouped(service) else (names.WORKER,)
 
 
 def secret(service: InferenceService) -> list[Object]:
     """Return the Secret of a service whose models span several pods; nothing for other services."""
-    return [secrets.generated(service, names.nodes_secret(service), names.WORKER, SECRET_KEY)] if grouped(service) else []
+    return [secrets.build_random(service, names.nodes_secret(service), names.WORKER, SECRET_KEY)] if is_grouped(service) else []
 
 
 def environment(service: InferenceService, revision: str) -> list[Object]:
@@ -38,7 +38,7 @@ def environment(service: InferenceService, revision: str) -> list[Object]:
 
     The kubelet expands `$(NODES_SECRET)`. The revision keeps a pod that is about to terminate from joining the next group.
     """
-    if not grouped(service):
+    if not is_grouped(service):
         return []
     source = {"secretKeyRef": {"name": names.nodes_secret(service), "key": SECRET_KEY}}
     return [
@@ -68,13 +68,13 @@ def leader_worker_set(service: InferenceService, template: Object, step: Step) -
                 "size": service.spec.engine.nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": template,
-                "workerTemplate": follower(template),
+                "workerTemplate": follower_template(template),
             },
         },
     }
 
 
-def follower(template: Object) -> Object:
+def follower_template(template: Object) -> Object:
     """Return the follower's template: the leader's without ports and probes, and with the follower's labels."""
     made = deepcopy(template)
     made["metadata"]["labels"][names.COMPONENT] = names.FOLLOWER
@@ -91,7 +91,7 @@ def follower(template: Object) -> Object:
 
 def disruption_budget(service: InferenceService, budget: Object) -> Object:
     """Return a budget over all pods of the groups. An evicted pod takes its group with it, so the limit on groups is a limit on pods."""
-    if not grouped(service):
+    if not is_grouped(service):
         return budget
     labels = {key: value for key, value in names.selector(service, names.WORKER).items() if key != names.COMPONENT}
     expression = {"key": names.COMPONENT, "operator": "In", "values": list(components(service))}

@@ -17,7 +17,7 @@ _ANYONE: Object = {"namespaceSelector": {}}
 def objects(service: InferenceService, settings: Settings) -> list[Object]:
     if service.spec.exposure.network_policy == "None":
         return []
-    followers = [_followers(service)] if groups.grouped(service) else []
+    followers = [_followers(service)] if groups.is_grouped(service) else []
     return [_workers(service, settings), *followers, _routers(service, settings)]
 
 
@@ -35,7 +35,7 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
         inference += _proxies(service)
     admin = [routers, workers, *_overseers(settings)]
     ingress = [_from(inference, names.WORKER_PORT), _from(admin, names.WORKER_ADMIN_PORT)]
-    return _policy(service, names.WORKER, [*ingress, *([_group(service)] if groups.grouped(service) else [])])
+    return _policy(service, names.WORKER, [*ingress, *([_group(service)] if groups.is_grouped(service) else [])])
 
 
 def _followers(service: InferenceService) -> Object:

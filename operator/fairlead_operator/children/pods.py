@@ -48,7 +48,7 @@ def pod_spec(service: InferenceService, component: str, container: Object, volum
     }
 
 
-def labelled(service: InferenceService, component: str, revision: str, template: Object) -> Object:
+def add_labels(service: InferenceService, component: str, revision: str, template: Object) -> Object:
     """Return the template with the labels of the selectors. Labels of the user stay."""
     metadata = template.get("metadata", {})
     labels = {**metadata.get("labels", {}), **names.selector(service, component), names.REVISION: revision}

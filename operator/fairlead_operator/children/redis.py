@@ -40,7 +40,7 @@ def objects(service: InferenceService, settings: Settings, seen: ObservedRedis |
     for role in ROLES:
         data = {**seen.files, **_login(service, seen, role)}
         known = {file: data[file] for file in settings.redis_files if file in data}
-        made.append(secrets.given(service, names.redis_secret(service, role), role, known))
+        made.append(secrets.build_fixed(service, names.redis_secret(service, role), role, known))
     return made
 
 

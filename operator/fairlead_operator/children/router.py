@@ -79,7 +79,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, names.ROUTER, container, volumes)
-    return pods.labelled(service, names.ROUTER, router_revision(service), {"spec": spec})
+    return pods.add_labels(service, names.ROUTER, router_revision(service), {"spec": spec})
 
 
 def _volumes(service: InferenceService) -> list[Object]:

@@ -1,8 +1,8 @@
 """Secrets that the operator writes and never reads: its role does not allow get, list or watch.
 
 There are two kinds, distinguished by Kubernetes' own field `immutable`:
-- `generated`: created once with random values, which the operator does not keep. A 409 means that it exists.
-- `given`: server-side apply of values that the caller has.
+- `build_random`: created once with random values, which the operator does not keep. A 409 means that it exists.
+- `build_fixed`: server-side apply of values that the caller has.
 """
 
 from base64 import b64encode
@@ -13,20 +13,20 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.objects import Object
 
 KIND = "Secret"
-GENERATED = "<generated>"  # placeholder for a random value, which `secret_writer` generates: `desired` has no randomness
+GENERATED = "<build_random>"  # placeholder for a random value, which `secret_writer` generates: `desired` has no randomness
 
 
-def generated(service: InferenceService, name: str, component: str, *keys: str) -> Object:
+def build_random(service: InferenceService, name: str, component: str, *keys: str) -> Object:
     """Return an immutable Secret whose `keys` get random values of 256 bits when it is created."""
     return {**_secret(service, name, component), "immutable": True, "data": dict.fromkeys(keys, GENERATED)}
 
 
-def given(service: InferenceService, name: str, component: str, data: Mapping[str, str]) -> Object:
+def build_fixed(service: InferenceService, name: str, component: str, data: Mapping[str, str]) -> Object:
     """Return a Secret with exactly `data`, updated when it changes."""
-    return {**_secret(service, name, component), "data": {key: encoded(value) for key, value in data.items()}}
+    return {**_secret(service, name, component), "data": {key: encode(value) for key, value in data.items()}}
 
 
-def encoded(value: str) -> str:
+def encode(value: str) -> str:
     """Return `value` in base64, for `data`. With `stringData`, server-side apply could not remove a key."""
     return b64encode(value.encode()).decode()
 

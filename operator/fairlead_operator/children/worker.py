@@ -82,7 +82,7 @@ def _budget(service: InferenceService) -> Object:
 
 
 def _deployment(service: InferenceService, template: Object, step: Step) -> Object:
-    if groups.grouped(service):
+    if groups.is_grouped(service):
         return groups.leader_worker_set(service, template, step)
     return pods.deployment(
         service,
@@ -111,7 +111,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         template = merge(template, extra)
-    return pods.labelled(service, names.WORKER, worker_revision(service), template)
+    return pods.add_labels(service, names.WORKER, worker_revision(service), template)
 
 
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:

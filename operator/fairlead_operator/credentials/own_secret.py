@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fairlead_operator.children.secrets import encoded
+from fairlead_operator.children.secrets import encode
 from fairlead_operator.credentials.secret_data import ROTATE, SecretData, next_secret_data
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import SECRETS, Kind
@@ -35,7 +35,7 @@ class OwnSecret:
         updated = next_secret_data(current, rotate=ROTATE in annotations, settled=settled, host=host, now=now)
         if updated == current:
             return updated
-        data = {key: encoded(value) for key, value in updated.to_data().items()}
+        data = {key: encode(value) for key, value in updated.to_data().items()}
         if body is None:
             await self._create(data)
         else:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead_operator.children.secrets import GENERATED, encoded
+from fairlead_operator.children.secrets import GENERATED, encode
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import SECRETS
 from fairlead_operator.names import digest
@@ -39,7 +39,7 @@ class SecretWriter:
         self._written[name] = (wanted, now)
 
     async def _create(self, desired: Mapping[str, Any]) -> None:
-        random = {key: encoded(secrets.token_urlsafe(RANDOM_BYTES)) for key, value in desired["data"].items() if value == GENERATED}
+        random = {key: encode(secrets.token_urlsafe(RANDOM_BYTES)) for key, value in desired["data"].items() if value == GENERATED}
         try:
             await self._cluster.create(SECRETS, {**desired, "data": {**desired["data"], **random}})
         except ApiError as refusal:

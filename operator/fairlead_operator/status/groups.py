@@ -12,7 +12,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes.unresponsive import last_written_at
-from fairlead_operator.children.groups import KIND, NOT_BELOW, grouped
+from fairlead_operator.children.groups import KIND, NOT_BELOW, is_grouped
 from fairlead_operator.objects import Body, component_of, has_ended, parse_time, ready_at
 from fairlead_operator.observed import Observed
 from fairlead_operator.rollout.step import SURGE
@@ -22,7 +22,7 @@ from fairlead_operator.rollout.strategy import DEPLOYMENT_REVISION, revision_of
 def with_group_as_deployment(service: InferenceService, observed: Observed, now: datetime) -> Observed:
     """Return `observed` with the service's LeaderWorkerSet in place of the workers' Deployment."""
     live = observed.optional_objects.get(KIND)
-    if not grouped(service) or live is None:
+    if not is_grouped(service) or live is None:
         return observed
     view = as_deployment(live, observed.pods)
     status = view["status"]

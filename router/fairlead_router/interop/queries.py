@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from fairlead_common.truncate import quoted
+from fairlead_common.truncate import quote
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexUnavailable
 from fairlead_router.errors import ApiError, unavailable
@@ -77,7 +77,7 @@ class Queries:
         except DECODING as error:
             raise decode_error(error) from None
         if query.tenant_id in _TAKEN:
-            raise _invalid("tenant_id", f"{quoted(query.tenant_id)} is a field of the answer: give another name")
+            raise _invalid("tenant_id", f"{quote(query.tenant_id)} is a field of the answer: give another name")
         known = self._known(query)
         block_tokens = known.format.block_tokens
         if query.block_size not in (None, block_tokens):
@@ -102,7 +102,7 @@ class Queries:
         if name not in known.format.model_names and name not in self._table.adapters():
             served = ", ".join(self._formats.model_names())
             raise ApiError(
-                404, f"model: {quoted(name)} does not exist. Models served here: {served}.", param="model", code="model_not_found"
+                404, f"model: {quote(name)} does not exist. Models served here: {served}.", param="model", code="model_not_found"
             )
         return known
 

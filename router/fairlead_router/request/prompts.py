@@ -15,7 +15,7 @@ from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, POOLED, RESPONSES
-from fairlead_common.truncate import quoted
+from fairlead_common.truncate import quote
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
@@ -168,7 +168,7 @@ class Prompts:
             if path in POOLED:
                 if path != EMBEDDINGS:
                     return guess  # several texts in separate fields
-                tokens = pooled.tokens_of(body, lambda text: known.encoder.encode_text(text, scope=salt, most=most))
+                tokens = pooled.tokens_of(body, lambda text: known.encoder.encode_text(text, scope=salt, max_tokens=most))
                 return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
             tokens, alone = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
@@ -203,7 +203,7 @@ class Prompts:
         names = self.model_names()
         if model in names or self._formats.current is None:
             return None
-        message = f"The model {quoted(model)} does not exist. Models served here: {', '.join(names)}."
+        message = f"The model {quote(model)} does not exist. Models served here: {', '.join(names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":
@@ -218,7 +218,7 @@ class Prompts:
         if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
-            return encoder.encode_chat(**build_encode_kwargs(body), scope=salt, most=most), alone
+            return encoder.encode_chat(**build_encode_kwargs(body), scope=salt, max_tokens=most), alone
         prompt = body.prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             alone = alone and len(prompt) == 1

@@ -11,7 +11,7 @@ import msgspec
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_router.errors import ApiError
 
 
@@ -64,7 +64,7 @@ def decode_error(error: Exception) -> ApiError:
         if not reason:
             return ApiError(400, "The request body must be a JSON object.")
         field = field.rstrip("`")
-        return ApiError(400, f"{field}: {reason[:1].lower()}{brief(reason[1:])}.", param=field)
+        return ApiError(400, f"{field}: {reason[:1].lower()}{truncate(reason[1:])}.", param=field)
     if isinstance(error, RecursionError):
         return ApiError(400, "The request body is nested too deeply.", code="invalid_json")
     return ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json")

@@ -226,7 +226,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
-        self._framing.body_came(len(body))
+        self._framing.count_body(len(body))
         if request is None or (request.reply is not None and request.reply.ended):
             return  # refused, or answered without its body
         if request.method in _WITHOUT_BODY:

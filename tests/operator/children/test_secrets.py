@@ -91,7 +91,7 @@ def test_given_data_is_applied_when_it_changes_and_repeated_in_time() -> None:
     writer = SecretWriter(api, lambda: now[0])  # type: ignore[arg-type]
 
     def write(password: str) -> int:
-        finished(writer.write(secrets.given(service(), "qwen-redis", names.WORKER, {"password": password})))
+        finished(writer.write(secrets.build_fixed(service(), "qwen-redis", names.WORKER, {"password": password})))
         return len(api.writes)
 
     assert [write("one"), write("one"), write("two")] == [1, 1, 2]

@@ -205,7 +205,7 @@ class Connection(HttpToolsProtocol):
             self._guard.clear_deadline(self)  # the previous request is not answered yet, and reading pauses until it is
 
     def on_body(self, body: bytes) -> None:
-        self._framing.body_came(len(body))
+        self._framing.count_body(len(body))
         if not self._finished:
             super().on_body(body)
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, busy, invalid
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
@@ -42,10 +42,10 @@ class GrammarChecker:
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
         if size > most:
             message = f"{size} bytes exceed this worker's limit of {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
-            raise invalid(f"{constraint.field}: {brief(message)}", param=constraint.field)
+            raise invalid(f"{constraint.field}: {truncate(message)}", param=constraint.field)
         verdict = self._lookup(constraint) or await self._check_queued(constraint)
         if verdict.error:
-            raise invalid(f"{constraint.field}: {brief(verdict.error)}", param=constraint.field, code="invalid_grammar")
+            raise invalid(f"{constraint.field}: {truncate(verdict.error)}", param=constraint.field, code="invalid_grammar")
         return verdict.grammar
 
     def close(self) -> None:

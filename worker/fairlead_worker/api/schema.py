@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, invalid
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ def parse(data: bytes, type: type[Body]) -> Body:
     except msgspec.ValidationError:  # a number that no type can hold
         raise _out_of_range_error(data, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not JSON: {brief(error)}", code="invalid_json") from None
+        raise invalid(f"the body is not JSON: {truncate(error)}", code="invalid_json") from None
     except RecursionError:
         raise invalid("the body is nested too deeply", code="invalid_json") from None
     if not isinstance(raw, dict):
@@ -199,7 +199,7 @@ def _to_api_error(error: msgspec.ValidationError, type: type[msgspec.Struct]) ->
     message, _, path = str(error).rpartition(" - at `$")
     if not message:
         message, path = str(error), ""
-    message = brief(message)
+    message = truncate(message)
     param = path.rstrip("`").lstrip(".") or _find_missing_field(message)
     if message.startswith("Invalid enum value") and (allowed := _list_allowed_values(param, type)):
         message += f"; give {allowed}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_common.truncate import quoted
+from fairlead_common.truncate import quote
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
@@ -28,7 +28,7 @@ def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tupl
         return None, body
     if not header.isdigit() or len(header) > 12 or 4 * int(header) > len(body):
         raise invalid(
-            f"X-Fairlead-Prompt-Tokens: {quoted(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
+            f"X-Fairlead-Prompt-Tokens: {quote(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
         )
     end = 4 * int(header)
     if context.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):

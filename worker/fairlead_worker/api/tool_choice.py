@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_common.truncate import quoted
+from fairlead_common.truncate import quote
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import ChatRequest
 from fairlead_worker.grammar.constraint import Constraint
@@ -81,7 +81,7 @@ def parse_tool_use(request: ChatRequest) -> ToolUse:
     by_name: dict[str, Function] = {}
     for function in functions:
         if function.name in by_name:
-            raise invalid(f"{function.field}.name: {quoted(function.name)} appears twice", param=f"{function.field}.name")
+            raise invalid(f"{function.field}.name: {quote(function.name)} appears twice", param=f"{function.field}.name")
         by_name[function.name] = function
     at_most_one = request.parallel_tool_calls is False
     choice = request.tool_choice

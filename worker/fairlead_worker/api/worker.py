@@ -15,7 +15,7 @@ import msgspec
 from fairlead_common.memory import LARGE, trim_heap
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_common.prompts.token_cache import TokenCache
-from fairlead_common.truncate import quoted
+from fairlead_common.truncate import quote
 from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.engine.adapters import Adapters
 from fairlead_worker.api.engine.client import EngineClient
@@ -162,9 +162,7 @@ class Worker:
         if name in self.adapters:
             return name
         served = ", ".join([*self.config.names, *(adapter.info.name for adapter in self.adapters)])
-        raise ApiError(
-            404, f"the model {quoted(name)} does not exist; this endpoint serves {served}", param="model", code="model_not_found"
-        )
+        raise ApiError(404, f"the model {quote(name)} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
         """Run an encoding of about `size` characters or tokens, in a thread if it is long. Raise ApiError 400 for a PromptError.
@@ -182,7 +180,7 @@ class Worker:
             # The client may disconnect while the thread continues. The lock is held until the thread ends.
             return await asyncio.shield(encoding)
         except PromptTooLong as error:
-            message = f"your prompt has at least {error.least} tokens; shorten it"
+            message = f"your prompt has at least {error.min_tokens} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error

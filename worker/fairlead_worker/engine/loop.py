@@ -14,7 +14,7 @@ from fairlead_worker.messages import (
     FetchAdapter,
     FromEngine,
     GetHotPrefixes,
-    Hot,
+    HotPrefixes,
     Load,
     LoadAdapter,
     Output,
@@ -149,7 +149,7 @@ class MessageHandler:
                     self._outbox.send(changed)
                 continue
             if isinstance(message, GetHotPrefixes):
-                self._outbox.send(Hot(find_hot_prefixes(scheduler.cache, message.tokens)))
+                self._outbox.send(HotPrefixes(find_hot_prefixes(scheduler.cache, message.tokens)))
                 continue
             self._timer.record_arrival(message)
             answer = receive(scheduler, self._grammar_queue, message, self._adapters)

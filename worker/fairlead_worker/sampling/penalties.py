@@ -75,8 +75,8 @@ class Histories:
 
         `ahead`: drafted tokens between each row's request and its logits, which count as its own; empty: no drafts.
         """
-        rows = [(i, request) for i, request in enumerate(requests) if request.sampling.adjusted]
-        penalized = [(i, request) for i, request in rows if request.sampling.penalized]
+        rows = [(i, request) for i, request in enumerate(requests) if request.sampling.changes_logits]
+        penalized = [(i, request) for i, request in rows if request.sampling.has_penalties]
         self._of = {request.id: self._history(request) for request in dict.fromkeys(request for _, request in penalized)}
         if not rows:
             return logits

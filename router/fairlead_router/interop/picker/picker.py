@@ -9,7 +9,7 @@ from time import monotonic
 
 from fairlead_common.discovery import split_address
 from fairlead_common.http.inference_paths import is_inference
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
@@ -86,7 +86,7 @@ class Picker:
         """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
         if not is_inference(path):
             self._metrics.picks.labels("404").inc()
-            raise ApiError(404, f"There is no {brief(path)} here.", code="not_found")
+            raise ApiError(404, f"There is no {truncate(path)} here.", code="not_found")
 
     @property
     def max_header_bytes(self) -> int:

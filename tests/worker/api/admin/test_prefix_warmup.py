@@ -13,7 +13,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
 from fairlead_worker.api.admin.prefix_warmup import build_bearer
 from fairlead_worker.api.engine.client import EngineClient, EngineGone
-from fairlead_worker.messages import GetHotPrefixes, Hot, Ready, Step
+from fairlead_worker.messages import GetHotPrefixes, HotPrefixes, Ready, Step
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
 
 SYSTEM = "You are a careful assistant of a shipping company. Answer in one sentence and name the ship. " * 6
@@ -94,7 +94,7 @@ async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() 
         client.mark_failed("the drain is over")
         with pytest.raises(EngineGone):
             await asking
-        end.send(Hot(()))
+        end.send(HotPrefixes(()))
         end.send(Step(seconds=1.0))
         await asyncio.wait((receiving, asyncio.ensure_future(heard.wait())), return_when=asyncio.FIRST_COMPLETED)
         assert heard.is_set(), receiving

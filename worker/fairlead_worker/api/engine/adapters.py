@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairlead_common.truncate import brief, quoted
+from fairlead_common.truncate import quote, truncate
 from fairlead_worker.api.engine.client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
@@ -64,7 +64,7 @@ class Adapters:
         adapter = self._by_name.get(model)
         if adapter is None:
             if model not in self._config.names:
-                raise ApiError(404, f"the LoRA adapter {quoted(model)} was unloaded", param="model", code="model_not_found")
+                raise ApiError(404, f"the LoRA adapter {quote(model)} was unloaded", param="model", code="model_not_found")
             yield None
             return
         adapter.requests += 1
@@ -93,7 +93,7 @@ class Adapters:
             if loading.done() or isinstance(interrupted, asyncio.CancelledError):
                 raise
             message = (
-                f"LoRA adapter {quoted(name)} is not loaded after {LOAD_TIMEOUT_SECONDS:.0f} s. It continues to load: see GET /v1/models"
+                f"LoRA adapter {quote(name)} is not loaded after {LOAD_TIMEOUT_SECONDS:.0f} s. It continues to load: see GET /v1/models"
             )
             raise ApiError(504, message, type="server_error", code="timeout") from None
 
@@ -101,19 +101,19 @@ class Adapters:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise invalid("lora_name: must be letters, digits and ._:/-, at most 253, a letter or digit first", param="lora_name")
         if name in self._config.names:
-            raise invalid(f"lora_name: {quoted(name)} is the model's own name; give the adapter another", param="lora_name")
+            raise invalid(f"lora_name: {quote(name)} is the model's own name; give the adapter another", param="lora_name")
         self._check_name(name, in_place)
         number = next(self._numbers)
         try:  # Outside the lock: a hub that does not answer must not block other adapters.
             folder = await self._fetch(number, name, uri)
         except AdapterError as error:
-            raise invalid(f"lora_path: {brief(error)}", param="lora_path") from error
+            raise invalid(f"lora_path: {truncate(error)}", param="lora_path") from error
         async with self._changing:
             old = self._check_name(name, in_place)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
             if changed.info is None:
                 raise invalid(
-                    f"lora_path: cannot load LoRA adapter {quoted(name)} from {quoted(uri)}: {brief(changed.error)}", param="lora_path"
+                    f"lora_path: cannot load LoRA adapter {quote(name)} from {quote(uri)}: {truncate(changed.error)}", param="lora_path"
                 )
             self._by_name[name] = Adapter(changed.info)
             logger.info("LoRA adapter %s loaded from %s", name, uri)
@@ -141,7 +141,7 @@ class Adapters:
         """Return the adapter that is replaced, or None. Raise ApiError 400 if the name is taken."""
         old = self._by_name.get(name)
         if old is not None and not in_place:
-            raise invalid(f"lora_name: {quoted(name)} is loaded already; unload it first, or set load_inplace", param="lora_name")
+            raise invalid(f"lora_name: {quote(name)} is loaded already; unload it first, or set load_inplace", param="lora_name")
         return old
 
     async def unload(self, name: str) -> None:
@@ -149,7 +149,7 @@ class Adapters:
         async with self._changing:
             adapter = self._by_name.pop(name, None)
         if adapter is None:
-            raise ApiError(404, f"lora_name: there is no LoRA adapter {quoted(name)} here", param="lora_name", code="model_not_found")
+            raise ApiError(404, f"lora_name: there is no LoRA adapter {quote(name)} here", param="lora_name", code="model_not_found")
         self._retire(adapter)
 
     def describe(self) -> dict[str, dict[str, Any]]:

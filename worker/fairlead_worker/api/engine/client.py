@@ -21,8 +21,8 @@ from fairlead_worker.messages import (
     FetchAdapter,
     FromEngine,
     GetHotPrefixes,
-    Hot,
     HotPrefix,
+    HotPrefixes,
     Load,
     LoadAdapter,
     Loading,
@@ -341,7 +341,7 @@ class EngineClient:
                 change = self._changes.pop(number, None)
                 if change is not None and not change.done():
                     change.set_result(message)
-            case Hot(prefixes=prefixes):
+            case HotPrefixes(prefixes=prefixes):
                 # none after `mark_failed`, which has answered all requests
                 answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None
                 if answer is not None and not answer.done():  # the requester may have disconnected

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_worker.api.engine.client import Generation
 from fairlead_worker.api.errors import ApiError, busy, failed, invalid
 from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
@@ -62,7 +62,9 @@ class GenerationRun:
             return failed(str(error))
         if str(error).startswith(GRAMMAR_WAITED):
             return busy(str(error), max(1, round(self.worker.config.grammar_timeout)))
-        return invalid(f"{brief(error)}: a limit of the compiler or a dead end of the grammar; make it smaller, or its repetitions shorter")
+        return invalid(
+            f"{truncate(error)}: a limit of the compiler or a dead end of the grammar; make it smaller, or its repetitions shorter"
+        )
 
     def record_disconnect(self) -> None:
         """Mark unfinished choices as aborted, because the client disconnected."""

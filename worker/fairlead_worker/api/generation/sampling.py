@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import invalid, too_long
 from fairlead_worker.api.generation.structured_outputs import constraint
 from fairlead_worker.api.generation.unsupported_fields import check_unsupported
@@ -216,9 +216,9 @@ def _parse_logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
                 f'logit_bias: {key[:40]!r} is not a token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias"
             )
         if not -MAX_BIAS <= value <= MAX_BIAS:
-            raise invalid(f"logit_bias: {value} for token {brief(key)} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
+            raise invalid(f"logit_bias: {value} for token {truncate(key)} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
         if int(key) in biases:
-            raise invalid(f"logit_bias: token {brief(int(key))} appears twice", param="logit_bias")
+            raise invalid(f"logit_bias: token {truncate(int(key))} appears twice", param="logit_bias")
         biases[int(key)] = value
     return tuple(biases.items())
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_common.truncate import brief
+from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import CommonRequest
 from fairlead_worker.grammar.constraint import Constraint, Kind
@@ -86,7 +86,7 @@ def _of(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Co
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise invalid(f"{field}: is not JSON: {brief(error)}", param=field) from None
+                raise invalid(f"{field}: is not JSON: {truncate(error)}", param=field) from None
         if not isinstance(value, dict | bool):
             raise invalid(f"{field}: must be a JSON schema, an object", param=field)
         if kind == "structural_tag" and not isinstance(value, dict):

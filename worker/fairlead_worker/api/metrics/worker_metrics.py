@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_common.metric_aliases import with_aliases
+from fairlead_common.metric_aliases import add_aliases
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.metrics.histogram import PlainHistogram
 from fairlead_worker.messages import Drafts, HostLoad, Step
@@ -93,7 +93,7 @@ class Metrics:
             self._stall.inc(step.stall_seconds * step.stalled)
 
     def render(self) -> bytes:
-        return with_aliases(generate_latest(self.registry), self._aliases)
+        return add_aliases(generate_latest(self.registry), self._aliases)
 
 
 class _EngineCollector(Collector):

@@ -163,7 +163,7 @@ async def encode_messages(worker: Worker, request: ChatRequest, salt: str, size:
     """Return the prompt's tokens. Raise ApiError 400 before tokenizing if the prompt certainly has more than `most` tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
-    return await worker.encode(lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=salt, most=most), size)
+    return await worker.encode(lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=salt, max_tokens=most), size)
 
 
 def _echo(request: ChatRequest) -> str:

@@ -97,9 +97,9 @@ def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
         return invalid(message, param=field, code="context_length_exceeded")
 
     try:
-        tokens = worker.encoder.encode_text(text, scope=salt, most=most) if isinstance(text, str) else array("I", text)
+        tokens = worker.encoder.encode_text(text, scope=salt, max_tokens=most) if isinstance(text, str) else array("I", text)
     except PromptTooLong as error:
-        raise too_long(f"at least {error.least}") from error
+        raise too_long(f"at least {error.min_tokens}") from error
     except PromptError as error:
         raise invalid(f"{name}: {error.reason}", param=field) from error
     worker.check_tokens(tokens, name)
