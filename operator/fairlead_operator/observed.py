@@ -111,7 +111,7 @@ class Recommendation:
     scale_down_to: int
     idle_seconds: float  # since the last request that a ready worker could serve; 0 while unknown
     has_requests: bool  # requests are present now
-    had_requests: bool = False  # or arrived in the last window, some of which a router sees only for a moment
+    had_requests: bool = False  # requests are present or arrived in the last window; a router sees short ones only briefly
     why: str = ""  # for `scale_up_to`
 
 

@@ -68,7 +68,7 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
     try:
         ranks = Ranks(config, end, folder) if config.tensor_parallel > 1 else None
     except OSError as error:
-        end.send(Failed(reason=f"the other nodes cannot come in at --leader {config.leader}: {error.strerror or error}"))
+        end.send(Failed(reason=f"cannot listen for the other nodes at --leader {config.leader}: {error.strerror or error}"))
         return 1
     status = 1
     try:
@@ -208,7 +208,9 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
-        pooling=loaded.pooling if runner.forward.can_score else Pooling(refused="this model's hidden states cannot be had apart"),
+        pooling=loaded.pooling
+        if runner.forward.can_score
+        else Pooling(refused="the hidden states of this model cannot be separated from its head"),
         generates=loaded.generates,
     )
     return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)

@@ -20,7 +20,7 @@ _QUESTIONS = (
     "Please sum this up in two sentences for a reader new to the language.",
     "Which of these rules surprises people most often, and why was it made that way?",
     "Give a short example that breaks one of them, and say what would happen.",
-    "How would you explain the difference to a colleague who comes from Java?",
+    "How would you explain the difference to a Java developer?",
     "Thank you. Which part should I read again before I write my own?",
 )
 _SUBJECTS = {"anna": "assignment", "boris": "calls", "chloe": "import"}

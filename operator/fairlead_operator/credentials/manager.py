@@ -49,7 +49,7 @@ class CredentialsManager:
         self._problem = ""
 
     async def run(self) -> None:
-        """Reconcile for ever. A new problem is logged, and every one is retried."""
+        """Reconcile forever. A new problem is logged, and every one is retried."""
         try:
             while True:
                 try:

@@ -109,7 +109,7 @@ class Applier:
     async def _still_there(self) -> None:
         """Check that the service exists before creating a child. Raises ServiceGone.
 
-        Without this check, a service whose deletion the watch missed would get its children back for ever.
+        Without this check, a service whose deletion the watch missed would get its children back forever.
         """
         body = await self._cluster.get(SERVICES, *self._owner)
         held = self._cache.service(self._owner)

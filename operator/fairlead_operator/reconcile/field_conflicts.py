@@ -36,7 +36,7 @@ class FieldConflictTracker:
         self._times.setdefault((key, manager), deque(maxlen=MIN_OVERWRITES)).append(self._clock())
 
     def current(self) -> tuple[FieldConflict, ...]:
-        """Return the conflicts that go on."""
+        """Return the current conflicts."""
         now = self._clock()
         self._times = {writer: times for writer, times in self._times.items() if now - times[-1] < WINDOW}
         return tuple(

@@ -104,7 +104,7 @@ def _decode_workers(demand: Demand) -> float:
 
 
 def _capacity(demand: Demand) -> float:
-    """Return the answers that one worker can run at once, by its own limit and by the pages that answers take; 0: unknown."""
+    """Return how many requests one worker can run concurrently, by its own limit and by the pages that they need; 0: unknown."""
     limits = [float(one.max_running) for one in demand.workers if one.max_running]
     running, used = sum(one.running for one in demand.workers), sum(one.pages_used for one in demand.workers)
     if running and used:

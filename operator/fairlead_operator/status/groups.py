@@ -1,6 +1,6 @@
 """Presents a LeaderWorkerSet as a Deployment of workers: its bounds and template, and the counts of its leaders. Pure.
 
-LeaderWorkerSet's status does not say which spec it describes, and has no deadline. So the pods are counted, each of which carries its
+LeaderWorkerSet's status does not say which spec it describes, and has no deadline. So the pods are counted by their
 revision. A group without progress for `spec.rollout.progressDeadlineSeconds` is reported as stalled, as a Deployment's controller would do.
 """
 

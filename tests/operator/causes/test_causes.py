@@ -117,7 +117,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "download the model again"),
     (
         "quantization",
-        hub("--quantization int8 goes with --dtype bfloat16 or float32"),
+        hub("--quantization int8 needs --dtype bfloat16 or float32"),
         None,
         "ModelUnsupported",
         "spec.engine.quantization",

@@ -90,7 +90,7 @@ def test_a_layer_that_answers_otherwise_stays_as_it_was(monkeypatch: pytest.Monk
     before = trial_logits(model)
     with caplog.at_level(logging.WARNING):
         assert pack_linears(model) == model.config.num_hidden_layers * 7
-    assert "LlamaForCausalLM.lm_head stays unpacked and slow: packed, it gives other numbers" in caplog.text
+    assert "LlamaForCausalLM.lm_head stays unpacked and slow: the packed layer gives other numbers" in caplog.text
     assert type(model.lm_head) is nn.Linear
     monkeypatch.undo()
     assert close(trial_logits(model), before)

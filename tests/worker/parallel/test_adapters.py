@@ -134,7 +134,7 @@ BROKEN: dict[str, tuple[Change | None, Change | None, str]] = {
     "another on rank 1": (None, scaled, "rank 1 of 2 has read other files than rank 0: name a commit (@REVISION)"),
     "of the head": (of_head, of_head, "lm_head is the model's head"),
     "of a module that only ranks have": (inside, inside, "o_proj.layer is no linear layer of the model"),
-    "as large as a part": (of_a_part, of_a_part, "o_proj is of 64 to 64 values, and the adapter's part of 32 to 64"),
+    "as large as a part": (of_a_part, of_a_part, "o_proj maps 64 to 64 values, and the adapter's part 32 to 64"),
     "words that no message can hold": (surrogate, surrogate, "? is set (1)"),
     "no numbers, of rank 1's part": (huge, huge, "the model does not run with it: its logits are not finite"),
 }

@@ -164,9 +164,9 @@ def load_first(folder: Path, quantization: str = "none") -> None:
         ),
         (
             Form(fp8, {"quant_method": "awq"}),
-            r"quantized \(awq\), and those are not divided: .* or take a checkpoint of compressed-tensors or fp8",
+            r"quantized \(awq\), which cannot be sharded: .* or take a checkpoint of compressed-tensors or fp8",
         ),
-        (Form(fp8, {"quant_method": "torchao"}), r"quantized \(torchao\), and those are not divided: leave out --tensor-parallel 2"),
+        (Form(fp8, {"quant_method": "torchao"}), r"quantized \(torchao\), which cannot be sharded: leave out --tensor-parallel 2"),
     ],
     ids=["within a group", "awq", "torchao"],
 )

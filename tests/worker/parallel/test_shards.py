@@ -63,7 +63,7 @@ def test_ranks_that_share_a_kv_head_are_those_whose_heads_attend_to_it() -> None
     ("family", "changes", "size", "cause"),
     [
         ("gpt2", {}, 2, "no tensor-parallel plan for GPT2LMHeadModel"),
-        ("phi3", {}, 2, r"its plan wants model.layers.0.self_attn.o_proj rowwise_split_input|qkv_proj colwise_gather_output"),
+        ("phi3", {}, 2, r"its plan has model.layers.0.self_attn.o_proj as rowwise_split_input|qkv_proj as colwise_gather_output"),
         ("llama", {}, 3, r"the 4 heads of model.layers.0.self_attn.q_proj cannot be divided by 3"),
         ("llama", {"intermediate_size": 130}, 4, r"the 130 outputs of model.layers.0.mlp.gate_proj cannot be divided by 4"),
     ],

@@ -2,7 +2,7 @@
 
 A hook on a linear layer adds `up @ (down @ x)` to the layer's output, adapter by adapter over the tokens of each in the step. So one
 pass serves requests of several adapters and of none (an idea of Punica, Chen et al. 2023, and S-LoRA, Sheng et al. 2023). On stacked
-projections the hook is on the slice that stands for one of them. A layer without adapters has no hook.
+projections the hook is on the slice that replaces one of them. A layer without adapters has no hook.
 
 If decodes run as CUDA graphs, the matrices are in the slots that graphs read (`lora/slots.py`), and the hooks here use views of them.
 
@@ -220,7 +220,7 @@ class AdapterSet:
             self._active.segments = ()
 
     def _agree(self, cause: str, digest: str = "") -> str:
-        """Return why the ranks cannot all go on; empty if they can."""
+        """Return why the ranks cannot continue; empty if all can."""
         return cause if self._group is None else self._group.objection(cause, digest)
 
     def _prepare(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
@@ -231,8 +231,8 @@ class AdapterSet:
                 raise AdapterError(
                     name,
                     uri,
-                    f"{count} adapters are loaded, and at most {self._most} may be: unload one (one that is replaced in place is there "
-                    "until its requests are done), or raise --max-loras",
+                    f"{count} adapters are loaded, and at most {self._most} may be: unload one (an adapter that is being replaced counts "
+                    "until its requests end), or raise --max-loras",
                 )
             self._install(name, uri, number, {path: self._part(name, uri, path, pair) for path, pair in files.pairs.items()})
         except AdapterError as error:
@@ -256,9 +256,7 @@ class AdapterSet:
         sizes = sizes if divided is None else divided.sizes
         assert sizes is not None, "it is not refused"
         if sizes != wanted:
-            raise AdapterError(
-                name, uri, f"{path} is of {sizes[0]} to {sizes[1]} values, and the adapter's part of {wanted[0]} to {wanted[1]}"
-            )
+            raise AdapterError(name, uri, f"{path} maps {sizes[0]} to {sizes[1]} values, and the adapter's part {wanted[0]} to {wanted[1]}")
         return pair if divided is None else part_of(pair, divided.cut)
 
     def _install(self, name: str, uri: str, number: int, read: dict[str, Pair]) -> None:
@@ -291,7 +289,7 @@ class AdapterSet:
     def _try(self, number: int) -> str:
         """Run a few tokens through the model; return why the adapter fails, or empty.
 
-        Every layer must see each token, and the logits must be finite. If a hook fails, the pass goes on without it, because other
+        Every layer must see each token, and the logits must be finite. If a hook fails, the pass continues without it, because other
         ranks wait for this one's part of each sum. Any other error in a pass of all ranks ends this rank, and so the model, as in any
         step.
         """

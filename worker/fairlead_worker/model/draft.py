@@ -20,7 +20,7 @@ def load_draft(
     if draft.max_model_len < target.max_model_len:
         raise ModelLoadError(
             uri,
-            f"it takes {draft.max_model_len} tokens at most, and the model that it drafts for {target.max_model_len}; "
+            f"it supports at most {draft.max_model_len} tokens, and the target model {target.max_model_len}; "
             f"set --max-model-len {draft.max_model_len} or choose another --speculative-model",
         )
     known, wanted = _vocabulary(uri, draft.path), _vocabulary(uri, target.path)
@@ -50,4 +50,4 @@ def _vocabulary(uri: str, folder: Path) -> dict[int, str]:
             tokens = {number: pair[0] for number, pair in enumerate(vocabulary)}
         return tokens | {added["id"]: added["content"] for added in raw.get("added_tokens", ())}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(uri, f"whether it can draft shows in both tokenizers, and {path} cannot be read: {error}") from error
+        raise ModelLoadError(uri, f"its tokenizer cannot be compared with the target's, because {path} cannot be read: {error}") from error

@@ -206,7 +206,7 @@ def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch
         reason = f"this process runs at CPU level none ({VARIABLE})" if cpu_level() == "none" else "the log says why"
         raise ModelLoadError(uri, f"{wanted} on a CPU needs the native library, which does not load here: {reason}; leave it out")
     if dtype not in DTYPES:
-        raise ModelLoadError(uri, f"{wanted} goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
+        raise ModelLoadError(uri, f"{wanted} needs --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:

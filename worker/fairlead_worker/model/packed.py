@@ -122,7 +122,7 @@ def _pack(layer: nn.Module, make: Make, quantization: str) -> nn.Module:
     if quantization == "none":
         inputs = sample_input(weight.shape[1], weight)
         if not close(packed(inputs), layer(inputs)):
-            raise RuntimeError("packed, it gives other numbers")
+            raise RuntimeError("the packed layer gives other numbers")
         return packed
     inputs = sample_input(weight.shape[1], weight, SAMPLES)
     want = layer(inputs).float()

@@ -53,7 +53,7 @@ def _own(folder: Path) -> tuple[PoolingKind, str]:
         elif name not in HARMLESS:
             return (
                 "last",
-                f"the model has a {name} layer behind its pooling (modules.json), which is not done here: set --pooling",
+                f"the model has a {name} layer after its pooling (modules.json), which is not supported: set --pooling",
             )
     said = _json(folder / place / "config.json")
     if not isinstance(said, dict):
@@ -64,7 +64,7 @@ def _own(folder: Path) -> tuple[PoolingKind, str]:
     if len(modes) == 1 and modes[0] in KINDS:
         return KINDS[modes[0]], ""
     asked = " and ".join(mode.removeprefix("pooling_mode_") for mode in modes) or "none"
-    return "last", f"the model pools by {asked} ({place}/config.json), and here it is lasttoken or mean: set --pooling"
+    return "last", f"the model pools by {asked} ({place}/config.json), which is not supported: set --pooling to last or mean"
 
 
 def _json(path: Path) -> Any:

@@ -40,7 +40,7 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
     if ranks > 1 and method not in DIVIDED:
         raise ModelLoadError(
             uri,
-            f"its weights are quantized ({method}), and those are not divided: leave out --tensor-parallel {ranks}, or take a checkpoint "
+            f"its weights are quantized ({method}), which cannot be sharded: leave out --tensor-parallel {ranks}, or take a checkpoint "
             f"of {' or '.join(DIVIDED)}, or unquantized weights with --quantization",
         )
     _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
@@ -167,7 +167,7 @@ def dequantize(model: PreTrainedModel, dtype: torch.dtype, retain: bool) -> None
         if isinstance(scale := getattr(module, "weight_scale", None), nn.Parameter) and scale.dtype == torch.float32:
             scale.data = scale.data.to(dtype)  # the widened weight gets its scale's dtype
         decompress_module(module)
-        if hasattr(module, "quantization_scheme") and not _rounds(module):  # from now on a layer like any other
+        if hasattr(module, "quantization_scheme") and not _rounds(module):  # it is an ordinary layer now
             QuantizationMetadata.clear_quantization(module)
 
 

@@ -177,21 +177,21 @@ class Grammars:
         return endings
 
     def _follow(self, each: _Followed, chosen: list[int], nothing_left: bool) -> str | None:
-        """Advance a matcher by the chosen tokens. Returns how its grammar ended; None if it goes on."""
+        """Advance a matcher by the chosen tokens. Return how its grammar ended; None if it continues."""
         request, matcher = each.request, each.matcher
         assert matcher is not None, "it has filled a mask"
         if nothing_left:
             each.masks = None
             if matcher.is_accepting():
                 return ""
-            return "nothing can be chosen: what the request allows or forbids leaves no token that its grammar could go on with"
+            return "no token can be chosen: the request forbids every token that its grammar allows"
         for place, token in enumerate(chosen):
             if token in request.stop_tokens and request.output_length + place + 1 >= request.sampling.min_tokens:
                 break  # the scheduler ends the request here
             if not matcher.consume_token(token):
                 del chosen[place:]
                 each.masks = None
-                return f"its grammar does not go on: {describe_error(matcher)}"
+                return f"its grammar allows no continuation: {describe_error(matcher)}"
             if matcher.is_stopped():
                 del chosen[place + 1 :]
                 return ""
@@ -279,7 +279,7 @@ class Grammars:
                 if each.request.finish is None:  # a request may end while it waits for a thread
                     each.masks = self._fill(each)
             except GrammarError as error:
-                each.error = f"its grammar does not go on: {error}"
+                each.error = f"its grammar allows no continuation: {error}"
             except BaseException as error:  # a panic of the library is not an Exception
                 logger.exception("a mask could not be filled")
                 each.error = f"its grammar failed: {type(error).__name__}: {error}"

@@ -49,7 +49,7 @@ class Group:
         return int(told)
 
     def objection(self, error: str, digest: str = "") -> str:
-        """Return why the ranks cannot go on, the same text on each; empty if all can and have read the same `digest`.
+        """Return why the ranks cannot continue, the same text on each; empty if all can and have read the same `digest`.
 
         All ranks must call this at the same point, including ranks that failed before: `error` says why.
         """

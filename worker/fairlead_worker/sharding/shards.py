@@ -84,7 +84,7 @@ class Shards:
             elif style in HEAD and module is model.get_output_embeddings():
                 self._vocabulary(model, path, module)
             else:
-                raise Unshardable(f"its plan wants {path} {style}, which is not done here")
+                raise Unshardable(f"its plan has {path} as {style}, which is not supported")
         if not self.summed:
             raise Unshardable("its plan divides none of its layers")
 

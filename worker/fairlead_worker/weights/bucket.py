@@ -194,7 +194,7 @@ class _Download:
         options: GetOptions = {"range": (start, start + size), **({"if_match": tag} if tag else {})}
         data = memoryview(obstore.get(self._store, part.wanted.name, options=options).bytes())
         if len(data) != size:
-            raise PreconditionError(f"{len(data)} bytes of {part.wanted.name} came where {size} were asked for")
+            raise PreconditionError(f"{len(data)} bytes of {part.wanted.name} were received instead of {size}")
         part.take(number, data)
         with self._counting:
             self._done += size

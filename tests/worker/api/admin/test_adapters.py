@@ -194,7 +194,7 @@ def worker_redis(worker: WorkerProcess) -> str:
         ({}, {f"base_model.model.model.norm.lora_{half}.weight": torch.zeros(8, 8) for half in "AB"}, "no linear layer"),
         ({}, {f"base_model.model.model.layers.9.x.lora_{half}.weight": torch.zeros(8, 8) for half in "AB"}, "has no"),
         ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.full((8, 4), float("nan"))}, "finite"),
-        ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(8, 4)}, "q_proj is of"),
+        ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(8, 4)}, "q_proj maps"),
         (None, {}, "JSON"),
         ({}, None, "adapter_model.safetensors"),
     ],

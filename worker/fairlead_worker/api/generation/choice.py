@@ -15,7 +15,7 @@ _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
 
 class SequenceFailed(Exception):
-    """The engine gave up this sequence."""
+    """The engine ended this sequence with an error."""
 
 
 @dataclass(slots=True)

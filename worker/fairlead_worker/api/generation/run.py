@@ -33,7 +33,7 @@ class GenerationRun:
     """Seconds that other requests' prefill delayed decoding between first and last token, for the choice that waited longest."""
 
     async def deltas(self, generation: Generation) -> AsyncIterator[list[tuple[int, OutputDelta]]]:
-        """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine gave up a sequence."""
+        """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine ended a sequence with an error."""
         metrics, choices = self.worker.metrics, self.generation_request.choices
         async for batch in generation.outputs():
             now = time.monotonic()

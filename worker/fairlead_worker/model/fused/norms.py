@@ -129,7 +129,7 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
     """
     layers, final = getattr(model.base_model, "layers", None), getattr(model.base_model, "norm", None)
     if not isinstance(layers, nn.ModuleList) or final is None:
-        raise Unfused("it is no list of layers with a norm behind")
+        raise Unfused("it is not a list of layers followed by a norm")
     parts = [_parts(layer) for layer in layers]
     ahead = [PrecomputedNorm(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
     patches = []
