@@ -189,5 +189,5 @@ def _loading(status: Body) -> str:
 
 def _scaling(status: Body) -> list[str]:
     scaling = status.get("scaling") or {}
-    said = ", ".join(f"{key}: {value}" for key, value in scaling.items() if value not in (None, "", [], {}))
-    return [f"scaling: {said}"] if said else []
+    details = ", ".join(f"{key}: {value}" for key, value in scaling.items() if value not in (None, "", [], {}))
+    return [f"scaling: {details}"] if details else []

@@ -36,9 +36,9 @@ def services(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True)
 def words(console: Console, rows: Sequence[ServiceRow]) -> None:
     """Below the table: why, of each service that is not ready."""
     for row in rows:
-        said = [f"{row.reason}: {row.message}"] if not row.ready else []
-        for one in [*said, *row.notes]:
-            style = "yellow" if not row.ready or one not in said else None
+        reasons = [f"{row.reason}: {row.message}"] if not row.ready else []
+        for one in [*reasons, *row.notes]:
+            style = "yellow" if not row.ready or one not in reasons else None
             console.print(escape(f"{row.namespace}/{row.name}: {one}"), style=style, highlight=False, soft_wrap=True)
 
 

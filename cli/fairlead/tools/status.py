@@ -110,10 +110,10 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
 
 def prediction_error(worker: dict[str, Any]) -> str:
     """Return the index's recent error about the worker's cache, as a share of the prompt: `+` predicted too much, `-` too little."""
-    said = worker.get("prediction") or {}
-    if not said.get("answers"):
+    prediction = worker.get("prediction") or {}
+    if not prediction.get("answers"):
         return "-"
-    over, under = said.get("over", 0.0), said.get("under", 0.0)
+    over, under = prediction.get("over", 0.0), prediction.get("under", 0.0)
     return f"+{over:.0%}" if over >= under else f"-{under:.0%}"
 
 

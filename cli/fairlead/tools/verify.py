@@ -105,10 +105,10 @@ def _model(client: httpx.Client) -> str:
 
 
 def _complete(client: httpx.Client, model: str, prompt: str) -> Answer:
-    asked = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
     began = time.monotonic()
     pieces, first, usage = 0, 0.0, None
-    with client.stream("POST", "completions", json={**asked, "stream_options": {"include_usage": True}}) as answer:
+    with client.stream("POST", "completions", json={**body, "stream_options": {"include_usage": True}}) as answer:
         if answer.status_code != 200:
             answer.read()
         _check(answer)

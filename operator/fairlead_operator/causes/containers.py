@@ -96,13 +96,13 @@ def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], w
 
     Otherwise the second exit, or a back-off, counts as a crash loop (restartCount never decreases).
     """
-    said = last_line(str(ended.get("message") or ""))
+    message = last_line(str(ended.get("message") or ""))
     if ended.get("reason") == "OOMKilled":
-        what = f"pod {pod}: {container.get('name')} was killed: {said or 'it used more memory than spec.resources.memory allows'}"
+        what = f"pod {pod}: {container.get('name')} was killed: {message or 'it used more memory than spec.resources.memory allows'}"
         return make_cause(
             "OOMKilled", what, "Raise spec.resources.memory (weights on CPUs, page buffers and downloads count), or remove its limit."
         )
-    loading = weights.of_termination_message(pod, said)
+    loading = weights.of_termination_message(pod, message)
     if loading is not None:
         return loading
     code = ended.get("exitCode")
@@ -111,7 +111,7 @@ def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], w
         do = f"The kubelet restarted it: see kubectl logs {pod} --previous, and allow more time or reduce the load."
         return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)
     looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2
-    what = f"pod {pod}: {container.get('name')} exited with code {code}: {said or 'it left no message'}"
+    what = f"pod {pod}: {container.get('name')} exited with code {code}: {message or 'it left no message'}"
     return make_cause("CrashLoopBackOff" if looping else "Crashed", what, f"See kubectl logs {pod} -c {container.get('name')} --previous.")
 
 

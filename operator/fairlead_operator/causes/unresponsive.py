@@ -56,15 +56,15 @@ def _has_pods(deployment: Body, pods: list[Body]) -> bool:
 def _of_pod(pod: Body) -> list[_Late]:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     name = metadata.get("name", "?")
-    gone = _seconds(metadata.get("deletionTimestamp"))  # includes the grace period
-    if gone is not None:
+    ends_at = _seconds(metadata.get("deletionTimestamp"))  # includes the grace period
+    if ends_at is not None:
         held = ", ".join(metadata.get("finalizers") or [])
         do = (
             f"The controllers that set its finalizers ({held}) must remove them."
             if held
             else f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
         )
-        return [(gone + GRACE, make_cause("StuckTerminating", f"pod {name} should have ended at {metadata['deletionTimestamp']}", do))]
+        return [(ends_at + GRACE, make_cause("StuckTerminating", f"pod {name} should have ended at {metadata['deletionTimestamp']}", do))]
     if status.get("phase", "Pending") != "Pending" or status.get("containerStatuses") or status.get("initContainerStatuses"):
         return []
     scheduled = next((one for one in status.get("conditions") or [] if one["type"] == "PodScheduled"), None)

@@ -77,11 +77,11 @@ _KINDS = (
 )
 
 
-def of_termination_message(pod: str, said: str) -> Cause | None:
+def of_termination_message(pod: str, message: str) -> Cause | None:
     """Return the cause; None where the message is not about loading a model."""
-    if not _LOAD_FAILURE.search(said):
+    if not _LOAD_FAILURE.search(message):
         return None
     for pattern, reason, do in _KINDS:
-        if re.search(pattern, said):
-            return make_cause(reason, f"pod {pod}: {said}", do, weights=True)
-    return make_cause("ModelLoadFailed", f"pod {pod}: {said}", f"See kubectl logs {pod} --previous.", weights=True)
+        if re.search(pattern, message):
+            return make_cause(reason, f"pod {pod}: {message}", do, weights=True)
+    return make_cause("ModelLoadFailed", f"pod {pod}: {message}", f"See kubectl logs {pod} --previous.", weights=True)

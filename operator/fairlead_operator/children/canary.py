@@ -54,12 +54,12 @@ def router_mounts(service: InferenceService) -> list[Object]:
 
 
 def _config_map(service: InferenceService, split: Split) -> Object:
-    told = msgspec.to_builtins(split) if split.revision else {}
+    content = msgspec.to_builtins(split) if split.revision else {}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(service, names.split(service), names.ROUTER),
-        "data": {SPLIT_FILE.name: json.dumps(told)},
+        "data": {SPLIT_FILE.name: json.dumps(content)},
     }
 
 

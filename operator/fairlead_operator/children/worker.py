@@ -27,8 +27,8 @@ STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process f
 
 def gpus(service: InferenceService, settings: Settings) -> int:
     """Return the GPUs of one pod. Without spec.resources.gpus it is the operator's default for each rank of the model."""
-    asked, engine = service.spec.resources.gpus, service.spec.engine
-    return settings.default_gpus * engine.tensor_parallel // engine.nodes if asked is None else asked
+    requested, engine = service.spec.resources.gpus, service.spec.engine
+    return settings.default_gpus * engine.tensor_parallel // engine.nodes if requested is None else requested
 
 
 def objects(
@@ -207,18 +207,22 @@ def _warming(service: InferenceService, settings: Settings) -> list[Object]:
     if not engine.warmup_tokens:
         return []
     peers = f"dns://{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}:{names.WORKER_PORT}"
-    told = {"FAIRLEAD_WARM_TOKENS": engine.warmup_tokens, "FAIRLEAD_WARM_SECONDS": engine.warmup_timeout_seconds, "FAIRLEAD_PEERS": peers}
-    return [{"name": name, "value": str(value)} for name, value in told.items()]
+    variables = {
+        "FAIRLEAD_WARM_TOKENS": engine.warmup_tokens,
+        "FAIRLEAD_WARM_SECONDS": engine.warmup_timeout_seconds,
+        "FAIRLEAD_PEERS": peers,
+    }
+    return [{"name": name, "value": str(value)} for name, value in variables.items()]
 
 
 def _resources(service: InferenceService, settings: Settings) -> Object:
-    asked, devices = service.spec.resources, gpus(service, settings)
+    resources, devices = service.spec.resources, gpus(service, settings)
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    if asked.cpu is not None:
-        requests["cpu"] = asked.cpu
-    if asked.memory is not None:
-        requests["memory"] = limits["memory"] = asked.memory
+    if resources.cpu is not None:
+        requests["cpu"] = resources.cpu
+    if resources.memory is not None:
+        requests["memory"] = limits["memory"] = resources.memory
     if devices:
         requests[GPU] = limits[GPU] = str(devices)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}

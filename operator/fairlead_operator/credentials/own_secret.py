@@ -63,7 +63,7 @@ def _change(current: SecretData | None, updated: SecretData) -> str:
     if current is None:
         return "created"
     if updated.rotating and not current.rotating:
-        return "rotation begun"
+        return "rotation started"
     if current.rotating and not updated.rotating:
         return "rotation complete, the previous credentials are dropped"
     return "certificate renewed"
