@@ -7,10 +7,10 @@ MESSAGE_CHARACTERS: Final = 1000
 """Limit of a whole message, for library errors that repeat their input."""
 
 
-def truncate(text: object, most: int = ECHO_CHARACTERS) -> str:
-    """Return `text` with at most `most` characters: its beginning, and its end (a quarter), where errors state their cause."""
-    whole, last = str(text), most // 4
-    return whole if len(whole) <= most else f"{whole[: most - last]}…{whole[-last:]} ({len(whole)} characters)"
+def truncate(text: object, max_characters: int = ECHO_CHARACTERS) -> str:
+    """Shorten `text` to `max_characters`: its beginning, and its end (a quarter), where errors state their cause."""
+    full, last = str(text), max_characters // 4
+    return full if len(full) <= max_characters else f"{full[: max_characters - last]}…{full[-last:]} ({len(full)} characters)"
 
 
 def quote(value: Any) -> str:

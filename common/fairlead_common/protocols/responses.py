@@ -147,7 +147,7 @@ def _item(chat: ChatBuilder, where: str, item: dict[str, Any]) -> None:
         case "function_call_output":
             chat.add_tool_result(require_text(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
         case "reasoning":
-            if reasoning := _thoughts(where, item):
+            if reasoning := _reasoning_text(where, item):
                 chat.add_reasoning(reasoning)
         case "item_reference":
             refuse(where, NOT_STORED)
@@ -171,12 +171,12 @@ def _content(content: Any, where: str) -> Any:
     return join_texts(texts)
 
 
-def _thoughts(where: str, item: dict[str, Any]) -> str:
-    """Return the reasoning's text, or its summary without a text."""
-    if said := "".join(require_text(part, "text", at) for at, part in iterate_objects(item.get("content") or [], f"{where}.content")):
-        return said
-    if said := "\n\n".join(require_text(part, "text", at) for at, part in iterate_objects(item.get("summary") or [], f"{where}.summary")):
-        return said
+def _reasoning_text(where: str, item: dict[str, Any]) -> str:
+    """Return the reasoning's text, or its summary if it has no text."""
+    for field, separator in (("content", ""), ("summary", "\n\n")):
+        parts = iterate_objects(item.get(field) or [], f"{where}.{field}")
+        if reasoning := separator.join(require_text(part, "text", at) for at, part in parts):
+            return reasoning
     if item.get("encrypted_content"):
         refuse(f"{where}.encrypted_content", "only its issuer can decrypt it; leave the item out")
     return ""
