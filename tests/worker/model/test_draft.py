@@ -31,7 +31,7 @@ def test_others_are_refused_with_the_reason(tmp_path: Path) -> None:
         load_draft(str(make(tmp_path / "other", {"a": 0, "c": 1})), target)
     with pytest.raises(ModelLoadError, match="no token is in both"):
         load_draft(str(make(tmp_path / "apart", {"a": 7})), target)
-    with pytest.raises(ModelLoadError, match=r"takes 512 tokens at most, .* for 4096; set --max-model-len 512"):
+    with pytest.raises(ModelLoadError, match=r"supports at most 512 tokens, .* 4096; set --max-model-len 512"):
         load_draft(str(make(tmp_path / "short", {"a": 0, "b": 1}, max_position_embeddings=512)), target)
     save_model("llama", tmp_path / "none")
     with pytest.raises(ModelLoadError, match=r"none/tokenizer.json cannot be read"):
