@@ -260,7 +260,7 @@ class IndexWriter:
             self._stats.full = True
             log.warning(
                 "redis is full (%s): it takes no new blocks until it has memory, and requests for them are routed by load. "
-                "Raise its maxmemory: docs/operate/redis.md says how much a worker needs",
+                "Raise its maxmemory: docs/operate/size.md says how much a worker needs",
                 reason,
             )
 

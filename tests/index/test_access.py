@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import shlex
 import shutil
 import subprocess
 from array import array
@@ -109,9 +110,9 @@ async def refused(access: RedisAccess, namespace: str) -> str:
 
 
 async def test_the_documented_rights_of_a_shared_login_are_enough(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "operate" / "redis.md"
-    [line] = re.findall(r"^ACL SETUSER fairlead .*$", page.read_text(), re.MULTILINE)
-    own_server.command(*line.replace("PASSWORD", "one").split())
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "redis-credentials.md").read_text()
+    [command] = re.findall(r"^redis-cli (ACL SETUSER fairlead (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    own_server.command(*shlex.split(command.replace("\\\n", " ").replace("PASSWORD", "one")))
     own_server.command("ACL", "SETUSER", "default", "off")
     (tmp_path / "password").write_text("one")
     await works(RedisAccess(own_server.url, username="fairlead", password_file=str(tmp_path / "password")), namespace)

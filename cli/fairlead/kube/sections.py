@@ -44,7 +44,7 @@ def service(facts: Facts, current: bool) -> Iterator[Line]:
         )
     if index.get("credentials") in ("Shared", "None"):
         login = "one Redis login for all services" if index["credentials"] == "Shared" else "no password for Redis"
-        yield Line(f"{login}: {index.get('credentialsMessage') or 'no reason given'} (docs/operate/redis.md, Credentials)", False)
+        yield Line(f"{login}: {index.get('credentialsMessage') or 'no reason given'} (docs/operate/redis-credentials.md)", False)
     if traffic:
         hits = f", {traffic['cacheHitPercent']} % of prompt tokens from caches" if traffic.get("cacheHitPercent") is not None else ""
         rates = f"{traffic.get('tokensPerSecond', 0)} tokens/s out, {traffic.get('promptTokensPerSecond', 0)} tokens/s in"

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import copy
 import re
+import shlex
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -277,9 +278,9 @@ async def test_where_no_user_can_be_created_one_login_is_shared_and_said(server:
 
 async def test_the_documented_rights_of_an_administrator_are_enough(server: RedisServer, tmp_path: Path) -> None:
     server.start()
-    page = Path(__file__).parents[3] / "docs" / "operate" / "redis.md"
-    [line] = re.findall(r"^ACL SETUSER fairlead-admin .*$", page.read_text(), re.MULTILINE)
-    server.command(*line.replace("PASSWORD", "one").split())
+    page = (Path(__file__).parents[3] / "docs" / "operate" / "redis-credentials.md").read_text()
+    [command] = re.findall(r"^redis-cli (ACL SETUSER fairlead-admin (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    server.command(*shlex.split(command.replace("\\\n", " ").replace("PASSWORD", "one")))
     (tmp_path / "password").write_text("one")
     flags = {"redis_bundled": False, "redis_username": "fairlead-admin", "redis_password_file": str(tmp_path / "password")}
     installation = Installation(server.url, CHAT, CODE, **flags)

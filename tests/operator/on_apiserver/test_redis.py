@@ -66,7 +66,7 @@ def test_secrets_users_rotation_and_a_restarted_redis(
 def test_pods_of_a_release_without_credentials_stay_until_they_are_replaced(
     server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/operate/install.md has it for an upgrade: the routers by their ControllerRevision."""
+    """As docs/operate/upgrade.md has it for an upgrade: the routers by their ControllerRevision."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
 
