@@ -118,7 +118,7 @@ async def test_trailers_are_no_headers(serve: Any) -> None:
         assert [name for name, _ in served.headers] == [b"host", b"connection", b"transfer-encoding"]
 
 
-async def test_a_slow_drip_does_not_help(serve: Any) -> None:
+async def test_sending_a_byte_now_and_then_does_not_extend_the_timeout(serve: Any) -> None:
     async with serve(header_timeout=0.5) as served:
         assert b" 408 " in await dripped(served.port)
 
@@ -160,7 +160,7 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
         writer.close()
 
 
-async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
+async def test_at_most_one_pipelined_request_is_read_ahead(serve: Any) -> None:
     """A client that pipelines requests behind a slow one must not fill the memory with them."""
     async with serve() as served:
         served.may.clear()
@@ -176,7 +176,7 @@ async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
         writer.close()
 
 
-async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -> None:
+async def test_a_pipelined_request_starts_when_the_previous_answer_is_taken(serve: Any) -> None:
     """A client that sends requests and never reads holds the bytes of one response, not of all."""
     async with serve() as served:
         served.size, count = 60_000, 200
@@ -211,7 +211,7 @@ async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(serv
             gc.enable()
 
 
-async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) -> None:
+async def test_connections_are_limited_and_probes_still_get_through(serve: Any) -> None:
     async with serve(max_connections=3) as served:
         idle = [await served.open() for _ in range(2)]
         for reader, writer in idle:
