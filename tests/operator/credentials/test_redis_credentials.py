@@ -277,7 +277,9 @@ async def test_where_no_user_can_be_created_one_login_is_shared_and_said(server:
 
 async def test_the_documented_rights_of_an_administrator_are_enough(server: RedisServer, tmp_path: Path) -> None:
     server.start()
-    [line] = re.findall(r"^ACL SETUSER fairlead-admin .*$", (Path(__file__).parents[3] / "docs" / "operate" / "redis.md").read_text(), re.MULTILINE)
+    [line] = re.findall(
+        r"^ACL SETUSER fairlead-admin .*$", (Path(__file__).parents[3] / "docs" / "operate" / "redis.md").read_text(), re.MULTILINE
+    )
     server.command(*line.replace("PASSWORD", "one").split())
     (tmp_path / "password").write_text("one")
     flags = {"redis_bundled": False, "redis_username": "fairlead-admin", "redis_password_file": str(tmp_path / "password")}
