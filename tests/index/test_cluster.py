@@ -101,7 +101,7 @@ async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
                 await service.reader.match(CHAIN)
             assert time.monotonic() - began < 1.5
             assert service.mirror.match(CHAIN) == {"a:1": 64 * BLOCK, "b:1": 9 * BLOCK}
-            await asyncio.to_thread(cluster.failed_over, prefix, old)
+            await asyncio.to_thread(cluster.wait_for_failover, prefix, old)
             service.writers[0].remove(CHAIN[20:][::-1])
             await service.shows(20, 9)
 

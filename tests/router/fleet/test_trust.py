@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.redis_server import RedisServer, present
+from tests.redis_server import RedisServer, installed_versions
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 
@@ -37,7 +37,7 @@ PERFECT = (0, 0, 0, 1e9, 0, 1_000_000, 1_000_000, 16)
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    with RedisServer(present()[-1]) as server:
+    with RedisServer(installed_versions()[-1]) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, send_headers_forever, send_raw
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded
@@ -14,8 +14,8 @@ from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded
 
 async def test_headers_are_limited_in_number_and_bytes(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(), max_headers=20, max_header_bytes=2000)
-    assert await answered(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
-    assert await answered(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
+    assert await send_raw(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
+    assert await send_raw(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
     assert (await router.complete("x")).status_code == 200
 
 
@@ -44,7 +44,7 @@ async def test_the_router_reports_its_version_as_a_worker_does(fleet: Fleet) -> 
 @pytest.mark.parametrize(("sent", "expected"), SLOW, ids=["nothing", "headers", "body", "chunk"])
 async def test_a_client_that_sends_its_request_too_slowly_is_dropped(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
     router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
-    assert await answered(router.port, sent) == expected
+    assert await send_raw(router.port, sent) == expected
     assert router.server.router.handler.body_budget.total == 0
 
 
@@ -52,19 +52,19 @@ async def test_a_client_that_sends_its_request_too_slowly_is_dropped(fleet: Flee
 async def test_trailers_and_chunk_extensions_count_as_headers(fleet: Fleet, sent: bytes) -> None:
     """The parser joins a trailer's pieces in quadratic time, so one connection could block the event loop until the body timeout."""
     router = await fleet.router(await fleet.worker())
-    assert await answered(router.port, sent) == (431, "headers_too_large")
+    assert await send_raw(router.port, sent) == (431, "headers_too_large")
     assert router.server.router.handler.body_budget.total == 0
 
 
 async def test_an_unknown_transfer_coding_is_refused(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
-    assert await answered(router.port, UNKNOWN_CODING) == (400, "bad_request")
+    assert await send_raw(router.port, UNKNOWN_CODING) == (400, "bad_request")
 
 
 async def test_sending_a_byte_now_and_then_does_not_extend_the_timeout(fleet: Fleet) -> None:
     """The time is counted from the request's first byte."""
     router = await fleet.router(await fleet.worker(), header_timeout=0.5)
-    assert b" 408 " in await dripped(router.port)
+    assert b" 408 " in await send_headers_forever(router.port)
 
 
 async def test_a_long_answer_does_not_count_as_a_slow_request(fleet: Fleet) -> None:
@@ -94,7 +94,7 @@ async def test_connections_are_limited_and_probes_still_get_through(fleet: Fleet
     guard = router.server._guard
     await eventually(lambda: len(guard) == 4 and not guard._idle, "four connections")
     request = HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}'
-    assert await answered(router.port, request) == (503, "too_many_connections")
+    assert await send_raw(router.port, request) == (503, "too_many_connections")
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b" 200 " in await reader.readline()
