@@ -1,4 +1,4 @@
-"""Every way to write a path that some server reads as an admin path, and a request sent as it is written."""
+"""All spellings of a path that some server reads as an admin path, and a request that is sent unnormalised."""
 
 import socket
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ ROUTER = ("/metrics", "/fairlead/workers", "/fairlead/split", "/fairlead/demand"
 
 
 def variants(path: str) -> Iterator[str]:
-    """The path itself, and what decodes, normalises or folds to it."""
+    """Return the path itself and every spelling that decodes, normalises or case-folds to it."""
     letter = path.rindex("/") + 1
     yield path
     yield f"{path[:letter]}%{ord(path[letter]):02x}{path[letter + 1 :]}"
@@ -28,7 +28,7 @@ def variants(path: str) -> Iterator[str]:
 
 
 def status(port: int, target: str, method: str = "GET") -> int:
-    """Return the status of a request for `target`, which is sent as it is; HTTP clients would normalise it."""
+    """Return the status of a request for `target`, sent exactly as given: HTTP clients would normalise it."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         lines = [f"{method} {target} HTTP/1.1", "host: x", "content-length: 2", "connection: close", "", "{}"]
         connection.sendall("\r\n".join(lines).encode())

@@ -1,4 +1,4 @@
-"""Clients on a bare socket, who say what no HTTP library would: the worker and the router are tried with the same."""
+"""Clients on a bare socket that send what no HTTP library would: the worker and the router get the same tests."""
 
 import asyncio
 import contextlib
@@ -8,14 +8,14 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 WHOLE = HEAD + b"content-length: 2\r\n\r\n{}"
 UNKNOWN_CODING = HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 PATIENCE_SECONDS = 60
-"""For what comes at once, on a machine that is busy with other tests."""
+"""Time for an immediate answer on a machine that is busy with other tests."""
 SLOW = [
     (b"", (0, "")),
     (HEAD + b"x-slow: ", (408, "request_timeout")),
     (HEAD + b"content-length: 100\r\n\r\n{", (408, "request_timeout")),
     (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{", (408, "request_timeout")),
 ]
-"""Who begins a request and goes no further, and what becomes of it (`answered`)."""
+"""Clients that begin a request and stop, and the answer (see `send_raw`)."""
 
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 UNBOUNDED = {
@@ -31,11 +31,11 @@ UPGRADES = {
     "upgrade with a body": HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(INNER) + INNER,
     "connect with a body": b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(INNER) + INNER,
 }
-"""The parser ends such a request behind its head: its body must not become the next request."""
+"""The parser ends such a request after its head: its body must not become the next request."""
 
 
-async def answered(port: int, sent: bytes) -> tuple[int, str]:
-    """Status, and error code or body, of what a connection gets before its end. Status 0: it was closed without a word."""
+async def send_raw(port: int, sent: bytes) -> tuple[int, str]:
+    """Return status, and error code or body, of what a connection gets before it ends. Status 0: closed without an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     text = b""
@@ -48,8 +48,8 @@ async def answered(port: int, sent: bytes) -> tuple[int, str]:
     return int(head.split(b" ")[1]), json.loads(body)["error"]["code"] if b"application/json" in head else body.decode()
 
 
-async def dripped(port: int) -> bytes:
-    """The status line that a client gets who sends header after header, without an end."""
+async def send_headers_forever(port: int) -> bytes:
+    """Return the status line that a client gets which sends headers without end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def drip() -> None:

@@ -1,4 +1,4 @@
-"""Every test runs at one CPU level: what the machine has, or what `FAIRLEAD_CPU_ISA` forces. `tests.isa` compares what ran at which."""
+"""Every test runs at one CPU level: the machine's, or the one in `FAIRLEAD_CPU_ISA`. `tests.isa` compares which test ran at which."""
 
 import json
 import os
@@ -21,12 +21,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A test's outcome is the worst of its phases; skipped where set-up or the test itself skips."""
+    """Record a test's outcome: the worst of its phases, and skipped where set-up or the test itself skips."""
     if report.when == "call" or report.outcome != "passed":
         _outcomes[report.nodeid] = report.outcome
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = os.environ.get(OUTCOMES)
-    if path and not hasattr(session.config, "workerinput"):  # a process of pytest-xdist's tells the first one
+    if path and not hasattr(session.config, "workerinput"):  # a worker process of pytest-xdist reports to the main process
         Path(path).write_text(json.dumps(_outcomes))

@@ -1,7 +1,7 @@
-"""The engine, exactness and kernel tests at each CPU level below this machine's: `python -m tests.isa`, as `make test-isa` does.
+"""Run the engine, exactness and kernel tests at each CPU level below this machine's: `python -m tests.isa`, as `make test-isa` does.
 
-A skip is right where the level lacks what the test is about. So skips are counted for each level and bounded, and a test that is skipped at
-every level that this machine has is a failure: nothing would ever run it.
+A skip is right where the level lacks what the test needs. So skips are counted for each level and bounded, and a test that is skipped at
+every level of this machine is a failure: no run would ever execute it.
 """
 
 import json
@@ -33,22 +33,22 @@ ENGINE = (
     "tests/worker/model/test_fuse.py",
 )
 SKIPS = {"none": 430, "avx2": 12, "avx512": 0, "avx512_bf16": 0, "amx": 0}
-"""Most skips of each level. `none` has no compiled kernels to test; oneDNN packs no bfloat16 without AVX512's."""
+"""The most skips of each level. `none` has no compiled kernels to test; oneDNN packs no bfloat16 without AVX512."""
 OWN = Path("build/test-outcomes.json")
-"""What `make test` found at this machine's own level."""
+"""What `make test` recorded at this machine's own level."""
 KERNELS_ALONE = ("avx512",)
-"""Levels whose kernels alone run: between two that run all, they differ in instructions and in nothing else."""
+"""Levels at which only the kernels' tests run: they lie between two full levels and differ from them in instructions only."""
 
 
 def main() -> int:
-    """Return 0 where every test passed and the skips are those that the levels explain."""
+    """Return 0 if every test passed and the levels explain the skips."""
     best = LEVELS.index(cpu_level())
     found: dict[str, dict[str, str]] = {}
     failed = []
     for level in LEVELS[: best + 1]:
         own = level == LEVELS[best]
         if own and OWN.exists():  # `make test` has run at this level
-            found[level] = _chosen(json.loads(OWN.read_text()))
+            found[level] = _select(json.loads(OWN.read_text()))
             continue
         with tempfile.TemporaryDirectory() as folder:
             outcomes = Path(folder, "outcomes.json")
@@ -85,7 +85,7 @@ def _run(level: str, outcomes: Path) -> int:
     return subprocess.run(command, env=environment).returncode
 
 
-def _chosen(outcomes: dict[str, str]) -> dict[str, str]:
+def _select(outcomes: dict[str, str]) -> dict[str, str]:
     return {test: outcome for test, outcome in outcomes.items() if test.startswith((*KERNELS, *ENGINE))}
 
 

@@ -14,13 +14,13 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def save_adapter(
     base: PreTrainedModel, folder: Path, seed: int, *, targets: "list[str] | str" = TARGETS, **settings: Any
 ) -> PreTrainedModel:
-    """An adapter for `base` (which it changes), written to `folder`; returns `base` with the adapter merged into its weights."""
+    """Write an adapter for `base` (which it changes) to `folder`. Return `base` with the adapter merged into its weights."""
     config = LoraConfig(target_modules=targets, task_type="CAUSAL_LM", **({"r": 8, "lora_alpha": 16} | settings))
     tuned = get_peft_model(base, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in tuned.named_parameters():
-            if "lora_" in name:  # B begins at zero, with which nothing would be seen of an adapter
+            if "lora_" in name:  # B is initialised with zeros, so an adapter would have no effect
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 0.15)
     tuned.save_pretrained(folder)
     merged: PreTrainedModel = tuned.merge_and_unload()
@@ -28,5 +28,5 @@ def save_adapter(
 
 
 def adapter_of(family: str, folder: Path, seed: int, **settings: Any) -> PreTrainedModel:
-    """As `save_adapter`, for the test model of `family`."""
+    """Do the same as `save_adapter` for the test model of `family`."""
     return save_adapter(build_model(family), folder, seed, **settings)

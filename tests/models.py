@@ -54,18 +54,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build_model(family: str, **overrides: Any) -> PreTrainedModel:
-    """A float32 model of `family` with fixed random weights, evaluating with transformers' own attention."""
+    """Return a float32 model of `family` with fixed random weights, in evaluation mode with transformers' own attention."""
     kind, settings = FAMILIES[family]
     config = AutoConfig.for_model(kind, **(settings | overrides))
     torch.manual_seed(7)
-    # Gemma 2 caps its scores, which transformers does in its eager attention only.
+    # Gemma 2 soft-caps its scores, which transformers does in its eager attention only.
     attention = "eager" if family == "gemma2" else "sdpa"
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return model.eval()
 
 
 def save_model(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
-    """Build and write to `folder` as config.json, generation_config.json and model.safetensors; returns the model."""
+    """Build the model and write config.json, generation_config.json and model.safetensors to `folder`. Return the model."""
     model = build_model(family, **overrides)
     model.save_pretrained(folder)
     return model
@@ -73,7 +73,7 @@ def save_model(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """For a conftest.py: matrices this small are slower on two threads than on one, and six times slower on a busy machine."""
+    """Limit torch to one thread, for a conftest.py: matrices this small are slower on two threads, six times on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

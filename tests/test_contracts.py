@@ -1,4 +1,4 @@
-"""docs/reference/contracts.md says what the code says."""
+"""docs/reference/contracts.md agrees with the code."""
 
 import re
 from pathlib import Path
@@ -14,10 +14,10 @@ PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "contracts.md").re
 
 
 def table(program: str) -> dict[str, str]:
-    """Flag → the default that the program's table names."""
+    """Return flag → default from the page's table of this program."""
     section = PAGE.partition(f"### {program}\n")[2].partition("\n#")[0]
     rows = re.findall(r"^\| `--([a-z-]+)` \| (.+?) \| .+ \|$", section, re.MULTILINE)
-    assert len(rows) == len(dict(rows)), "a flag has one line"
+    assert len(rows) == len(dict(rows)), "one row for each flag"
     return dict(rows)
 
 

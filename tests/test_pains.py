@@ -1,4 +1,4 @@
-"""docs/complaints.md promises tests by name: each of them is there, and each pain has one."""
+"""docs/complaints.md names tests: each of them exists, and each complaint has at least one."""
 
 import ast
 import re
@@ -11,12 +11,12 @@ LINES = [line for line in (HERE / "docs" / "complaints.md").read_text().splitlin
 NAMED = re.compile(r"`((?:tests|e2e)/[\w/]+\.py)::(test_\w+)`")
 
 
-def test_all_fifteen_are_there() -> None:
+def test_all_fifteen_complaints_are_listed() -> None:
     assert [int(re.match(r"\| (\d+)\.", line).group(1)) for line in LINES] == list(range(1, 16))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.split("|")[1].strip()[:40])
-def test_each_is_held_by_tests_that_pytest_would_collect(line: str) -> None:
+def test_each_complaint_is_covered_by_tests_that_pytest_collects(line: str) -> None:
     named = NAMED.findall(line)
     assert named, "name a test, or say in words why there is none and take the pain out of this check"
     for path, name in named:

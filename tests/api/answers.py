@@ -1,4 +1,4 @@
-"""What an answer says, in one form for whole answers and for the events of a stream: so that they can be compared with each other."""
+"""The content of an answer in one form for whole answers and for streamed events, so that they can be compared."""
 
 import json
 from typing import Any
@@ -8,15 +8,15 @@ from pydantic_core import from_json
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 CLOSE = 1e-4
-"""Of numbers with a fraction: the sums of a matrix product depend on the batch."""
+"""Tolerance of non-integer numbers: the sums of a matrix product depend on the batch."""
 FAULTS = ("server_error", "engine_error", "internal_error", "unavailable", "api_error")
 KEPT = ("finish_reason", "stop_reason", "logprobs", "token_ids", "prompt_token_ids")
 _DRAWN = frozenset(("id", "call_id", "created", "created_at", "completed_at", "item_id", "model"))
 _BEGIN, _END = ["response.created", "response.in_progress"], ("response.completed", "response.incomplete")
 
 
-def whole(path: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Of a whole answer: nothing that is drawn for each."""
+def from_whole(path: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a whole answer, without ids and times that differ for each answer."""
     if path not in (COMPLETIONS, CHAT):
         kept: dict[str, Any] = _plain(answer)
         return kept
@@ -29,15 +29,15 @@ def whole(path: str, answer: dict[str, Any]) -> dict[str, Any]:
     return {"choices": choices, "usage": answer["usage"], "beside": answer.get("prompt_token_ids")}
 
 
-def gathered(path: str, data: str) -> dict[str, Any]:
-    """The same of a stream. Raises AssertionError for one that is out of order or has no end."""
+def from_stream(path: str, data: str) -> dict[str, Any]:
+    """Return the same of a stream. Raises AssertionError if it is out of order or has no end."""
     events = _events(data)
     readers = {RESPONSES: _response, MESSAGES: _message}
     return readers.get(path, _chunks)(events)
 
 
-def ending(path: str, data: str) -> str:
-    """What is wrong with how a stream ends; empty: it has the end of its kind, or an error that is the request's own fault."""
+def check_ending(path: str, data: str) -> str:
+    """Return what is wrong with a stream's end. Empty: it ends as its kind does, or with an error that is the request's own fault."""
     try:
         events = _events(data)
     except (ValueError, AssertionError) as error:
@@ -57,19 +57,19 @@ def ending(path: str, data: str) -> str:
     return f"a stream that ends with {data[-300:]!r}"
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal, numbers with a fraction nearly."""
+def is_close(one: Any, other: Any) -> bool:
+    """Return whether both are equal, non-integer numbers within a tolerance."""
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) < CLOSE
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(is_close(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(is_close, one, other))
     return bool(one == other)
 
 
 def _events(data: str) -> list[Any]:
-    """The data of each event; named ones must be called what they are."""
+    """Return the data of each event. Named events must have the name in their data."""
     events = []
     for block in data.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
@@ -92,7 +92,7 @@ def _calls(calls: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _chunks(events: list[Any]) -> dict[str, Any]:
-    """Of completions and chats, with `stream_options.include_usage` or without."""
+    """Read completions and chats, with `stream_options.include_usage` or without."""
     assert events[-1] == "[DONE]"
     usage = events[-2]["usage"] if not events[-2]["choices"] else None
     choices: dict[int, dict[str, Any]] = {}
@@ -104,7 +104,7 @@ def _chunks(events: list[Any]) -> dict[str, Any]:
             choices[chunk["index"]] = dict.fromkeys(KEPT) | {"text": "", "reasoning": "", "calls": []}
             assert "delta" not in chunk or chunk["delta"].get("role") == "assistant", "the role comes first"
         so_far, delta = choices[chunk["index"]], chunk.get("delta", {})
-        assert so_far["finish_reason"] is None, "nothing comes after the finish"
+        assert so_far["finish_reason"] is None, "nothing comes after finish_reason"
         so_far["text"] += (delta.get("content") or "") if "delta" in chunk else chunk["text"]
         so_far["reasoning"] += delta.get("reasoning") or ""
         for call in delta.get("tool_calls") or ():
@@ -116,7 +116,7 @@ def _chunks(events: list[Any]) -> dict[str, Any]:
         if chunk["logprobs"]:
             before = so_far["logprobs"] or {name: [] for name in chunk["logprobs"]}
             so_far["logprobs"] = {name: _joined(before[name], value) for name, value in chunk["logprobs"].items()}
-    assert all(choice["finish_reason"] for choice in choices.values()), "one finish a choice"
+    assert all(choice["finish_reason"] for choice in choices.values()), "one finish_reason for each choice"
     return {"choices": choices, "usage": usage, "beside": beside}
 
 
@@ -125,7 +125,7 @@ def _joined(before: Any, more: Any) -> Any:
 
 
 def _call(calls: list[tuple[str, str]], delta: dict[str, Any]) -> None:
-    """A call's name comes once, its arguments in parts."""
+    """Merge a call's delta: the name comes once, its arguments in parts."""
     if delta["index"] == len(calls):
         calls.append((delta["function"]["name"], ""))
     name, arguments = calls[delta["index"]]
@@ -133,8 +133,8 @@ def _call(calls: list[tuple[str, str]], delta: dict[str, Any]) -> None:
 
 
 def _response(events: list[Any]) -> dict[str, Any]:
-    """The last event has all of it; the deltas must add up to that."""
-    assert [event["sequence_number"] for event in events] == list(range(len(events))), "numbered"
+    """Read a response: the last event has all of it, and the deltas must add up to that."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events))), "sequence numbers are consecutive"
     kinds = [event["type"] for event in events]
     assert kinds[:2] == _BEGIN and kinds[-1] in _END, kinds
     response: dict[str, Any] = events[-1]["response"]
@@ -169,7 +169,7 @@ def _message(events: list[Any]) -> dict[str, Any]:
                 assert kind == "content_block_stop" and event["index"] == len(blocks) - 1
     for block in blocks:
         if block["type"] == "tool_use":
-            block["input"] = from_json(block["input"], allow_partial=True) if block["input"].strip() else {}  # it may have been cut off
+            block["input"] = from_json(block["input"], allow_partial=True) if block["input"].strip() else {}  # it may have been truncated
     kept: dict[str, Any] = _plain(message | events[-2]["delta"] | {"content": blocks, "usage": events[-2]["usage"]})
     return kept
 

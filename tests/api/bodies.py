@@ -1,4 +1,4 @@
-"""Random request bodies after the OpenAPI document: some right, some at the edge of a bound or beyond it, some nonsense."""
+"""Random request bodies after the OpenAPI document: some valid, some at or beyond the edge of a bound, some nonsense."""
 
 import json
 import random
@@ -37,7 +37,7 @@ SCHEMAS: tuple[Any, ...] = (
 
 
 class Bodies:
-    """Draws bodies. The same seed draws the same."""
+    """Draws bodies. The same seed draws the same bodies."""
 
     def __init__(self, document: dict[str, Any], draw: random.Random) -> None:
         self._schemas = document["components"]["schemas"]
@@ -49,13 +49,13 @@ class Bodies:
         ]
 
     def operation(self) -> tuple[str, bytes]:
-        """A path and a body for it. Three in five are for the endpoints that generate."""
+        """Return a path and a body for it. Three in five are for the endpoints that generate."""
         generating = [each for each in self.operations if each[0] in GENERATING]
         path, schema = self._draw.choice(generating if self._draw.random() < 0.6 else self.operations)
         return path, self.encoded(self.body(path, schema))
 
     def body(self, path: str, schema: dict[str, Any]) -> dict[str, Any]:
-        """Few fields at a time: a body with everything in it fails at its first fault, and nothing is seen of the others."""
+        """Return a body with few fields: one with everything in it fails at its first error, and the others are not reached."""
         draw = self._draw
         body: dict[str, Any] = {}
         if draw.random() < 0.95:
@@ -107,7 +107,7 @@ class Bodies:
         return self.value(node)
 
     def value(self, node: dict[str, Any], depth: int = 0) -> Any:
-        """Of a schema: right, or just not."""
+        """Return a value for a schema: valid, or almost valid."""
         draw = self._draw
         if "$ref" in node:
             node = self._schemas[node["$ref"].rpartition("/")[2]]
@@ -160,7 +160,7 @@ class Bodies:
         return {draw.choice(("a", "type", "", "text", "$ref")): self.nonsense(depth + 1) for _ in range(draw.randint(0, 3))}
 
     def shape(self, name: str) -> dict[str, Any]:
-        """Of the objects in which the dialects gather what shapes an answer."""
+        """Return one of the objects in which the protocols group the options of an answer."""
         draw = self._draw
         schema = {"format": {"type": draw.choice(("json_schema", "text", "json_object", "")), "name": "a", "schema": draw.choice(SCHEMAS)}}
         effort = {"effort": draw.choice(("none", "low", "high", 5, ""))}
@@ -169,7 +169,7 @@ class Bodies:
         return {part: value if draw.random() < 0.9 else self.nonsense() for part, value in whole.items() if draw.random() < 0.8}
 
     def items(self) -> Any:
-        """Input of a response."""
+        """Return the input of a response."""
         return self._draw.choice(TEXTS) if self._draw.random() < 0.2 else [self.item() for _ in range(self._draw.choice((0, 1, 2, 3, 40)))]
 
     def item(self) -> Any:
@@ -187,7 +187,7 @@ class Bodies:
         return draw.choice(forms)
 
     def turns(self) -> list[Any]:
-        """Messages of the dialect that has blocks."""
+        """Return messages of the protocol with content blocks."""
         return [self.turn() for _ in range(self._draw.choice((0, 1, 2, 3, 40)))]
 
     def turn(self) -> Any:
@@ -233,7 +233,7 @@ class Bodies:
         return draw.choice((right, right, flat, {"type": "function"}, self.nonsense()))
 
     def _forced(self, path: str) -> dict[str, Any]:
-        """A call that has to be made, most of the time after the rules; its arguments come to an end, or do not."""
+        """Return a forced tool call, valid most of the time; its arguments may be endless."""
         draw = self._draw
         name, schema = "f", draw.choice((*SCHEMAS[:2], *SCHEMAS))
         function = {"name": name, "parameters": schema, "strict": draw.random() < 0.5}
@@ -246,7 +246,7 @@ class Bodies:
         return {"tools": [tool], "tool_choice": draw.choice(("required", named, "auto", "none")), most: draw.choice((3, 40))}
 
     def encoded(self, body: Any) -> bytes:
-        """As JSON, and now and then no longer quite that."""
+        """Encode as JSON, now and then corrupted."""
         draw = self._draw
         data = json.dumps(body, ensure_ascii=True).encode()
         kind = draw.random()
@@ -302,7 +302,7 @@ class Bodies:
         return self._draw.choice(forms[kind])
 
     def _short(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Right ones end soon: what a long answer does is known, and takes time."""
+        """Make valid requests end soon: long answers add no coverage and take time."""
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             most = body.get(name)
             if (most is None and name == "max_tokens") or (isinstance(most, int) and most > 40 and self._draw.random() < 0.95):

@@ -1,9 +1,10 @@
-"""Requests that schemathesis makes of the OpenAPI document, to a worker and through a router: a generator that knows nothing of this API.
+"""Requests that schemathesis generates from the OpenAPI document, to a worker and through a router.
 
-    python -m tests.api.by_schema --examples 100 --seed 1
+python -m tests.api.by_schema --examples 100 --seed 1
 
-`fuzz.py` draws what a document does not say (grammars, conversations, clients that leave, bytes that are no HTTP) and looks for leaks;
-this one goes through every operation, every field and every bound, right and wrong. In its own environment: it brings twenty packages.
+`fuzz.py` covers what a document does not say (grammars, conversations, clients that disconnect, bytes that are no HTTP) and looks for
+leaks; this one covers every operation, every field and every bound, valid and invalid. It has its own environment, because it brings twenty
+packages.
 """
 
 import argparse
@@ -21,7 +22,7 @@ SECONDS = 3600
 
 
 def check(url: str, examples: int, seed: int) -> subprocess.CompletedProcess[str]:
-    """Its report; an exit status other than 0 for a 5xx, a connection that broke, or an answer that took a minute."""
+    """Return its report. The exit status is not 0 after a 5xx, a broken connection, or an answer that took a minute."""
     command = [ENVIRONMENT.folder / "bin" / "schemathesis", "run", f"{url}/openapi.json", "--seed", str(seed), "-n", str(examples)]
     command += ["--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--no-shrink"]
     command += ["--workers", "4", "--request-timeout", "60", "--warnings", "off", "--no-color"]

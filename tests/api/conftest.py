@@ -11,4 +11,4 @@ from tests.api.fuzz import FLAGS
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with Pair(tmp_path_factory.mktemp("api"), *FLAGS, router_flags=FLAGS) as pair:
         yield pair
-        assert pair.alive, "nothing that was sent has ended a process"
+        assert pair.alive, "no request has ended a process"

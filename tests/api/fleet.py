@@ -1,4 +1,4 @@
-"""A worker on a tiny random model and a router in front of it, as processes of their own; and what they hold of the machine."""
+"""A worker on a tiny random model and a router in front of it as processes, and the machine resources that they hold."""
 
 import os
 import re
@@ -29,11 +29,11 @@ TEMPLATE = """\
 {%- if reasoning_effort is defined and reasoning_effort != 'none' %}{{- '<think>' }}{%- endif %}
 {%- endif %}
 """
-"""Of the Hermes kind: tools, and reasoning where the request has an effort: so both are read out of answers."""
+"""A template of the Hermes kind: tools, and reasoning where the request has an effort, so both are parsed from answers."""
 
 
 class Pair:
-    """Context: both started and ready; ended at the end. `folder` gets the model (unless `model` is given) and the logs."""
+    """A context in which both run and are ready. `folder` gets the model (unless `model` is given) and the logs."""
 
     def __init__(self, folder: Path, *flags: str, model: Path | None = None, router_flags: tuple[str, ...] = ()) -> None:
         self._folder, self._flags, self._model, self._router_flags = folder, flags, model, router_flags
@@ -74,7 +74,7 @@ class Pair:
         return found and found[1]
 
     def held(self) -> dict[str, Any]:
-        """What must come back: pages in use, requests, descriptors and threads; and MiB of memory of the three processes."""
+        """Return what must come back: pages in use, requests, descriptors, threads, and the memory (MiB) of the three processes."""
         load = self.worker.load()
         pids = {"worker": self.worker.process.pid, "engine": self.worker.engine_pid, "router": self.router.pid}
         return {

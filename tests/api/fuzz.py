@@ -1,14 +1,14 @@
-"""Thousands of malformed and extreme requests to a worker and through a router, with good requests beside them.
+"""Thousands of malformed and extreme requests to a worker and through a router, with valid requests beside them.
 
-    python -m tests.api.fuzz --count 20000 --seed 1
+python -m tests.api.fuzz --count 20000 --seed 1
 
-Bodies come from the OpenAPI document that the worker serves; one request in ten is bytes on a bare socket. Nothing may be answered with a
-5xx or not at all, streams must end as their kind does, good requests of every kind must all succeed and always say the same, and in the
-end pages, requests, descriptors and memory must be where they were.
+Bodies come from the OpenAPI document that the worker serves; one request in ten is bytes on a bare socket. No request may get a 5xx or no
+answer, streams must end as their kind does, valid requests of every kind must all succeed with the same answer every time, and in the end
+pages, requests, descriptors and memory must be where they were.
 
-Our own generator, since a schema does not say what a grammar, a conversation, a forced call or a client that leaves is, and sixteen
-requests at once with others beside them are no single example that could be shrunk: a seed repeats what is drawn. `by_schema.py` has
-schemathesis go through the document itself.
+The generator is our own for two reasons. A schema does not describe grammars, conversations, forced calls or clients that disconnect.
+Sixteen concurrent requests are no single example that could be shrunk; a seed repeats what is drawn. `by_schema.py` runs schemathesis on
+the document itself.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.api.answers import ending, gathered, same, whole
+from tests.api.answers import check_ending, from_stream, from_whole, is_close
 from tests.api.bodies import HI, Bodies
 from tests.api.fleet import Pair
 from tests.api.raw import raw
@@ -33,10 +33,10 @@ from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMB
 
 AT_ONCE = 16
 HANGS = 180.0
-"""Seconds for one answer, on a machine that does other things too."""
+"""Seconds for one answer, on a machine that also does other work."""
 MOST_FAULTS = 20
 GROWTH_MIB = 96
-"""Of a process from a tenth of the way on: allocators keep what they had in use at their busiest moment."""
+"""Memory growth of a process after the first tenth of the run: allocators keep what they used at their peak."""
 FLAGS = ("--token-cache-bytes", "1000000", "--header-timeout", "20", "--body-timeout", "20")
 FUNCTION = {"name": "pick", "parameters": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}}
 SHORT = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -63,7 +63,7 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """The counts and faults of a run."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     good: int = 0
@@ -85,7 +85,7 @@ class Fuzz:
         self.report = Report()
 
     async def run(self, count: int) -> Report:
-        """`count` requests, bad or good by chance, and good ones beside them until the others are done."""
+        """Send `count` requests, valid or invalid at random, and valid ones beside them until the others are done."""
         report, began = self.report, time.monotonic()
         async with _session() as session, _session() as another:
             for index in range(len(GOOD)):
@@ -141,7 +141,7 @@ class Fuzz:
 
     async def _body(self, session: aiohttp.ClientSession, url: str, path: str, sent: bytes, patience: float | None) -> None:
         headers = {"content-type": self._draw.choice(("application/json", "application/json", "text/plain", "x/y; charset=utf-16"))}
-        if patience is not None:  # a client that goes
+        if patience is not None:  # a client that disconnects
             try:
                 async with asyncio.timeout(patience), session.post(url + path, data=sent, headers=headers) as response:
                     await response.read()
@@ -153,11 +153,11 @@ class Fuzz:
         async with session.post(url + path, data=sent, headers=headers) as response:
             data = await response.read()
             self.report.statuses[str(response.status)] += 1
-            if wrong := _wrong(path, response.status, response.headers.get("content-type", ""), data):
+            if wrong := _find_fault(path, response.status, response.headers.get("content-type", ""), data):
                 self._fault(wrong, url, path, sent)
 
     async def _bytes(self, url: str, sent: bytes) -> None:
-        """Send, say that no more comes, and read to the end."""
+        """Send the bytes, half-close, and read to the end."""
         port = int(url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -165,7 +165,7 @@ class Fuzz:
             if self._draw.random() < 0.7:
                 writer.write_eof()
                 data = await reader.read()
-            else:  # or go, and listen no more
+            else:  # or disconnect without reading
                 await writer.drain()
                 data = b""
         except ConnectionError:
@@ -186,10 +186,10 @@ class Fuzz:
         try:
             async with session.post(url + path, json=body) as response:
                 data = await response.text()
-            said = _said(path, body, data) if response.status == 200 else f"status {response.status}: {data[:300]}"
+            said = _extract(path, body, data) if response.status == 200 else f"status {response.status}: {data[:300]}"
         except (aiohttp.ClientError, TimeoutError, AssertionError, ValueError) as error:
             said = f"{type(error).__name__}: {error}"
-        if isinstance(said, dict) and same(said, self._expected.setdefault(index, said)):
+        if isinstance(said, dict) and is_close(said, self._expected.setdefault(index, said)):
             self.report.good += 1
         else:
             self._fault(f"a good request: {said!r}, and before {self._expected.get(index)!r}", url, path, json.dumps(body).encode())
@@ -220,12 +220,12 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(HANGS))
 
 
-def _wrong(path: str, status: int, kind: str, data: bytes) -> str:
-    """What is wrong with an answer, if anything is."""
+def _find_fault(path: str, status: int, kind: str, data: bytes) -> str:
+    """Return what is wrong with an answer, or an empty string."""
     if status >= 500:
         return f"status {status}: {data[:300]!r}"
     if kind.startswith("text/event-stream"):
-        return ending(path, data.decode())
+        return check_ending(path, data.decode())
     try:
         document = json.loads(data)
     except ValueError:
@@ -235,14 +235,14 @@ def _wrong(path: str, status: int, kind: str, data: bytes) -> str:
     return ""
 
 
-def _said(path: str, body: dict[str, Any], data: str) -> dict[str, Any]:
-    """Of an answer, whole or streamed, what is the same each time: not what came from the cache."""
-    said = gathered(path, data) if body.get("stream") else whole(path, json.loads(data))
+def _extract(path: str, body: dict[str, Any], data: str) -> dict[str, Any]:
+    """Return the part of an answer that is the same each time: without usage of the cache."""
+    said = from_stream(path, data) if body.get("stream") else from_whole(path, json.loads(data))
     return {name: value for name, value in said.items() if name != "usage"}
 
 
 def fuzz(folder: Path, count: int, seed: int) -> Report:
-    """Start what is needed, run, and end it."""
+    """Start the processes, run, and stop them."""
     with Pair(folder, *FLAGS, router_flags=FLAGS) as pair:
         document = pair.worker.client.get("/openapi.json").json()
         return asyncio.run(Fuzz(pair, document, seed).run(count))

@@ -1,8 +1,8 @@
-"""Random right requests, each asked for whole and as a stream: both must say the same, to the last log-probability and token count.
+"""Random valid requests, each sent whole and as a stream: both answers must agree to the last log-probability and token count.
 
-    python -m tests.api.golden --count 500 --seed 1
+python -m tests.api.golden --count 500 --seed 1
 
-Temperature 0, and a cache salt of its own for each answer, so that neither finds what the other left.
+Temperature is 0, and each answer has its own cache salt, so that neither finds blocks of the other.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.api.answers import gathered, same, whole
+from tests.api.answers import from_stream, from_whole, is_close
 from tests.api.fleet import Pair
 
 from fairlead_common.protocols.messages import MessagesBody
@@ -27,7 +27,7 @@ from fairlead_common.protocols.responses import ResponsesBody
 AT_ONCE = 8
 SIGNS = {"with a call": '"name": "weather", "arg', "with reasoning": '"reasoning_content"', "with thinking": '"type": "thinking"'}
 SIGNS |= {"with a function call": '"type": "function_call"', "with a tool use": '"tool_use"', "with reasoning items": '"reasoning_text"'}
-"""Of what an answer holds."""
+"""Signs of what an answer contains."""
 WORDS = ("hello", "naïve", "日本語", "🎉", "the end", "a b c", "{}", "one two three", "\n\n")
 FORMS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_object"}},
@@ -41,17 +41,17 @@ FORMS: tuple[dict[str, Any], ...] = (
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "cold": {"type": "boolean"}}, "required": ["city", "cold"]}
 FUNCTION = {"name": "weather", "description": "The weather in a city", "parameters": CITY | {"additionalProperties": False}}
 SHAPING = {"allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids", "ignore_eos", "stop", "stop_sequences"}
-"""Fields that an answer of a set form does not get along with, or ends too early by."""
+"""Fields that conflict with structured output, or end it too early."""
 
 
 def request(draw: random.Random) -> tuple[str, dict[str, Any]]:
-    """A path and a body that is right."""
+    """Return a path and a valid body."""
     make = draw.choice((completion, completion, chat, chat, chat, response, message))
     return make(draw)
 
 
 def completion(draw: random.Random) -> tuple[str, dict[str, Any]]:
-    body = _asked(draw, _optional(draw) | {"echo": True, "logprobs": draw.randint(0, 4)})
+    body = _draw_few(draw, _optional(draw) | {"echo": True, "logprobs": draw.randint(0, 4)})
     if draw.random() < 0.25:
         body = _free(body) | draw.choice(FORMS)
     text = _text(draw)
@@ -61,7 +61,7 @@ def completion(draw: random.Random) -> tuple[str, dict[str, Any]]:
 
 def chat(draw: random.Random) -> tuple[str, dict[str, Any]]:
     effort = {"reasoning_effort": draw.choice(("none", "low", "high"))}
-    body = _asked(draw, _optional(draw) | effort | {"echo": True, "top_logprobs": draw.randint(0, 4), "logprobs": True})
+    body = _draw_few(draw, _optional(draw) | effort | {"echo": True, "top_logprobs": draw.randint(0, 4), "logprobs": True})
     if "top_logprobs" in body:
         body["logprobs"] = True
     roles = draw.choice((("user",), ("system", "user"), ("developer", "user"), ("user", "assistant", "user"), ("user", "assistant")))
@@ -79,7 +79,7 @@ def chat(draw: random.Random) -> tuple[str, dict[str, Any]]:
 def response(draw: random.Random) -> tuple[str, dict[str, Any]]:
     own = {"instructions": "Be brief.", "reasoning": {"effort": draw.choice(("none", "low"))}, "metadata": {"for": "a test"}}
     own |= {"include": ["message.output_text.logprobs"], "top_logprobs": draw.randint(0, 4)}
-    body = _asked(draw, {name: value for name, value in _optional(draw).items() if name in ResponsesBody.__struct_fields__} | own)
+    body = _draw_few(draw, {name: value for name, value in _optional(draw).items() if name in ResponsesBody.__struct_fields__} | own)
     body["max_output_tokens"] = body.pop("max_tokens")
     text = _text(draw)
     items: list[Any] = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}, {"role": "developer", "content": "x"}]
@@ -97,7 +97,7 @@ def response(draw: random.Random) -> tuple[str, dict[str, Any]]:
 def message(draw: random.Random) -> tuple[str, dict[str, Any]]:
     own = {"system": "Be brief.", "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}}
     own |= {"stop_sequences": draw.choice((["e"], ["a", "s "], ["日"]))}
-    body = _asked(draw, {name: value for name, value in _optional(draw).items() if name in MessagesBody.__struct_fields__} | own)
+    body = _draw_few(draw, {name: value for name, value in _optional(draw).items() if name in MessagesBody.__struct_fields__} | own)
     text = _text(draw)
     turns: list[Any] = [{"role": "user", "content": text}, {"role": "assistant", "content": "It is"}]
     body["messages"] = draw.choice((turns[:1], turns))
@@ -117,14 +117,14 @@ def _free(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in SHAPING}
 
 
-def _asked(draw: random.Random, optional: dict[str, Any]) -> dict[str, Any]:
-    """Few of the optional fields at a time, so that most get along."""
+def _draw_few(draw: random.Random, optional: dict[str, Any]) -> dict[str, Any]:
+    """Return few of the optional fields, so that most combinations are valid."""
     few = draw.sample(sorted(optional), draw.randint(0, 6))
     return {"temperature": 0, "max_tokens": draw.randint(1, 24)} | {name: optional[name] for name in few}
 
 
 def _optional(draw: random.Random) -> dict[str, Any]:
-    """Fields of completions and chats, and some of the dialects."""
+    """Return fields of completions and chats, and some of the other protocols."""
     return {
         "n": draw.randint(1, 3),
         "stop": draw.choice(("e", ["a", "s "], ["ed", "pre", "\n"], "日")),
@@ -149,8 +149,8 @@ def _optional(draw: random.Random) -> dict[str, Any]:
 
 
 async def compare(urls: tuple[str, ...], count: int, seed: int) -> tuple[list[str], int, Counter[str]]:
-    """What differs, how many requests were refused (a prompt too short for what was asked, and the like: by both alike), and how many
-    were answered by each path, with calls and with reasoning."""
+    """Compare `count` requests. Return the differences, the number that both refused (for example, a too short prompt), and the answers by
+    path, with calls and with reasoning."""
     draw = random.Random(seed)
     cases = [(number, urls[number % len(urls)], *request(draw)) for number in range(count)]
     wrong: list[str] = []
@@ -175,9 +175,9 @@ async def compare(urls: tuple[str, ...], count: int, seed: int) -> tuple[list[st
                     continue
                 said[path] += 1
                 try:
-                    told, expected = gathered(path, streamed[1]), whole(path, answer)
+                    told, expected = from_stream(path, streamed[1]), from_whole(path, answer)
                     said.update(kind for kind, sign in SIGNS.items() if sign in json.dumps(answer))
-                    if not same(told, expected):
+                    if not is_close(told, expected):
                         wrong.append(f"{path} {body}:\n  whole    {expected}\n  streamed {told}")
                 except (AssertionError, KeyError, IndexError, ValueError) as error:
                     wrong.append(f"{path} {body}: {type(error).__name__} {error}: {streamed[1][-400:]}")

@@ -1,4 +1,4 @@
-"""Bytes that are no proper HTTP request, or only nearly one."""
+"""Bytes that are not quite a proper HTTP request, or not at all."""
 
 import random
 
@@ -63,7 +63,7 @@ FORMS: tuple[bytes, ...] = (
 
 
 def raw(draw: random.Random) -> bytes:
-    """One of the forms, or one with a few bytes of it changed."""
+    """Return one of the forms, or one with a few bytes changed."""
     data = bytearray(draw.choice(FORMS))
     if draw.random() < 0.5 and data:
         for _ in range(draw.randint(1, 4)):

@@ -1,4 +1,4 @@
-"""What /v1/messages answers, /v1/messages/count_tokens counts, and what the one refuses so does the other: by worker and router."""
+"""/v1/messages/count_tokens accepts and refuses the same bodies as /v1/messages, in worker and router."""
 
 import json
 import random
@@ -13,11 +13,11 @@ from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 CONTEXT = "context"
-"""In the words of the one refusal that a count does not share: how long a prompt is, is what it is asked."""
+"""Words of the one refusal that count_tokens does not share: it must count prompts of any length."""
 
 
-def said(url: str, path: str, content: bytes) -> tuple[int, str]:
-    """The status, and what an error says."""
+def refusal(url: str, path: str, content: bytes) -> tuple[int, str]:
+    """Return the status and the error's text."""
     answer = httpx.post(url + path, content=content, timeout=60)
     return answer.status_code, answer.json()["error"]["message"] if answer.status_code >= 400 else ""
 
@@ -42,23 +42,23 @@ def said(url: str, path: str, content: bytes) -> tuple[int, str]:
         ({"model": "another"}, 404),
     ],
 )
-def test_a_count_is_refused_as_its_message_is(pair: Pair, fields: dict[str, Any], status: int) -> None:
+def test_count_tokens_refuses_what_messages_refuses(pair: Pair, fields: dict[str, Any], status: int) -> None:
     content = json.dumps({"messages": HI, "max_tokens": 2} | fields).encode()
     for url in pair.urls:
-        told = said(url, MESSAGES, content)
-        counted = said(url, COUNT_TOKENS, content)
+        told = refusal(url, MESSAGES, content)
+        counted = refusal(url, COUNT_TOKENS, content)
         assert told[0] == counted[0] == status, (told, counted)
-        assert told == counted or url != pair.worker.url, "in the same words, but for those that are the router's own"
+        assert told == counted or url != pair.worker.url, "in the same words, except for the router's own"
 
 
-def test_so_it_is_for_any_body(pair: Pair) -> None:
+def test_count_tokens_agrees_with_messages_for_any_body(pair: Pair) -> None:
     bodies = Bodies(pair.worker.client.get("/openapi.json").json(), random.Random(8))
     schema = dict(bodies.operations)[MESSAGES]
     seen = set()
     for number in range(200):
         content = bodies.encoded(bodies.body(MESSAGES, schema))
         url = pair.urls[number % 2]
-        told, counted = said(url, MESSAGES, content), said(url, COUNT_TOKENS, content)
+        told, counted = refusal(url, MESSAGES, content), refusal(url, COUNT_TOKENS, content)
         if CONTEXT not in told[1] and "max_tokens: is missing" not in told[1]:
             assert counted[0] == told[0], (told, counted, content[:2000])
             seen.add(told[0])

@@ -1,4 +1,4 @@
-"""An error repeats at most 200 characters of what the client sent, whatever part of the request that was in: by worker and router."""
+"""An error repeats at most 200 characters of what the client sent, wherever they were in the request, in worker and router."""
 
 import json
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ HEADERS = ("x-request-id", "content-encoding", "authorization", "x-fairlead-prom
 
 
 def fields(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, field) of each body."""
+    """Return (path, field) of each body."""
     for path in GOOD:
         if path not in document["paths"]:
             continue
@@ -74,7 +74,7 @@ def fields(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def requests(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(method, path, arguments of httpx) of each request."""
+    """Return (method, path, arguments of httpx) of each request."""
     for path, name in fields(document):
         for value in (LONG, [LONG], {LONG: LONG}, [{"type": LONG, LONG: 1}]):
             yield "POST", path, {"json": GOOD[path] | {name: value}}
@@ -96,7 +96,7 @@ def requests(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["worker", "router"])
-def test_errors_repeat_a_bounded_part_of_what_was_sent(pair: Pair, side: int) -> None:
+def test_errors_repeat_a_bounded_part_of_the_request(pair: Pair, side: int) -> None:
     found: list[str] = []
     errors = 0
     with httpx.Client(base_url=pair.urls[side], timeout=60) as client:

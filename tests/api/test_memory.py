@@ -1,4 +1,4 @@
-"""What long texts needed for a moment is not kept."""
+"""Memory that long texts needed temporarily is released."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +9,10 @@ from tests.worker.api.process import until
 from fairlead_common.protocols.paths import COUNT_TOKENS
 
 MOST_MIB = 110
-"""A text needs some 90 while it is tokenized; four at once, and kept, would be several times that."""
+"""MiB. A text needs some 90 while it is tokenized; four kept at once would be several times that."""
 
 
-def test_a_worker_gives_back_what_long_texts_needed(pair: Pair) -> None:
+def test_a_worker_releases_the_memory_of_long_texts(pair: Pair) -> None:
     words = ["".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=2 + number % 9)) for number in range(2000)]
 
     def count(number: int) -> int:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the same from worker and router, whole, and right requests are right by it."""
+"""The OpenAPI document: the same from worker and router, complete, and valid requests conform to it."""
 
 import httpx
 import jsonschema
@@ -17,7 +17,7 @@ def document(pair: Pair) -> dict:
     return pair.worker.client.get("/openapi.json").json()
 
 
-def test_worker_and_router_serve_it(pair: Pair) -> None:
+def test_worker_and_router_serve_the_same_document(pair: Pair) -> None:
     worker, router = (httpx.get(f"{url}/openapi.json") for url in pair.urls)
     assert worker.status_code == router.status_code == 200
     assert worker.json() == router.json()
@@ -26,18 +26,18 @@ def test_worker_and_router_serve_it(pair: Pair) -> None:
 
 def test_every_body_has_a_schema(document: dict) -> None:
     posts = {path: said["post"] for path, said in document["paths"].items() if "post" in said}
-    assert {*PROMPTED, *UNPROMPTED} <= posts.keys(), "what a router takes for its workers is in it too"
+    assert {*PROMPTED, *UNPROMPTED} <= posts.keys(), "paths that a router forwards are in it too"
     for path, post in posts.items():
         reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
         assert schema["properties"], path
 
 
-def test_it_has_the_paths_that_there_are(pair: Pair, document: dict) -> None:
+def test_the_document_has_exactly_the_existing_paths(pair: Pair, document: dict) -> None:
     for path, said in document["paths"].items():
         for url in pair.urls:
             if "lora" not in path and "{" not in path and not path.startswith(("/internal", "/load", "/version")):
-                # An empty body is no request: where there is such a path, it says so.
+                # An empty body is no valid request: an existing path says so.
                 answers = {method: httpx.request(method, url + path, content=b"").status_code for method in METHODS & said.keys()}
                 assert not {404, 405} & {*answers.values()}, (url, path, answers)
 
@@ -60,7 +60,7 @@ def test_it_has_the_paths_that_there_are(pair: Pair, document: dict) -> None:
         ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, False),
     ],
 )
-def test_what_is_right_by_it(document: dict, path: str, body: dict, right: bool) -> None:
+def test_the_schema_accepts_valid_bodies_only(document: dict, path: str, body: dict, right: bool) -> None:
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
     assert validator.is_valid(body) is right

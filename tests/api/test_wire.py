@@ -1,4 +1,4 @@
-"""The wire's tools on a small scale: byte streams that are nearly HTTP, and slow connections. `make fuzz-wire` is the large one."""
+"""The wire fuzzers on a small scale: byte streams that are nearly HTTP, and slow connections. `make fuzz-wire` is the large run."""
 
 import asyncio
 from typing import Any
@@ -11,20 +11,20 @@ from tests.wire.fuzz import batch, over_sockets
 
 
 def test_messages_end_where_h11_sees_their_end() -> None:
-    """Request smuggling is a disagreement about that."""
+    """Request smuggling is a disagreement about message boundaries."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found, wrong = runner.run(batch(2500, 7))
     assert not wrong, wrong[0]
     assert min(found["router and h11"], found["worker and h11"]) > 1500
 
 
-def test_streams_that_are_nearly_http_harm_no_process_and_no_good_client(pair: Pair) -> None:
+def test_streams_that_are_nearly_http_break_no_process_and_no_valid_client(pair: Pair) -> None:
     assert not asyncio.run(over_sockets(pair, 300, 7, quiet=True))
 
 
 @pytest.mark.parametrize("side", ["router", "worker"])
-def test_slow_connections_hold_little_memory_and_nobody_up(pair: Pair, side: str) -> None:
-    """Some of each kind at once."""
+def test_slow_connections_hold_little_memory_and_delay_no_other_client(pair: Pair, side: str) -> None:
+    """Open some connections of each kind concurrently."""
     port, pid = (pair.router_port, pair.router.pid) if side == "router" else (pair.worker.port, pair.worker.process.pid)
     found: list[Any] = []
     with watched(port, pid, found):

@@ -1,4 +1,4 @@
-"""A router without workers refuses nothing that a worker would take."""
+"""A router without workers refuses no request that a worker would accept."""
 
 import random
 
@@ -10,7 +10,7 @@ from fairlead_router.errors import ApiError
 from fairlead_router.request import validation as wrong
 
 
-def test_what_a_router_finds_wrong_alone_a_worker_refuses_too(pair: Pair) -> None:
+def test_a_worker_refuses_all_that_a_router_without_workers_refuses(pair: Pair) -> None:
     bodies = Bodies(pair.worker.client.get("/openapi.json").json(), random.Random(6))
     refused = 0
     with httpx.Client(base_url=pair.worker.url, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""`python -m bench`: the list names every benchmark, and every report says on which machine it was made."""
+"""`python -m bench`: the list names every benchmark, and every report names the machine that it ran on."""
 
 import argparse
 import json

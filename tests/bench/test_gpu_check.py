@@ -1,4 +1,4 @@
-"""`make gpu-check` without a GPU: every stage on the CPU, tiny and with FlashInfer interpreted; its report; what it carries along."""
+"""`make gpu-check` without a GPU: every stage on the CPU, tiny and with FlashInfer interpreted; its report; the files of its bundle."""
 
 import itertools
 import json
@@ -26,13 +26,13 @@ from fairlead_worker.scheduler.request import lease_of
 
 __all__ = ["one_thread"]
 MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching", "optimisation_gains")
-"""Check nothing."""
+"""Results that need no check."""
 BARRED = ("kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
 STAGES = ("sampling", "greedy", "attention", "logits", "memory", "step_time", "serving", *ON_REQUEST)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
     assert out.count("\n") == 1 and "no GPU found on this machine" in out
@@ -43,7 +43,7 @@ def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     device = Device(torch.device("cpu"), True, time.monotonic() + 250)
     report = Report(tmp_path, device.facts())
     known = {stage: run for stage, _, run in stages(device, [])}
-    assert tuple(known) == STAGES, "on a GPU the compilers come with them"
+    assert tuple(known) == STAGES, "on a GPU machine the compilers are installed with it"
     carry_out(report, name, 250, known[name])
     assert report.path is not None
     written = json.loads(report.path.read_text())
@@ -56,12 +56,12 @@ def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert any("bar" in row for row in rows) == (name in BARRED)
 
 
-def test_the_end_of_a_run_puts_figures_beside_their_bars(tmp_path: Path) -> None:
+def test_the_summary_shows_figures_beside_their_targets(tmp_path: Path) -> None:
     report = Report(tmp_path, {})
     rows = [beside({"what": "one", "busy": 0.98}, "busy", least=0.97), beside({"what": "two", "seconds": 31.0}, "seconds", most=30)]
     carry_out(report, "some", 10, lambda: iter_rows(rows))
     told = report.summary().splitlines()
-    assert told[:2] == ["gpu_check ok", "bars: 1 of 2 are met"], "a bar that is missed is no failure"
+    assert told[:2] == ["gpu_check ok", "bars: 1 of 2 are met"], "a missed target is no failure"
     assert told[2:] == ["  met  one: 0.98 (busy at least 0.97)", "  MISSED two: 31 (seconds at most 30)"]
     assert report.path is not None and len(json.loads(report.path.read_text())["results"]["bars"]) == 2
 
@@ -70,8 +70,8 @@ def iter_rows(rows: list[dict[str, object]]):
     yield from rows
 
 
-def test_decodes_are_measured_on_pages_of_their_own(tmp_path: Path) -> None:
-    """Pages that rows share would be read from a device's cache, and faster than its memory is."""
+def test_measured_decodes_share_no_pages(tmp_path: Path) -> None:
+    """Shared pages would be read from a device's cache, which is faster than its memory."""
     runner = make(Device(torch.device("cpu"), True, time.monotonic() + 60, tmp_path), "tiny", 40)
     loop = Loop(runner, overlap=True, max_num_seqs=3, chunked_prefill_size=0, max_prefill_tokens=72)
     for number in range(3):
@@ -83,14 +83,14 @@ def test_decodes_are_measured_on_pages_of_their_own(tmp_path: Path) -> None:
     assert [len(tokens) for tokens in loop.tokens.values()] == [len(times) for times in loop.times.values()] == [5, 5, 5] and not loop.live
 
 
-def test_without_their_packages_weights_of_fewer_bits_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_weights_are_skipped_without_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "find_spec", lambda name: None if name == "compressed_tensors" else name)
     device = Device(torch.device("cpu"), True, time.monotonic() + 60)
     (row,) = quantized.measure(device, Kit(device))
     assert row["ok"] and row["left_out"] == "not installed: compressed-tensors"
 
 
-def test_a_kind_of_weights_that_fails_keeps_none_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failing_weight_format_does_not_skip_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(base: quantized.Base, kind: quantized.Kind, folder: Path, sizes: quantized.Sizes):
         raise RuntimeError("no kernel")
         yield {}
@@ -103,19 +103,19 @@ def test_a_kind_of_weights_that_fails_keeps_none_from_its_turn(monkeypatch: pyte
     assert [(row["what"], row["said"]) for row in failed] == [(kind, "RuntimeError: no kernel") for kind in ("fp8", "kept")]
 
 
-def test_what_is_no_number_is_infinitely_apart() -> None:
+def test_nan_counts_as_infinitely_different() -> None:
     said = torch.ones(2, 4)
     assert quantized.apart(said, said) == 0 and quantized.apart(said * torch.nan, said) == quantized.apart(None, said) == torch.inf
 
 
-def test_inputs_are_rounded_by_the_largest_of_each_token() -> None:
+def test_inputs_are_scaled_by_the_maximum_of_each_token() -> None:
     tokens = torch.tensor([[7.0, 3.3, -0.02], [700.0, 330.0, -2.0], [0.0, 0.0, 0.0]])
     rounded = by_token(tokens)
     assert ((rounded - tokens).abs() <= 2**-4 * tokens.abs()).all() and not rounded[2].any()
     assert torch.allclose(rounded[1], 100 * rounded[0]) and rounded[0, 1] != tokens[0, 1]
 
 
-def test_a_run_that_is_interrupted_tells_its_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_prints_its_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stage():
         yield beside({"what": "one", "busy": 0.98}, "busy", least=0.97)
         raise KeyboardInterrupt
@@ -128,12 +128,12 @@ def test_a_run_that_is_interrupted_tells_its_figures(monkeypatch: pytest.MonkeyP
     assert "bars: 1 of 1 are met" in told and "kernel_busy_time: failed: interrupted" in told and "optimisation_gains" not in told
 
 
-def test_a_stage_that_is_not_known_is_said() -> None:
+def test_an_unknown_stage_is_named() -> None:
     with pytest.raises(SystemExit, match="no stage is called nope: choose from sampling"):
         main(["--device", "cpu", "--only", "nope"])
 
 
-def test_a_run_that_is_cut_short_has_told_what_it_found(tmp_path: Path) -> None:
+def test_a_run_that_is_cut_short_prints_its_findings(tmp_path: Path) -> None:
     report = Report(tmp_path, {})
     carry_out(report, "endless", 0.05, lambda: ({"what": number, "ok": True} for number in itertools.count()))
 
@@ -150,8 +150,8 @@ def test_a_run_that_is_cut_short_has_told_what_it_found(tmp_path: Path) -> None:
     assert len(report.failed) == 2
 
 
-def test_the_kernels_that_are_compiled_are_the_ones_that_the_stages_use() -> None:
-    """A kind that were compiled in a stage's own time would be waited for there."""
+def test_exactly_the_kernels_that_the_stages_use_are_compiled() -> None:
+    """A kernel missing here would be compiled, and waited for, within a stage."""
     heads = {kind: compile.layer(kind) for kind in compile.KINDS}
     assert heads["bf16-128"].heads // heads["bf16-128"].kv_heads >= 4, "an 8B model's group: its decodes share the prefill's module"
     assert {compile.kernels(kind) for kind in compile.KINDS} == {"fa2", "fa3"}
@@ -159,16 +159,16 @@ def test_the_kernels_that_are_compiled_are_the_ones_that_the_stages_use() -> Non
         compile.run_layer(kind, torch.device("cpu"), interpreter)
 
 
-def test_compilers_that_are_given_up_leave_nothing_running() -> None:
+def test_cancelled_compilers_leave_no_process_running() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())
     builds = compile.Builds({"slow": process}, time.monotonic())
     assert [row["what"] for row in builds.stop()] == ["slow"] and builds.kill() == []
-    assert not process.stdout.read(), "whoever holds the other end of the pipe is gone"
+    assert not process.stdout.read(), "the process at the other end of the pipe has ended"
     deadline = time.monotonic() + 10
-    while lives(child):  # its files are closed before it is counted as dead
-        assert time.monotonic() < deadline, "a compiler outlives the one that started it"
+    while lives(child):  # its files are closed before it counts as dead
+        assert time.monotonic() < deadline, "a compiler outlives its parent"
         time.sleep(0.01)
 
 
@@ -179,7 +179,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_a_tree_without_git_is_named_by_its_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tree_without_git_is_identified_by_its_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(report_module, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", "")
     assert report_module.revision() == "unknown"
@@ -188,7 +188,7 @@ def test_a_tree_without_git_is_named_by_its_bundle(monkeypatch: pytest.MonkeyPat
     assert report_module.revision() == "abc1234"
 
 
-def test_of_the_wheel_only_what_is_used_is_carried(tmp_path: Path) -> None:
+def test_only_the_used_parts_of_the_wheel_are_bundled(tmp_path: Path) -> None:
     wheel, archive = tmp_path / "flashinfer.whl", tmp_path / "flashinfer.tar.xz"
     kept = ("flashinfer/__init__.py", "flashinfer/data/csrc/page.cu", "flashinfer/data/include/flashinfer/page.cuh", "x.dist-info/METADATA")
     left = ("flashinfer/data/csrc/fused_moe/big.cu", "flashinfer/data/cutlass/examples/a.cu")

@@ -1,4 +1,4 @@
-"""The comparison with other servers: what it cannot measure it says, and its verdicts are the issue's."""
+"""The comparison with other servers: it reports what it cannot measure, and its verdicts follow the written criteria."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ def test_a_recipe_that_fails_names_its_step_and_leaves_no_environment(tmp_path: 
             make("broken", tmp_path / "cache")
 
 
-def test_a_peer_without_environment_is_reported_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_an_environment_is_reported_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def only_vllm(name: str, cache: Path) -> Environment:
         if name != "vllm":
             raise NotMade(f"no {name} here")
@@ -45,7 +45,7 @@ def test_a_peer_without_environment_is_reported_and_the_others_are_measured(tmp_
     assert missing["transformers"] == "no transformers here"
 
 
-def test_the_key_follows_the_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_key_follows_the_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = environments.RECIPES["transformers"]
     before = recipe.key
     monkeypatch.setattr(environments, "PINS", tmp_path)
@@ -53,7 +53,7 @@ def test_the_key_follows_the_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert recipe.key != before and recipe.key.startswith("transformers-")
 
 
-def test_verdicts_are_of_medians() -> None:
+def test_verdicts_compare_medians() -> None:
     runs = {
         ("fairlead", "random"): [measured(rate, 80.0, 10.0) for rate in (FAST, 1.0, 1000.0)],
         ("vllm-tuned", "random"): [measured(SLOW, 100.0, 60.0)],
@@ -69,7 +69,7 @@ def test_verdicts_are_of_medians() -> None:
     }
 
 
-def test_a_server_that_ends_says_its_last_words_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_server_that_dies_reports_its_last_output_and_leaves_no_process(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('last words', flush=True)"
     )
@@ -85,7 +85,7 @@ def test_a_server_that_ends_says_its_last_words_and_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [name for name, server in SERVERS.items() if not name.startswith("vllm-")])
-def test_every_server_listens_on_the_loopback_at_the_given_port(name: str, tmp_path: Path) -> None:
+def test_every_server_listens_on_loopback_at_the_given_port(name: str, tmp_path: Path) -> None:
     setting = Setting(Environment(tmp_path), tmp_path / "model", tmp_path, 4711, (0, 1))
     arguments = SERVERS[name].command(setting).arguments
     assert arguments[arguments.index("--host") + 1] == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The router's benchmark: its mock worker and load client speak to each other, and its figures are what they say."""
+"""The router's benchmark: its mock worker and load client work together, and its figures are defined as documented."""
 
 import os
 import shutil
@@ -34,17 +34,17 @@ def test_the_client_counts_what_the_mock_sends(tools: Tools, tmp_path: Path, sce
         assert seen["whole"]["p50"] >= scenario.pace_us * (scenario.chunks - 1)
 
 
-def test_without_a_compiler_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(NoCompiler, match="install gcc"):
         build(tmp_path)
 
 
-def test_ratios_are_ours_over_the_peers() -> None:
+def test_ratios_are_ours_divided_by_the_peers() -> None:
     table = {("fairlead", "busy"): {"rps": 9.0, "rps_cpu": 1.0}, ("python", "busy"): {"rps": 2.0, "rps_cpu": 0.1}}
     found = {(ratio["peer"], ratio["figure"]): (ratio["ratio"], ratio["kept"]) for ratio in ratios(table)}
     assert found == {("python", "rps"): (4.5, False), ("python", "rps_cpu"): (10.0, True)}
 
 
-def test_slope_is_in_bytes_a_second() -> None:
+def test_the_memory_slope_is_in_bytes_per_second() -> None:
     assert slope([(10.0, 100), (11.0, 103), (12.0, 106)]) == pytest.approx(3.0)

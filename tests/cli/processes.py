@@ -1,11 +1,11 @@
-"""Finding processes by a variable in their environment, however they were started and whoever their parent is now."""
+"""Find processes by a variable in their environment, whoever started them and whatever their parent is now."""
 
 import time
 from pathlib import Path
 
 
-def with_mark(mark: str) -> list[int]:
-    """The processes whose environment has MARK=mark."""
+def find_marked(mark: str) -> list[int]:
+    """Return the processes whose environment has MARK=mark."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -17,9 +17,9 @@ def with_mark(mark: str) -> list[int]:
     return found
 
 
-def until_gone(mark: str, seconds: float = 20) -> None:
+def wait_until_gone(mark: str, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
-    while left := with_mark(mark):
+    while left := find_marked(mark):
         assert time.monotonic() < deadline, f"left running: {[_words(pid) for pid in left]}"
         time.sleep(0.05)
 

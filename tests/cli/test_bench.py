@@ -1,4 +1,4 @@
-"""The benchmark's figures against a stand-in server whose delays are known."""
+"""The benchmark's figures against a stand-in server with known delays."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from fairlead.main import build_parser
 TTFT, ITL, TOKENS = 0.12, 0.03, 6
 WORDS = range(10, 500)
 
-# The names in vllm/benchmarks/serve.py that comparisons read.
+# The field names of vllm/benchmarks/serve.py that comparisons read.
 VLLM_FIELDS = {
     *(
         "date",
@@ -41,7 +41,7 @@ VLLM_FIELDS = {
 
 
 class StandIn:
-    """Streams `TOKENS` tokens with known delays; refuses prompts that begin with token 13; counts how many are served at once."""
+    """Streams `TOKENS` tokens with known delays; refuses prompts that begin with token 13; counts concurrent requests."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
@@ -79,7 +79,7 @@ class StandIn:
         for number in range(TOKENS):
             if number:
                 await asyncio.sleep(ITL)
-            # Split in the middle of an event: the client must put it together again.
+            # Split in the middle of an event: the client must join the parts.
             data = f"data: {json.dumps({'choices': [{'text': 'x'}]})}\n\n".encode()
             await response.write(data[:7])
             await response.write(data[7:])
@@ -107,7 +107,7 @@ async def bench(url: str, *flags: str) -> dict[str, object]:
     return await serve(arguments, Console(quiet=True))
 
 
-async def test_times_are_the_servers_and_fields_are_vllms(server: tuple[str, StandIn], tmp_path: Path) -> None:
+async def test_measured_times_match_the_servers_delays_and_fields_match_vllms(server: tuple[str, StandIn], tmp_path: Path) -> None:
     url, stand_in = server
     file = tmp_path / "result.json"
     flags = ("--num-prompts", "8", "--random-input-len", "64", "--random-output-len", str(TOKENS), "--max-concurrency", "4", "--ignore-eos")
@@ -125,7 +125,7 @@ async def test_times_are_the_servers_and_fields_are_vllms(server: tuple[str, Sta
     assert all(body["ignore_eos"] is True and body["max_tokens"] == TOKENS and body["stream"] is True for body in stand_in.bodies)
 
 
-async def test_failures_are_counted_and_kept_out_of_the_times(server: tuple[str, StandIn]) -> None:
+async def test_failures_are_counted_and_excluded_from_the_times(server: tuple[str, StandIn]) -> None:
     url, _ = server
     result = await bench(
         url, "--num-prompts", "3", "--random-input-len", "4", "--vocab-size", "14", "--seed", "5", "--random-prefix-len", "0"
@@ -143,12 +143,12 @@ async def test_text_prompts_come_from_the_servers_own_detokenizer(server: tuple[
     assert isinstance(stand_in.bodies[0]["prompt"], str) and len(stand_in.bodies[0]["prompt"].split()) == 3
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*--base-url"):
         await bench("http://127.0.0.1:9")
 
 
-def test_prompts_are_seeded_and_share_what_they_should(tmp_path: Path) -> None:
+def test_prompts_are_seeded_and_share_the_requested_prefix(tmp_path: Path) -> None:
     one = random_prompts(WORDS, count=4, input_len=32, output_len=8, range_ratio=0.5, prefix_len=4, seed=1)
     assert one == random_prompts(WORDS, count=4, input_len=32, output_len=8, range_ratio=0.5, prefix_len=4, seed=1)
     assert len({prompt.tokens[:4] for prompt in one}) == 1 and len({prompt.tokens[4:] for prompt in one}) == 4
@@ -186,7 +186,7 @@ def test_percentiles_interpolate_as_numpy_does() -> None:
     assert percentile([], 99) == 0.0
 
 
-def test_peak_of_requests_counts_a_departure_before_an_arrival_at_the_same_moment() -> None:
+def test_the_peak_of_concurrent_requests_counts_a_departure_before_a_simultaneous_arrival() -> None:
     start = time.perf_counter()
     outcomes = [Outcome(1, started=start + n, ttft=0.5, latency=1.0, output_tokens=1) for n in range(3)]
     assert results(outcomes, 3.0)["max_concurrent_requests"] == 1
@@ -195,7 +195,7 @@ def test_peak_of_requests_counts_a_departure_before_an_arrival_at_the_same_momen
 @pytest.mark.parametrize(
     "wrong", [["--max-concurrency", "0"], ["--max-concurrency", "-1"], ["--vocab-size", "-1"], ["--save-result", "/no/such/folder/x.json"]]
 )
-def test_a_flag_that_cannot_be_is_named_before_anything_is_sent(wrong: list[str]) -> None:
+def test_an_invalid_flag_is_named_before_anything_is_sent(wrong: list[str]) -> None:
     arguments = build_parser().parse_args(["bench", "serve", "--base-url", "http://127.0.0.1:9", *wrong])
     with pytest.raises(UserError, match=f"{wrong[0]} {wrong[1]}: "):
         arguments.run(arguments)

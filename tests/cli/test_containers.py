@@ -1,4 +1,4 @@
-"""Pod templates become command lines as a kubelet would have made them, with local flags last."""
+"""Pod templates become command lines as a kubelet would build them, with local flags last."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_downward_api_secrets_and_references_to_earlier_variables() -> None:
         environment([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.hostname"}}}], IDENTITY, {})
 
 
-def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None:
+def test_claims_and_files_are_mapped_below_the_model_root(tmp_path: Path) -> None:
     (tmp_path / "models" / "demo").mkdir(parents=True)
     (tmp_path / "weights" / "qwen" / "x").mkdir(parents=True)
     template = {
@@ -61,7 +61,7 @@ def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None
         paths_of(template, tmp_path)("/mnt/model")
 
 
-def test_local_flags_come_last_and_our_own_environment_does_not_leak(tmp_path: Path) -> None:
+def test_local_flags_come_last_and_the_parents_environment_does_not_leak(tmp_path: Path) -> None:
     settings = LocalSettings(redis_url="unix:///r", endpoints=tmp_path, logs=tmp_path, threads=1)
     found = {one.component: one for one in workloads([deployment("worker", 3), deployment("router", 2)], service="qwen", router_port=8080)}
     assert (found["worker"].replicas, found["router"].replicas) == (3, 1)

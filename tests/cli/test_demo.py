@@ -1,4 +1,4 @@
-"""The demo's arithmetic and its promise; the run itself is `make demo`."""
+"""The demo's arithmetic and its pass criterion; `make demo` runs the demo itself."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +19,19 @@ KEPT = [
 ]
 
 
-def test_a_conversation_is_not_compared_with_the_one_before_it() -> None:
+def test_a_conversation_is_not_compared_with_the_previous_one() -> None:
     assert returned_to_pod(KEPT) == [True, True]
     assert broken_promises(KEPT) == []
 
 
-def test_a_turn_elsewhere_and_a_turn_with_too_little_cached_break_the_promise() -> None:
+def test_a_turn_on_another_pod_or_with_too_little_cached_fails_the_demo() -> None:
     moved = [*KEPT[:3], replace(KEPT[3], pod="p0", cached=0)]
     assert broken_promises(moved) == ["boris, turn 2: went to p0 instead of p1"]
     cold = [KEPT[0], replace(KEPT[1], cached=640), *KEPT[2:]]
     assert broken_promises(cold) == ["anna, turn 2: 640 of 800 tokens cached (80%), promised > 80%"]
 
 
-def test_the_ratio_is_of_later_turns() -> None:
+def test_the_ratio_covers_later_turns_only() -> None:
     slow = [replace(turn, ttft=turn.ttft * 4, predicted=None) for turn in KEPT]
     said = summary(KEPT, slow)
     assert "2 of 2 back on their pod, 94% of prompt tokens cached, TTFT mean 200 ms" in said
@@ -46,7 +46,7 @@ def test_conversations_differ_from_the_first_words_in_each_run() -> None:
     assert len({person.system[:40] for person in [*one, *two]}) == 6
 
 
-def test_another_policy_changes_the_router_only() -> None:
+def test_another_policy_changes_only_the_router() -> None:
     steered = read_manifest(MANIFEST)
     before, after = (
         {(item["kind"], item["metadata"]["name"]): item for item in objects_of(manifest.services[0], redis_url="redis://r")}
@@ -56,7 +56,7 @@ def test_another_policy_changes_the_router_only() -> None:
     assert {key for key in changed if key[0] != "ControllerRevision"} == {("Deployment", "demo-router")}
 
 
-def test_the_example_is_the_demos_manifest() -> None:
+def test_the_example_equals_the_demos_manifest() -> None:
     example = Path(__file__).parents[2] / "examples" / "demo.yaml"
     assert example.read_text() == MANIFEST.read_text()
     assert read_manifest(example.with_name("minimal.yaml")).services[0].name == "qwen"

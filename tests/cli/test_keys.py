@@ -1,4 +1,4 @@
-"""`fairlead keys`: what it writes is what a router reads."""
+"""`fairlead keys`: a router can read what it writes."""
 
 import hashlib
 import stat
@@ -17,7 +17,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_router.tenancy.tenants import digest, read_keys
 
 
-def ran(*words: str) -> int:
+def run(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["keys", *words])
     return int(ended.value.code or 0)
@@ -27,7 +27,7 @@ def test_a_new_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path: Path, c
     file = tmp_path / "keys.yaml"
     made = []
     for words in (["anna", "--tokens-per-minute", "60000", "--priority", "-2"], ["anna", "--name", "ci"], ["boris", "--weight", "2"]):
-        assert ran("new", *words, "--file", str(file)) == 0
+        assert run("new", *words, "--file", str(file)) == 0
         made.append(capsys.readouterr().out.strip())
     text = file.read_text()
     assert len(set(made)) == 3 and not any(key in text for key in made)
@@ -38,32 +38,32 @@ def test_a_new_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path: Path, c
     assert (first.tenant.name, first.key, first.priority, first.tenant.rate) == ("anna", "key-1", -2, 1000)
     assert (second.tenant, second.key, second.priority) == (first.tenant, "ci", 0)
     assert third.tenant.weight == 2 and third.salt("") != first.salt("")
-    assert ran("check", str(file)) == 0
+    assert run("check", str(file)) == 0
     assert "anna: 60000 tokens per minute" in capsys.readouterr().out
     assert hashlib.sha256(made[0].encode()).hexdigest() in text
 
 
-def test_what_could_not_be_used_is_refused_and_the_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_input_is_refused_and_the_file_is_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.yaml"
-    assert ran("new", "anna", "--name", "ci", "-f", str(file)) == 0
+    assert run("new", "anna", "--name", "ci", "-f", str(file)) == 0
     before = file.read_text()
     for words, says in (
         (["anna", "--name", "ci"], "has a key of this name"),
         (["no spaces"], "letters, digits"),
         (["b", "--priority", "9999"], "priority"),
     ):
-        assert ran("new", *words, "-f", str(file)) == 2
+        assert run("new", *words, "-f", str(file)) == 2
         assert says in capsys.readouterr().err
     assert file.read_text() == before
-    assert ran("new", "anna", "-f", str(tmp_path / "no folder" / "keys.yaml")) == 2
+    assert run("new", "anna", "-f", str(tmp_path / "no folder" / "keys.yaml")) == 2
     said = capsys.readouterr()
     assert "cannot be written: No such file or directory" in said.err and not said.out
     file.write_text("tenants: 5")
-    assert ran("new", "anna", "-f", str(file)) == 2 and ran("check", str(file)) == 2
+    assert run("new", "anna", "-f", str(file)) == 2 and run("check", str(file)) == 2
     assert "tenants" in capsys.readouterr().err
 
 
-def test_the_request_that_up_shows_names_a_key_where_one_is_asked_for(tmp_path: Path) -> None:
+def test_the_example_request_of_up_names_a_key_where_one_is_required(tmp_path: Path) -> None:
     written = StringIO()
     for access in ("", "access: {keysSecretRef: {name: qwen-keys}}"):
         file = tmp_path / "service.yaml"
@@ -75,7 +75,7 @@ def test_the_request_that_up_shows_names_a_key_where_one_is_asked_for(tmp_path: 
     assert written.getvalue().count("Authorization: Bearer KEY") == 1
 
 
-def test_local_mode_takes_the_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_mode_reads_the_key_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"model": {"uri": "file:///m"}, "access": {"keysSecretRef": {"name": "keys"}}}
     body = {
         "apiVersion": "fairlead.dev/v1alpha1",

@@ -1,4 +1,4 @@
-"""What `kubectl fairlead` puts together, without a cluster: what the status may hold, GPUs of nodes, and a cluster that goes away."""
+"""The output of `kubectl fairlead`, without a cluster: statuses, free GPUs of nodes, and a cluster that becomes unreachable."""
 
 from datetime import UTC, datetime
 from io import StringIO
@@ -41,12 +41,12 @@ def test_loading_scaling_and_traffic_of_the_status_are_shown() -> None:
     }
     status |= {"traffic": {"tokensPerSecond": 12000, "cacheHitPercent": 81}}
     made = row(service(**status), [pod("v"), pod("w")], Live())
-    assert [one.loading for one in made.pods] == ["", "Downloading 35 %"], "of the pod that the status speaks of"
+    assert [one.loading for one in made.pods] == ["", "Downloading 35 %"], "of the pod that the status names"
     text = shown(made)
     assert "Downloading 35 %" in text and "12,000" in text and "81%" in text and "scaling: desiredReplicas: 4, message: TTFT" in text
 
 
-def test_a_pods_state_is_the_routers_word_where_kubernetes_calls_it_ready() -> None:
+def test_a_ready_pod_shows_the_state_that_the_router_reports() -> None:
     ready = pod("w", conditions=[{"type": "Ready", "status": "True"}])
     looks = [{"draining": True}, {"usable": False}, {"usable": True}]
     states = [row(service(), [ready], Live(workers={"w": {"load": {}, **look}})).pods[0].state for look in looks]
@@ -56,7 +56,7 @@ def test_a_pods_state_is_the_routers_word_where_kubernetes_calls_it_ready() -> N
     assert (found.state, found.restarts) == ("CrashLoopBackOff", 4) and "--previous" in found.message
 
 
-def test_a_cluster_that_goes_away_leaves_the_last_picture() -> None:
+def test_an_unreachable_cluster_leaves_the_last_output() -> None:
     first = row(service(), [], Live())
     answers: list[Any] = [[first], UserError("cannot be reached"), [first]]
 
@@ -74,7 +74,7 @@ def node(name: str, gpus: int, **spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
 
 
-def test_nodes_say_how_many_gpus_are_free_and_what_keeps_pods_away() -> None:
+def test_nodes_show_free_gpus_and_what_keeps_pods_away() -> None:
     asks = {"nodeName": "a", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "3"}}}]}
     used = gpus_in_use([{"spec": asks, "status": {"phase": "Running"}}, {"spec": asks, "status": {"phase": "Failed"}}])
     assert used == {"a": 3}
@@ -82,10 +82,10 @@ def test_nodes_say_how_many_gpus_are_free_and_what_keeps_pods_away() -> None:
     lines = [(line.text, line.ok) for line in sections.nodes(Facts(service(), nodes=nodes, gpus_in_use=used))]
     assert lines == [("a: 8 GPUs, 5 free", True), ("b: 4 GPUs, 4 free, cordoned, taints gpu:NoSchedule", False)]
     assert [line.ok for line in sections.nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
-    assert list(sections.nodes(Facts(service()))) == [], "not known is told elsewhere"
+    assert list(sections.nodes(Facts(service()))) == [], "unknown values are reported elsewhere"
 
 
-def test_what_a_manifest_needs_is_found_wherever_it_is_named() -> None:
+def test_claims_and_secrets_of_a_manifest_are_found_in_all_places() -> None:
     made = service()
     volumes = [{"name": "x", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "y", "secret": {"secretName": "d"}}]
     made["spec"] = {
@@ -108,15 +108,15 @@ def test_a_service_with_an_unprocessed_edit_is_not_ready() -> None:
     assert not story.ready and "has not processed the last edit" in story.headline and "fairlead-operator runs" in story.next[0]
 
 
-def test_a_service_that_sleeps_is_woken_by_a_request_and_by_hand_only_where_that_is_allowed() -> None:
+def test_wake_up_by_request_or_by_hand_is_suggested_only_where_it_is_allowed() -> None:
     made = service(conditions=[{**READY, "status": "False", "reason": "ScaledToZero"}])
     assert explain(Facts(made), NOW).next == ["Scale it up: kubectl scale inferenceservice qwen -n team --replicas=1"]
     made["spec"]["scaling"] = {"min": 0, "max": 4, "target": {"ttftMilliseconds": 2000}}
     (only,) = explain(Facts(made), NOW).next
-    assert "kubectl scale" not in only and "next request" in only, "the API server refuses to have it scaled"
+    assert "kubectl scale" not in only and "next request" in only, "the API server refuses to scale it"
 
 
-def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
+def test_a_paused_deployment_and_a_missing_claim_are_next_steps() -> None:
     paused = deployment("worker", 1, updated=0)
     paused["metadata"]["name"], paused["spec"]["paused"] = "qwen-worker", True
     unready = [{**READY, "status": "False", "reason": "RolloutPaused"}]
@@ -127,8 +127,8 @@ def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
     assert "Ready False for 60 min" in story.sections["conditions"][0].text
 
 
-def test_without_a_kubeconfig_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message does not ask for the variables that only pods have."""
+def test_without_a_kubeconfig_the_error_asks_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The message does not mention the variables that exist only in pods."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
@@ -138,7 +138,7 @@ def test_without_a_kubeconfig_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
         Kube.connect(kubeconfig=str(tmp_path / "other"))
 
 
-def test_records_that_the_router_does_not_use_are_explained() -> None:
+def test_records_that_the_router_ignores_are_explained() -> None:
     forged = {"address": "10.9.9.9:8000", "reason": "unknown_address", "incarnation": "00", "count": 3, "seconds": 42.0}
     live = Live(ignored=[forged | {"address": f"10.9.9.{number}:8000"} for number in range(7)])
     made = service()
@@ -150,7 +150,7 @@ def test_records_that_the_router_does_not_use_are_explained() -> None:
     assert "10.9.9.0:8000" in shown(row(made, [], live))
 
 
-def test_routers_are_read_at_their_admin_port_and_port_forward_is_named_where_that_fails() -> None:
+def test_routers_are_read_at_their_admin_port_and_a_failure_suggests_port_forward() -> None:
     class Api:
         def __init__(self, error: UserError | None = None) -> None:
             self.asked, self.error = "", error

@@ -1,4 +1,4 @@
-"""The local kubelet with real processes: restarts, readiness, endpoints, scaling, replacing, and nothing left however it ends."""
+"""The local kubelet with real processes: restarts, readiness, endpoints, scaling, replacement, and no process left behind."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ import httpx
 import pytest
 import redis.asyncio
 import redis.exceptions
-from tests.cli.processes import until_gone, with_mark
+from tests.cli.processes import find_marked, wait_until_gone
 
 from fairlead.local.kubelet import Kubelet
 from fairlead.local.process import Guard
@@ -103,7 +103,7 @@ async def test_pods_become_ready_and_are_listed(kubelet: Kubelet, settings: Loca
     assert names == {"web-0", "web-1"}
 
 
-async def test_a_killed_pod_leaves_the_list_and_comes_back_with_its_name_and_address(kubelet: Kubelet, settings: LocalSettings) -> None:
+async def test_a_killed_pod_leaves_the_list_and_returns_with_its_name_and_address(kubelet: Kubelet, settings: LocalSettings) -> None:
     kubelet.apply([workload()])
     await until(kubelet.all_ready)
     pod = kubelet.pods()[0]
@@ -116,7 +116,7 @@ async def test_a_killed_pod_leaves_the_list_and_comes_back_with_its_name_and_add
     assert pod.pid != before and endpoints(settings) == [address] and pod.state.restarts == 1
 
 
-async def test_progress_is_the_workers_own(kubelet: Kubelet) -> None:
+async def test_progress_is_reported_by_the_worker(kubelet: Kubelet) -> None:
     kubelet.apply([workload(env={"LOADING": "1"})])
     pod = kubelet.pods()[0]
     await until(lambda: pod.state.phase == "Loading weights")
@@ -132,7 +132,7 @@ async def test_scaling_starts_and_stops_only_the_difference(kubelet: Kubelet, se
     await until(kubelet.all_ready)
     assert len(endpoints(settings)) == 3
     kubelet.apply([workload(replicas=1)])
-    assert len(endpoints(settings)) == 1, "a pod that goes leaves the list before it is told to stop"
+    assert len(endpoints(settings)) == 1, "a pod leaves the list before it gets SIGTERM"
     assert [pod.pid for pod in kubelet.pods()] == [first]
 
 
@@ -142,11 +142,12 @@ async def test_a_changed_template_replaces_pods_without_a_gap(kubelet: Kubelet, 
     old = endpoints(settings)
     kubelet.apply([workload(env={"NEW": "1"})])
     counts: list[int] = []
-    await until(lambda: counts.append(len(endpoints(settings))) or kubelet.all_ready())  # type: ignore[func-returns-value]  # samples as it waits
+    # takes samples while it waits
+    await until(lambda: counts.append(len(endpoints(settings))) or kubelet.all_ready())
     assert min(counts) >= 1 and endpoints(settings) != old
 
 
-async def test_a_fixed_port_is_freed_before_its_next_owner_starts(kubelet: Kubelet) -> None:
+async def test_a_fixed_port_is_free_before_its_next_owner_starts(kubelet: Kubelet) -> None:
     from fairlead.local.kubelet import free_port
 
     port = free_port(set())
@@ -157,7 +158,7 @@ async def test_a_fixed_port_is_freed_before_its_next_owner_starts(kubelet: Kubel
     assert kubelet.pods()[0].state.restarts == 0
 
 
-async def test_a_pod_that_cannot_start_says_why(kubelet: Kubelet) -> None:
+async def test_a_pod_that_cannot_start_reports_why(kubelet: Kubelet) -> None:
     kubelet.apply([workload(code="import sys; sys.exit('no such model: /nowhere')")])
     pod = kubelet.pods()[0]
     await until(lambda: pod.state.restarts >= 1)
@@ -170,15 +171,15 @@ async def test_stopping_while_starting_leaves_nothing(settings: LocalSettings) -
         running = Kubelet(settings, guard=guard, host_env=dict(os.environ))
         running.apply([workload(replicas=2, env={"MARK": str(settings.logs)})])
         await running.close(grace=2)
-    assert not with_mark(str(settings.logs))
+    assert not find_marked(str(settings.logs))
 
 
-async def test_children_of_a_dead_container_die_with_it(kubelet: Kubelet, settings: LocalSettings) -> None:
+async def test_children_of_a_dead_container_are_killed(kubelet: Kubelet, settings: LocalSettings) -> None:
     kubelet.apply([workload(env={"WITH_CHILD": "1", "MARK": str(settings.logs)})])
     await until(kubelet.all_ready)
-    assert len(with_mark(str(settings.logs))) == 2
+    assert len(find_marked(str(settings.logs))) == 2
     kubelet.apply([replace(workload(), replicas=0)])
-    await until(lambda: not with_mark(str(settings.logs)))
+    await until(lambda: not find_marked(str(settings.logs)))
 
 
 def test_nothing_is_left_after_the_kubelet_itself_was_killed(tmp_path: Path, settings: LocalSettings) -> None:
@@ -209,10 +210,10 @@ def test_nothing_is_left_after_the_kubelet_itself_was_killed(tmp_path: Path, set
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
-    assert len(with_mark(str(tmp_path))) == 4
+    assert len(find_marked(str(tmp_path))) == 4
     parent.kill()
     parent.wait()
-    until_gone(str(tmp_path))
+    wait_until_gone(str(tmp_path))
 
 
 DRAINS = SERVER.replace(
@@ -235,16 +236,16 @@ DRAINS = SERVER.replace(
 )
 
 
-async def test_a_pod_that_drains_with_its_port_closed_is_left_its_grace(kubelet: Kubelet, tmp_path: Path) -> None:
+async def test_a_draining_pod_with_a_closed_port_keeps_its_grace_period(kubelet: Kubelet, tmp_path: Path) -> None:
     draining = workload(code=DRAINS, env={"TOLD": str(tmp_path / "told")})
     draining.template["spec"]["containers"][0]["livenessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, "failureThreshold": 1}
     kubelet.apply([draining])
     await until(kubelet.all_ready)
     await kubelet.close(grace=20)
-    assert (tmp_path / "told").read_text() == "1", "one SIGTERM, and no liveness probe ended what it was finishing"
+    assert (tmp_path / "told").read_text() == "1", "one SIGTERM, and no liveness probe ended the drain"
 
 
-async def test_a_killed_redis_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_killed_redis_is_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Guard() as guard:
         server = await LocalRedis.start(tmp_path, env=dict(os.environ), guard=guard)
         client = redis.asyncio.Redis.from_url(server.url, decode_responses=True)

@@ -1,4 +1,4 @@
-"""`fairlead up` for real: two workers and a router as processes, an `openai` client in front, and nothing left however it ends."""
+"""`fairlead up` for real: two workers and a router as processes, an `openai` client, and no process left behind."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.cli.processes import until_gone, with_mark
+from tests.cli.processes import find_marked, wait_until_gone
 
 from fairlead.local.kubelet import free_port
 from fairlead.random_model import make_model
@@ -47,7 +47,7 @@ class Up:
         self.manifest.write_text(MANIFEST.replace("REPLICAS", str(replicas)))
 
     def usable(self) -> list[str]:
-        """The pods that the router would choose from."""
+        """Return the pods that the router can choose."""
         try:
             found: dict[str, Any] = httpx.get(f"{self.url}/fairlead/workers", timeout=5, trust_env=False).json()
         except httpx.HTTPError:
@@ -55,9 +55,9 @@ class Up:
         return [worker["pod"] for worker in found["workers"] if worker["usable"] and worker["ready"]]
 
     def leaders(self) -> dict[str, int]:
-        """Pod name → process id of its leader."""
+        """Return pod name → process id of its leader."""
         found = {}
-        for pid in with_mark(self.mark):
+        for pid in find_marked(self.mark):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
             if "--advertise" in words and os.getpgid(pid) == pid:
                 found[words[words.index("--pod-name", words.index("--advertise") - 2) + 1]] = pid
@@ -72,7 +72,7 @@ class Up:
 
 
 def start(directory: Path, replicas: int, *, wait: bool = True, python_path: Path | None = None, path: Path | None = None) -> Up:
-    """`python_path` and `path`: a folder that its processes look into first."""
+    """`python_path`, `path`: a folder put first for the processes."""
     manifest, output = directory / "small.yaml", directory / "output.txt"
     port = free_port(set())
     mark = str(directory)
@@ -112,7 +112,7 @@ def up(models: Path) -> Iterator[Up]:
 
 
 def ask(up: Up, text: str) -> tuple[str, int, int | None]:
-    """One chat; the pod that answered, its cached tokens, and how many the router foretold."""
+    """Send one chat. Return the pod that answered, its cached tokens, and the predicted ones."""
     with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60)) as client:
         raw = client.chat.completions.with_raw_response.create(
             model="small", messages=[{"role": "user", "content": text}], max_tokens=4, temperature=0, seed=1
@@ -123,11 +123,11 @@ def ask(up: Up, text: str) -> tuple[str, int, int | None]:
     return raw.headers["x-fairlead-pod"], usage.prompt_tokens_details.cached_tokens or 0, None if predicted is None else int(predicted)
 
 
-def test_the_same_prompt_again_is_answered_from_the_cache_of_the_same_pod(up: Up) -> None:
+def test_a_repeated_prompt_is_answered_from_the_cache_of_the_same_pod(up: Up) -> None:
     pod, cached, _ = ask(up, STORY)
     assert cached == 0
     deadline = time.monotonic() + 10
-    while True:  # the index is told after the answer
+    while True:  # the index is updated after the answer
         again, cached, predicted = ask(up, STORY)
         if predicted:
             break
@@ -135,7 +135,7 @@ def test_the_same_prompt_again_is_answered_from_the_cache_of_the_same_pod(up: Up
     assert again == pod and cached >= predicted > 100
 
 
-def test_a_stream_comes_in_pieces(up: Up) -> None:
+def test_a_stream_arrives_in_several_events(up: Up) -> None:
     with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0)) as client:
         stream = client.chat.completions.create(
             model="small",
@@ -148,7 +148,7 @@ def test_a_stream_comes_in_pieces(up: Up) -> None:
     assert len(chunks) > 4 and chunks[-1].usage is not None
 
 
-def test_verify_sees_a_stream_and_its_repetition_hit_the_cache(up: Up) -> None:
+def test_verify_checks_a_stream_and_a_cache_hit(up: Up) -> None:
     """What `helm test` runs in its pod."""
     done = subprocess.run(
         [sys.executable, "-m", "fairlead", "verify", f"{up.url}/v1", "--wait=30"], capture_output=True, text=True, timeout=120
@@ -171,7 +171,7 @@ def test_status_shows_the_workers(up: Up) -> None:
     assert "small-worker-0" in shown.stdout and "small-worker-1" in shown.stdout and "Ready" in shown.stdout
 
 
-def test_an_edited_file_scales_and_a_wrong_one_is_refused_by_its_field(up: Up) -> None:
+def test_an_edited_file_scales_and_an_invalid_one_is_refused_with_the_field_named(up: Up) -> None:
     up.scale(3)
     up.wait(lambda: len(up.usable()) == 3)
     up.manifest.write_text(MANIFEST.replace("REPLICAS", "3").replace("blockTokens: 16", "blockTokens: 24"))
@@ -181,7 +181,7 @@ def test_an_edited_file_scales_and_a_wrong_one_is_refused_by_its_field(up: Up) -
     up.wait(lambda: len(up.usable()) == 2)
 
 
-def test_requests_are_served_while_a_worker_is_killed_and_it_comes_back(up: Up) -> None:
+def test_requests_succeed_while_a_worker_is_killed_and_restarts(up: Up) -> None:
     before = up.leaders()
     victim, _, _ = ask(up, STORY)
     os.kill(before[victim], signal.SIGKILL)
@@ -193,10 +193,10 @@ def test_requests_are_served_while_a_worker_is_killed_and_it_comes_back(up: Up) 
 
 
 def test_ctrl_c_leaves_nothing(up: Up) -> None:
-    assert len(with_mark(up.mark)) > 5
+    assert len(find_marked(up.mark)) > 5
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(timeout=30) == 0, up.output.read_text()
-    until_gone(up.mark, seconds=1)
+    wait_until_gone(up.mark, seconds=1)
     assert not list(up.manifest.parent.glob("fairlead-*/*")), "files were left"
 
 
@@ -204,11 +204,11 @@ def test_nothing_is_left_after_kill_9_of_the_command(models: Path) -> None:
     running = start(models, 1)
     running.process.kill()
     running.process.wait()
-    until_gone(running.mark)
+    wait_until_gone(running.mark)
 
 
-def test_a_folder_that_is_no_model_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Not tmp_path: with this test's name in it, it would be too long for a unix socket.
+def test_a_folder_without_a_model_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Not tmp_path: with this test's name in it, the path is too long for a unix socket.
     folder = tmp_path_factory.mktemp("no")
     (folder / "models" / "small").mkdir(parents=True)
     running = start(folder, 1, wait=False)
@@ -220,10 +220,10 @@ def test_a_folder_that_is_no_model_ends_the_command_with_the_cause(tmp_path_fact
         and "/models/small" in said
         and "Nothing is left running" in said
     )
-    until_gone(running.mark, seconds=1)
+    wait_until_gone(running.mark, seconds=1)
 
 
-def test_a_wrong_manifest_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_invalid_manifest_is_refused_immediately(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     for text, named in (
         (MANIFEST.replace("REPLICAS", "-1"), "spec.replicas"),

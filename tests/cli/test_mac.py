@@ -1,4 +1,4 @@
-"""`fairlead up` where nothing is there that Linux alone has: a Mac's Python, and the machine's own redis-server."""
+"""`fairlead up` without what only Linux has: a Mac's Python and the machine's own redis-server."""
 
 import os
 import signal
@@ -22,15 +22,15 @@ print(engine_threads() > 0, free_memory() > 1 << 28, cpu_level(), native())
 """
 
 
-def test_what_the_machine_has_is_found_without_linux() -> None:
+def test_doctor_reports_the_machine_without_linux_features() -> None:
     environment = os.environ | {"PYTHONPATH": f"{MAC}:{os.environ.get('PYTHONPATH', '')}"}
     environment.pop("FAIRLEAD_CPU_ISA", None)
     said = subprocess.run([sys.executable, "-c", ASKED], env=environment, check=True, capture_output=True, text=True)
     assert said.stdout.split() == ["True", "True", "none", "None"], said.stderr
 
 
-def test_a_service_runs_without_what_linux_alone_has(tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Not tmp_path: with this test's name in it, it would be too long for a unix socket.
+def test_a_service_runs_without_linux_features(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Not tmp_path: with this test's name in it, the path is too long for a unix socket.
     folder = tmp_path_factory.mktemp("mac")
     make_model(folder / "models" / "small", vocab=1024)
     (folder / "bin").mkdir()

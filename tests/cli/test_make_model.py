@@ -1,4 +1,4 @@
-"""A made model loads in transformers, generates varied text in every family, and wrong sizes are refused by the name of their flag."""
+"""A generated model loads in transformers and produces varied text in every family; invalid sizes are refused with the flag named."""
 
 import hashlib
 from pathlib import Path
@@ -43,13 +43,13 @@ def test_tokenizer_round_trips_text_and_renders_chatml(models: Path) -> None:
     assert tokenizer.encode("<|im_end|>") == [2]
 
 
-def test_large_vocabulary_is_filled_up_and_round_trips(models: Path) -> None:
+def test_a_large_vocabulary_is_padded_and_round_trips(models: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(make_model(models / "large", vocab=12_000, hidden=32))
     assert len(tokenizer) == 12_000
     assert tokenizer.encode(tokenizer.decode([11_999, 500, 11_000])) == [11_999, 500, 11_000]
 
 
-def test_same_recipe_same_bytes_and_another_seed_other_weights(models: Path) -> None:
+def test_one_seed_gives_the_same_bytes_and_another_seed_other_weights(models: Path) -> None:
     one, two, other = (make_model(models / name, seed=seed) for name, seed in (("one", 7), ("two", 7), ("other", 8)))
     assert digests(one) == digests(two)
     assert digests(one)["model.safetensors"] != digests(other)["model.safetensors"]
@@ -72,7 +72,7 @@ def test_a_finished_model_is_kept_and_other_files_are_not_overwritten(models: Pa
     assert not [entry for entry in models.iterdir() if entry.name.startswith(".")]
 
 
-def test_weights_are_written_in_the_asked_dtype(models: Path) -> None:
+def test_weights_are_written_in_the_requested_dtype(models: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_model(models / "half", dtype="bfloat16"))
     assert model.dtype is torch.bfloat16
 
@@ -92,13 +92,13 @@ def test_weights_are_written_in_the_asked_dtype(models: Path) -> None:
         ({"hidden": 65536, "layers": 100}, "billion parameters"),
     ],
 )
-def test_what_cannot_be_built_is_refused_by_the_name_of_its_flag(options: dict[str, object], flag: str) -> None:
+def test_an_impossible_model_is_refused_with_the_flag_named(options: dict[str, object], flag: str) -> None:
     with pytest.raises(UserError) as refused:
         Recipe.of(**options)  # type: ignore[arg-type]  # one value is wrong on purpose
     assert flag in str(refused.value)
 
 
-def test_the_command_prints_one_line_and_no_traceback_for_a_wrong_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_gives_one_line_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["make-model", str(tmp_path / "m"), "--hidden", "65"])
     assert left.value.code == 2
@@ -113,13 +113,13 @@ def digests(directory: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in directory.iterdir()}
 
 
-def test_every_file_may_be_read_as_the_folder_s_others_may(tmp_path: Path) -> None:
+def test_every_file_gets_the_folders_read_permissions(tmp_path: Path) -> None:
     made = make_model(tmp_path / "model", arch="qwen3")
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
     assert set(modes.values()) == {modes["config.json"]}
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/below/model cannot be created \(.+\): give a writable directory"):
         make_model(tmp_path / "file" / "below" / "model")

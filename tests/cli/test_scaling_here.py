@@ -1,4 +1,4 @@
-"""`spec.scaling` in local mode: nobody decides here, so what the autoscaler would begin with runs."""
+"""`spec.scaling` in local mode: there is no autoscaler, so the initial number of workers runs."""
 
 import json
 from typing import Any

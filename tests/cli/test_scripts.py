@@ -15,8 +15,8 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SCRIPTS: dict[str, str] = tomllib.loads(PYPROJECT.read_text())["project"]["scripts"]
 
 
-def without(package: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The console script as pip makes it, on a machine that has not got `package`."""
+def run_without(package: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the console script as pip makes it, on a machine without `package`."""
     module, _, function = SCRIPTS[script].partition(":")
     code = f"import sys; sys.modules[{package!r}] = None; from {module} import {function}; sys.exit({function}())"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False)
@@ -33,28 +33,28 @@ def without(package: str, script: str, *arguments: str) -> subprocess.CompletedP
     ],
 )
 def test_a_script_without_its_packages_names_the_extra(tmp_path: Path, package: str, script: str, arguments: list[str], extra: str) -> None:
-    done = without(package, script, *(word.replace("MODEL", str(tmp_path / "model")) for word in arguments))
+    done = run_without(package, script, *(word.replace("MODEL", str(tmp_path / "model")) for word in arguments))
     assert done.returncode == 1
     assert done.stderr == f"{script}: {package} is not installed: pip install 'fairlead[{extra}]'\n"
 
 
-def test_the_command_itself_needs_no_extra() -> None:
-    done = without("torch", "fairlead", "--help")
+def test_the_fairlead_command_needs_no_extra() -> None:
+    done = run_without("torch", "fairlead", "--help")
     assert done.returncode == 0 and "make-model" in done.stdout
 
 
-def test_every_script_is_there() -> None:
+def test_every_script_is_installed() -> None:
     for target in SCRIPTS.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_a_missing_module_of_ours_is_a_fault_and_no_extra() -> None:
+def test_a_missing_module_of_our_own_is_an_error_and_suggests_no_extra() -> None:
     with pytest.raises(ModuleNotFoundError), fairlead.scripts.name_missing_extra("fairlead", "local"):
         importlib.import_module("fairlead.no_such_module")
 
 
-def test_a_stop_before_the_program_is_imported_is_heeded(tmp_path: Path) -> None:
+def test_a_sigterm_before_the_program_is_imported_ends_it(tmp_path: Path) -> None:
     (tmp_path / "slow_program.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     code = "from fairlead.scripts import _run; _run('fairlead-slow', 'slow_program', 'worker')"
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])

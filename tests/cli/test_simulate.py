@@ -1,4 +1,4 @@
-"""`fairlead simulate`: the modelled pods by hand, every policy on a small trace, and what a person sees of a wrong trace."""
+"""`fairlead simulate`: the pod model, every policy on a small trace, and the errors for an invalid trace."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_pod_prefills_in_order_and_only_what_is_not_cached() -> None:
+def test_a_pod_prefills_in_order_and_only_uncached_tokens() -> None:
     pod = Pod(PodModel(rate=1024.0, step_seconds=0.0, report_seconds=0.0), phase=0.0)
     blocks = array("Q", [1, 2])
     first = pod.serve(Request(0.0, 1024, 10, blocks))
@@ -43,7 +43,7 @@ def test_a_pod_prefills_in_order_and_only_what_is_not_cached() -> None:
     assert (whole.cached, whole.computed) == (1023, 1)  # the last token gives the logits
 
 
-def test_reported_loads_are_as_old_as_the_reports() -> None:
+def test_loads_are_as_old_as_their_reports() -> None:
     pod = Pod(PodModel(rate=1000.0, step_seconds=0.0, report_seconds=2.0), phase=0.0)
     pod.serve(Request(2.5, 3000, 1, array("Q", [1])))
     assert pod.load(3.9) == (2.0, 0.0)
@@ -62,7 +62,7 @@ def test_the_cache_stays_prefix_closed() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_serves_every_request_the_same_way_twice(policy: str, trace: Path) -> None:
+def test_every_policy_serves_every_request_and_is_deterministic(policy: str, trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=2.0)
     outcome = replay(policy, requests, 4, PodModel(), seed=7)
     assert len(outcome.ttft) == 240 and min(outcome.ttft) > 0 and len(outcome.computed) == 4
@@ -72,21 +72,21 @@ def test_every_policy_serves_every_request_the_same_way_twice(policy: str, trace
     assert len(several.ttft) == 240 and several == replay(policy, requests, 4, PodModel(), seed=7, routers=3)
 
 
-def test_steering_by_the_index_beats_taking_turns(trace: Path) -> None:
+def test_routing_by_the_index_beats_round_robin(trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=4.0)
     ours, turns = (replay(policy, requests, 4, PodModel()).figures() for policy in ("fairlead", "round-robin"))
     assert ours["hit_rate"] > turns["hit_rate"] + 0.15
     assert ours["ttft_mean"] < 0.7 * turns["ttft_mean"]
 
 
-def test_reservations_are_what_routers_share() -> None:
-    """A burst of new prompts through many routers, between two loads: with Redis no pod gets much more than its part."""
+def test_routers_share_reservations() -> None:
+    """A burst of new prompts through many routers between two load reports: with Redis no pod gets much more than its share."""
     burst = [Request(5.0, 1024, 1, array("Q", [2 * number, 2 * number + 1])) for number in range(64)]
     shared, alone = (replay(policy, burst, 8, PodModel(), routers=64).imbalance for policy in ("fairlead", "least-load"))
     assert shared <= 1.3 < alone
 
 
-def test_while_redis_is_away_the_router_chooses_by_itself_and_afterwards_the_index_again(trace: Path) -> None:
+def test_the_router_chooses_alone_while_redis_is_down_and_by_the_index_afterwards(trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=4.0)
     whole, none, half = (
         replay(policy, requests, 4, PodModel(), redis_away=away).figures()
@@ -96,7 +96,7 @@ def test_while_redis_is_away_the_router_chooses_by_itself_and_afterwards_the_ind
     assert none["ttft_mean"] <= replay("least-load", requests, 4, PodModel()).figures()["ttft_mean"]
 
 
-def test_a_trace_from_another_moment_has_the_same_requests_and_pauses(trace: Path) -> None:
+def test_a_trace_with_another_start_time_has_the_same_requests_and_pauses(trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=1.0)
     turned = rotate(requests, 1 / 3)
     assert [request.blocks for request in turned] == [request.blocks for request in requests[80:] + requests[:80]]
@@ -140,7 +140,7 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
         ("", ["--report-seconds", "-1"], "--report-seconds -1.0: must not be below 0"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_an_invalid_trace_is_named(
     text: str | None, arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.jsonl"

@@ -1,4 +1,4 @@
-"""`fairlead doctor` and `fairlead status` where nothing runs, and against something that is no router."""
+"""`fairlead doctor` and `fairlead status` without running processes, and with a server that is no router."""
 
 import json
 import signal
@@ -65,7 +65,7 @@ def test_doctor_names_what_local_mode_needs() -> None:
     assert findings.keys() >= {"Python", "torch", "Redis server", "GPU", "kubectl"}
 
 
-def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_reports_whether_the_native_kernels_are_built_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(isa, "cpu_level", lambda: "amx")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert {finding.what for finding in check_machine()} >= {"native kernels"}
@@ -86,7 +86,7 @@ def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeyp
     assert native_kernels().found == "none at CPU level none"
 
 
-def test_doctor_names_the_cpu_level_what_is_missing_and_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_cpu_level_and_the_cost_of_missing_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa, "cpu_flags", lambda: isa.NEEDED["avx2"])
     monkeypatch.setattr(isa, "cpu_level", lambda: "avx2")
     monkeypatch.setenv(isa.VARIABLE, "avx2")
@@ -97,7 +97,7 @@ def test_doctor_names_the_cpu_level_what_is_missing_and_what_it_costs(monkeypatc
     assert processor_level().advice == ""
 
 
-def test_doctor_goes_on_where_the_cpu_level_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_continues_with_an_invalid_cpu_level(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(isa.VARIABLE, "sse4")
     isa.cpu_level.cache_clear()
     try:
@@ -117,7 +117,7 @@ def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixtu
     assert "qwen-worker-0: it drains [SIGTERM]" in shown
 
 
-def test_status_names_an_address_where_no_router_is(router: str) -> None:
+def test_status_names_an_address_without_a_router(router: str) -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9/fairlead/workers"):
         read_workers("http://127.0.0.1:9")
     with pytest.raises(UserError, match="not a Fairlead router"):
@@ -149,13 +149,13 @@ def _schedule(*arguments: str) -> int | str | None:
     return left.value.code
 
 
-def test_schedule_draws_who_prefilled_and_who_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedule_draws_prefills_and_decodes_of_each_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace"
     path.write_text(TRACE)
     assert _schedule(str(path), "--width", "40") == 0
     shown = capsys.readouterr().out
     lines = {words[0]: line for line in shown.splitlines() if (words := line.split())}
-    assert lines["r0"] == "r0      ▒█·▒", "two chunks, a decode, and after a retraction from the beginning"
+    assert lines["r0"] == "r0      ▒█·▒", "two chunks, a decode, and after a preemption from the beginning"
     assert lines["r1"] == "r1       █·", "a prompt of one token is no decode"
     assert lines["r2"] == "r2        █·"
     assert "4 steps (2 mixed), 3 requests" in shown
@@ -177,26 +177,26 @@ SPECULATING = """{"format":"fairlead-schedule-1","page_size":4,"chunked_prefill_
 """
 
 
-def test_schedule_tells_a_decode_with_guesses_from_the_end_of_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedule_distinguishes_a_speculative_decode_from_the_end_of_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace"
     path.write_text(SPECULATING)
     assert _schedule(str(path), "--width", "40") == 0
     shown = capsys.readouterr().out
     lines = {words[0]: line for line in shown.splitlines() if (words := line.split())}
-    assert lines["r0"] == "r0      █····▒█·", "after the retraction all that is known is a prompt again"
+    assert lines["r0"] == "r0      █····▒█·", "after the preemption all known tokens are a prompt again"
     assert lines["r1"] == "r1        █·"
     assert "27 prefill tokens, 6 decodes, 2 of 8 draft tokens accepted" in shown
     assert _schedule(str(path), "--list") == 0
     listed = capsys.readouterr().out
     assert "decode r0+2/5\n" in listed and "prefill r1[0:3]*  decode r0+0/3\n" in listed
-    assert "decode r0 r1+?/1\n" in listed, "r1 ended with this step: how much of it was right is not in the trace"
-    assert "decode r0+?/2\n" in listed, "retracted before it went on"
+    assert "decode r0 r1+?/1\n" in listed, "r1 ended with this step: the trace does not say how many drafts were accepted"
+    assert "decode r0+?/2\n" in listed, "preempted before it continued"
     assert _schedule(str(path), "--svg", str(tmp_path / "out.svg")) == 0
     drawn = (tmp_path / "out.svg").read_text()
     assert "r0[8:14], 2 of 5 draft tokens accepted" in drawn and "r1[3:5], 1 draft token" in drawn
 
 
-def test_schedule_stops_where_its_reader_does(tmp_path: Path) -> None:
+def test_schedule_stops_when_its_reader_closes_the_pipe(tmp_path: Path) -> None:
     about, step = (
         {"format": "fairlead-schedule-1", "page_size": 4, "chunked_prefill_size": 8},
         {"at": 0.01, "seconds": 0.01, "rows": [["a", 0, 4, False]]},
@@ -210,7 +210,7 @@ def test_schedule_stops_where_its_reader_does(tmp_path: Path) -> None:
         assert (process.stderr.read(), process.wait(30)) == ("", 128 + signal.SIGPIPE)
 
 
-def test_schedule_refuses_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedule_refuses_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other").write_text("{}\n")
     for arguments, says in (
         ((str(tmp_path / "none"),), "No such file"),

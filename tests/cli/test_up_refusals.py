@@ -1,4 +1,4 @@
-"""What `fairlead up` refuses before anything runs: one line that names what is wrong, and no file left behind."""
+"""What `fairlead up` refuses before it starts anything: one line that names the problem, and no file left behind."""
 
 import os
 from pathlib import Path
@@ -34,8 +34,8 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, content: bytes, wor
     assert words in str(refused.value) and str(file) in str(refused.value)
 
 
-def test_what_only_a_cluster_has_is_skipped_and_said() -> None:
-    """A claim beside the service is no reason not to run it here; a file with nothing else is named with what it holds."""
+def test_cluster_only_objects_are_skipped_with_a_notice() -> None:
+    """A claim beside the service does not prevent a local run; a file with nothing else is refused with its kinds named."""
     found = read_manifest(EXAMPLES / "cache.yaml")
     assert [service.name for service in found.services] == ["qwen"] and found.skipped == ("PersistentVolumeClaim",)
     with pytest.raises(UserError, match="contains no InferenceService, only InferencePool, HTTPRoute, Service, Deployment, which need a"):
@@ -49,8 +49,8 @@ def test_a_misspelt_service_is_not_skipped(tmp_path: Path) -> None:
         read_manifest(file)
 
 
-def test_gateways_and_canaries_stay_in_the_cluster() -> None:
-    """Routers of two services would ask for the same picker port, and a canary's weights come from a ConfigMap."""
+def test_gateways_and_canaries_are_skipped_locally() -> None:
+    """Routers of two services would need the same picker port, and a canary's weights come from a ConfigMap."""
     spec = {
         "model": {"uri": "file:///m"},
         "rollout": {"canary": {}, "drainTimeoutSeconds": 7},
@@ -62,12 +62,12 @@ def test_gateways_and_canaries_stay_in_the_cluster() -> None:
     assert not [flag for flag in flags if flag.startswith(("--picker-port", "--split-file"))] and "--drain-timeout=7" in flags
 
 
-def test_ports_beyond_the_last_are_refused() -> None:
+def test_ports_above_65535_are_refused() -> None:
     with pytest.raises(UserError, match="--port 65535: 2 services need the ports up to 65536; choose at most 65534"):
         check_ports_free(65535, 2)
 
 
-async def test_a_run_that_never_began_leaves_no_directory(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_never_started_leaves_no_directory(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     monkeypatch.setattr("fairlead.local.redis.find_redis_server", lambda: None)
     cluster = LocalCluster("qwen", port=1, host_env={}, cpus=1)
@@ -77,10 +77,10 @@ async def test_a_run_that_never_began_leaves_no_directory(short_path: Path, monk
     assert not cluster.directory.exists()
 
 
-async def test_what_is_not_ready_in_time_is_named_with_where_its_log_is(
+async def test_a_pod_that_is_not_ready_in_time_is_named_with_its_log(
     tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo's and `fairlead up`'s whole message: it said nothing at all before."""
+    """Checks the whole message of the demo and of `fairlead up`, which was once empty."""
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     cluster = LocalCluster("demo", port=free_port(), host_env=dict(os.environ), cpus=1, model_root=tmp_path)
     (tmp_path / MODEL_PATH).mkdir(parents=True)
@@ -96,13 +96,13 @@ async def test_what_is_not_ready_in_time_is_named_with_where_its_log_is(
     ("flag", "value"),
     [("--port", "0"), ("--ready-timeout", "0"), ("--ready-timeout", "nan"), ("--stop-grace", "-1"), ("--stop-grace", "nan")],
 )
-def test_numbers_that_mean_nothing_are_refused_by_their_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_numbers_are_refused_with_the_flag_named(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["up", "-f", "no-matter.yaml", f"{flag}={value}"])
     assert ended.value.code == 2 and f"{flag} {value}: must be" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_here_is_said_at_once(
+def test_a_model_that_is_not_found_is_named_immediately(
     tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
@@ -117,7 +117,7 @@ def test_a_model_that_is_not_here_is_said_at_once(
     assert [path.name for path in runs_root().iterdir()] == []
 
 
-def test_what_old_runs_left_is_removed_and_what_runs_is_not(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_old_runs_are_removed_and_those_of_live_runs_are_not(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     killed, alive, fresh = (make_run_directory("qwen") for _ in range(3))
     write_record(killed, RunRecord(pid=2**22 + 1, manifest="a.yaml", urls={}))

@@ -13,13 +13,13 @@ from fairlead.tools import verify
 
 
 class Service(BaseHTTPRequestHandler):
-    """Streams two pieces and a usage, as the class says."""
+    """Streams two chunks and a usage, as its class attributes say."""
 
     cached = 0
     status = 200
     usage = True
     error = False
-    unready = 0  # answers of 503 before the first that is not
+    unready = 0  # number of 503 answers before the first success
     key = ""
     asked: "list[str]" = []  # noqa: RUF012
 
@@ -81,10 +81,10 @@ def test_a_cache_that_is_never_hit_is_a_failure(service: tuple[type[Service], st
     assert run(url) == 1
     out = capsys.readouterr().out
     assert "did not hit the cache of the first" in out and "spec.routing.policy" in out
-    assert len(kind.asked) == 1 + verify.ATTEMPTS and len(set(kind.asked)) == 1, "the very same prompt"
+    assert len(kind.asked) == 1 + verify.ATTEMPTS and len(set(kind.asked)) == 1, "exactly the same prompt"
 
 
-def test_a_service_that_is_away_for_a_moment_between_two_completions_is_waited_for(service: tuple[type[Service], str]) -> None:
+def test_a_short_outage_between_two_completions_is_waited_for(service: tuple[type[Service], str]) -> None:
     kind, url = service
     complete = kind.do_POST
 
@@ -97,14 +97,14 @@ def test_a_service_that_is_away_for_a_moment_between_two_completions_is_waited_f
     assert len(kind.asked) == 3
 
 
-def test_another_programs_answer_is_said_to_be_one(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_of_another_program_is_recognised(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
     kind, url = service
     kind.do_GET = lambda self: self._answer(200, "<html>")  # type: ignore[method-assign]
     assert run(url) == 2
     assert "is not an OpenAI API" in capsys.readouterr().err
 
 
-def test_it_waits_for_a_service_that_starts(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_waits_for_a_service_that_starts(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
     kind, url = service
     kind.unready, kind.status = 3, 200
     run(url, "--model=m", "--wait=30")
@@ -122,7 +122,7 @@ def test_it_waits_for_a_service_that_starts(service: tuple[type[Service], str], 
         ({"key": "k"}, "requires an API key: give --api-key-file"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_a_failing_service_is_reported_with_the_reason(
     service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str], change: dict[str, object], words: str
 ) -> None:
     kind, url = service
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said(
     assert words in capsys.readouterr().err
 
 
-def test_a_key_is_read_from_its_file(service: tuple[type[Service], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_key_is_read_from_its_file(service: tuple[type[Service], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, url = service
     kind.key = "secret"
     (tmp_path / "key").write_text("secret\n")
@@ -141,6 +141,6 @@ def test_a_key_is_read_from_its_file(service: tuple[type[Service], str], tmp_pat
     assert run("qwen.default.svc/v1") == 2 and "must begin with http://" in capsys.readouterr().err
 
 
-def test_nobody_there_is_an_error_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_service_is_an_error_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("http://127.0.0.1:9/v1", "--wait=0") == 2
     assert "does not answer: ConnectError" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Real clients from PyPI, as their users make them, beside one worker and its routers."""
+"""Real clients from PyPI, as their users install them, with one worker and its routers."""
 
 import importlib.util
 import json
@@ -19,12 +19,12 @@ collect_ignore = [] if importlib.util.find_spec("langchain_openai") else ["frame
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """Start a deployment for this session, or use the one in `FAIRLEAD_CLIENTS`: for suites that another session runs, or a developer."""
+    """Start a deployment for this session, or use the one in `FAIRLEAD_CLIENTS` (for suites that another session runs, or a developer)."""
     given = os.environ.get("FAIRLEAD_CLIENTS")
     if given:
         yield Endpoints(**json.loads(given))
         return
-    from tests.clients.deployment import deployed  # not to be had where the frameworks' suites run
+    from tests.clients.deployment import deployed  # not installed where the frameworks' suites run
 
     with deployed(tmp_path_factory.mktemp("clients")) as endpoints:
         yield endpoints
@@ -32,7 +32,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 
 @pytest.fixture(scope="session", params=THROUGH)
 def url(request: pytest.FixtureRequest, deployment: Endpoints) -> str:
-    """Of either, since a client must not notice which it is."""
+    """The URL of worker and router in turn: a client must not notice which one it uses."""
     return deployment.worker if request.param == "worker" else deployment.router
 
 

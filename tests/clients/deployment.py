@@ -45,12 +45,12 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""Of the Hermes kind, as Qwen's: tools in the system message, calls as JSON between `<tool_call>` marks."""
+"""A template of the Hermes kind, as Qwen's: tools in the system message, calls as JSON between `<tool_call>` tags."""
 
 
 @contextmanager
 def deployed(folder: Path) -> Iterator[Endpoints]:
-    """On entering everything is ready, on leaving nothing is left."""
+    """Start everything and wait until it is ready; stop everything on exit."""
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         index = ("--redis-url", redis.url, "--index-namespace", NAMESPACE)
@@ -70,7 +70,7 @@ def deployed(folder: Path) -> Iterator[Endpoints]:
             return f"http://127.0.0.1:{port}"
 
         unused = stack.enter_context(socket.socket())
-        unused.bind(("127.0.0.1", 0))  # and never listens: another test's worker could take a port that is merely free
+        unused.bind(("127.0.0.1", 0))  # bound without listening: another test's worker could take a port that is merely free
         there, nowhere = (f"static://127.0.0.1:{port}" for port in (worker.port, unused.getsockname()[1]))
         endpoints = Endpoints(
             worker=worker.url,

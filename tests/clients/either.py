@@ -1,4 +1,4 @@
-"""A client's blocking and asynchronous forms, in one way of writing."""
+"""One way to write a test for a client's blocking and asynchronous forms."""
 
 import inspect
 from collections.abc import AsyncIterator
@@ -7,12 +7,12 @@ from typing import Any
 
 
 async def settled(value: Any) -> Any:
-    """What a call answers."""
+    """Return the result of a call, awaited if necessary."""
     return await value if inspect.isawaitable(value) else value
 
 
 async def each(stream: Any) -> AsyncIterator[Any]:
-    """What a stream yields."""
+    """Iterate over a stream."""
     if hasattr(stream, "__aiter__"):
         async for item in stream:
             yield item

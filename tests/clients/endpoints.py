@@ -1,28 +1,28 @@
-"""What the clients' suites know of what they talk to. Imports nothing of the project's: some run in an environment of their own."""
+"""Constants and addresses for the clients' suites. Imports nothing of the project: some suites run in their own environment."""
 
 from dataclasses import dataclass
 
 import httpx
 
 MODEL = "tiny"
-"""The name that it is served by."""
+"""The served model name."""
 KEY, POOR_KEY = "fl-a-key-which-is-random-in-life", "fl-the-key-of-who-has-no-tokens-left"
-"""Of the guarded router: a tenant without bounds, and one that may use a single token a minute."""
+"""Keys of the guarded router: a tenant without limits, and one that may use a single token per minute."""
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where everything answers: URLs without a path."""
+    """The servers' URLs, without a path."""
 
     worker: str
     router: str
-    """No keys, the index in use."""
+    """The router without keys, which uses the index."""
     guarded: str
-    """A router that asks for `KEY` or `POOR_KEY`."""
+    """The router that requires `KEY` or `POOR_KEY`."""
     forsaken: str
     """A router whose only worker does not exist."""
 
     def running(self) -> int:
-        """Sequences in the engine."""
+        """Return the number of sequences in the engine."""
         load = httpx.get(f"{self.worker}/load").json()
         return int(load["running"]) + int(load["waiting"])

@@ -39,10 +39,10 @@ async def test_a_whole_answer(claude: Any) -> None:
     assert block.type == "text" and block.text
     assert answer.stop_reason in ("end_turn", "max_tokens") and answer.stop_sequence is None
     assert answer.usage.input_tokens >= 0 and 0 < answer.usage.output_tokens <= 24
-    assert answer._request_id, "of the header that Anthropic calls request-id"
+    assert answer._request_id, "from the header that Anthropic calls request-id"
 
 
-async def test_a_conversation_in_every_form(claude: Any) -> None:
+async def test_a_conversation_in_every_content_form(claude: Any) -> None:
     blocks: Any = {"role": "user", "content": [{"type": "text", "text": "Tell me of the sea.", "cache_control": {"type": "ephemeral"}}]}
     one, same = await create(claude), await create(claude, messages=[blocks], system=[])
     assert one.content == same.content
@@ -52,7 +52,7 @@ async def test_a_conversation_in_every_form(claude: Any) -> None:
     assert begun.content
 
 
-async def test_a_stream_is_the_whole_answer_in_parts(claude: Any) -> None:
+async def test_a_stream_adds_up_to_the_whole_answer(claude: Any) -> None:
     whole = await create(claude)
     events = await all_of(await settled(claude.messages.create(**ASKED, stream=True)))
     kinds = [event.type for event in events if event.type != "ping"]
@@ -64,7 +64,7 @@ async def test_a_stream_is_the_whole_answer_in_parts(claude: Any) -> None:
     assert delta.usage.output_tokens == whole.usage.output_tokens
 
 
-async def test_the_stream_helper_gathers_it(claude: Any) -> None:
+async def test_the_stream_helper_accumulates_the_answer(claude: Any) -> None:
     whole = await create(claude)
     async with opened(claude.messages.stream(**ASKED)) as stream:
         text = "".join([part async for part in each(stream.text_stream)])
@@ -90,7 +90,7 @@ async def test_tokens_are_counted_before_they_are_paid_for(claude: Any) -> None:
     assert counted.input_tokens == spent > 10
 
 
-async def test_wrong_requests_are_its_own_exceptions(claude: Any) -> None:
+async def test_invalid_requests_raise_anthropics_exceptions(claude: Any) -> None:
     for field, value in (("max_tokens", 0), ("temperature", 7), ("messages", []), ("messages", [{"role": "wizard", "content": "x"}])):
         with pytest.raises(anthropic.BadRequestError) as refused:
             await create(claude, extra_body={field: value})
@@ -102,7 +102,7 @@ async def test_wrong_requests_are_its_own_exceptions(claude: Any) -> None:
         await create(claude, messages=[{"role": "user", "content": "word " * 5000}])
 
 
-async def test_a_client_that_leaves_is_no_longer_served(claude: Any, deployment: Endpoints) -> None:
+async def test_a_client_that_disconnects_is_no_longer_served(claude: Any, deployment: Endpoints) -> None:
     stream = await settled(claude.messages.create(**ASKED | {"max_tokens": 3000}, stream=True))
     async for event in each(stream):
         if event.type == "content_block_delta":
@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_is_no_longer_served(claude: Any, deployment:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["sync", "async"])
-async def test_keys_and_rates(kind: Any, deployment: Endpoints) -> None:
+async def test_missing_keys_and_exceeded_rates_raise_anthropics_exceptions(kind: Any, deployment: Endpoints) -> None:
     def client(key: str, base: str = deployment.guarded) -> Any:
         return kind(base_url=base, api_key=key, max_retries=0, timeout=60)
 

@@ -1,6 +1,7 @@
-"""LangChain, LlamaIndex, LiteLLM, and the major version of openai that these hold to: suites in their own environment (`make clients`).
+"""LangChain, LlamaIndex, LiteLLM, and the major version of openai that they pin: suites in their own environment (`make clients`).
 
-Their own, since LiteLLM holds openai to an older major version than the project's tests use, and brings a hundred packages.
+The environment is separate because LiteLLM pins an older major version of openai than the project's tests use, and brings a hundred
+packages.
 """
 
 import json
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENVIRONMENT = OwnEnvironment("clients", HERE / "frameworks" / "requirements.txt")
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1"}
-"""Nothing but the endpoint is asked."""
+"""The suites contact nothing but the endpoint."""
 SUITES = {
     "langchain": ["frameworks/test_langchain.py"],
     "llama_index": ["frameworks/test_llama_index.py"],
@@ -44,7 +45,7 @@ def test_suite(suite: str, deployment: Endpoints) -> None:
     ]
     given = {"FAIRLEAD_CLIENTS": json.dumps(asdict(deployment)), "PYTHONPATH": str(ROOT)}
     if suite == "openai-2":
-        given["FAIRLEAD_CLIENTS_THROUGH"] = "router"  # the tests of the newer version go to the worker too
+        given["FAIRLEAD_CLIENTS_THROUGH"] = "router"  # the tests of the newer version also run against the worker
     environment = os.environ | OFFLINE | given
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-8000:]

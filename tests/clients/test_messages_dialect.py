@@ -1,4 +1,4 @@
-"""Anthropic's client on `/v1/messages` beyond plain text: blocks, forms, tools, refusals; and what the router knows of such requests."""
+"""Anthropic's client on `/v1/messages` beyond plain text: blocks, output formats, tools, refusals, and the router's view of them."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ WEATHER = {
 
 @pytest.fixture(scope="session")
 def claude(url: str) -> Iterator[anthropic.Anthropic]:
-    """Blocking alone: test_anthropic.py has both forms of the client."""
+    """Only the blocking form: test_anthropic.py has both forms of the client."""
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -53,7 +53,7 @@ async def test_the_assistants_last_message_is_continued(claude: Any) -> None:
     assert counted.input_tokens > plain.input_tokens
 
 
-async def test_blocks_of_a_conversation(claude: Any) -> None:
+async def test_content_blocks_of_a_conversation(claude: Any) -> None:
     messages: list[Any] = [
         {"role": "user", "content": [{"type": "text", "text": "And the weather?", "cache_control": {"type": "ephemeral"}}]},
         {
@@ -98,7 +98,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_not_done_is_refused_by_name(claude: Any) -> None:
+async def test_unsupported_fields_are_refused_by_name(claude: Any) -> None:
     for fields, start in REFUSALS:
         with pytest.raises(anthropic.BadRequestError) as refused:
             await create(claude, **fields)
@@ -107,8 +107,8 @@ async def test_what_is_not_done_is_refused_by_name(claude: Any) -> None:
         assert body["error"]["message"].startswith(start), body
 
 
-async def test_the_router_foretells_what_the_worker_has_cached(deployment: Endpoints) -> None:
-    """It tokenizes and hashes the prompt as the worker does, and sends the tokens along."""
+async def test_the_router_predicts_what_the_worker_has_cached(deployment: Endpoints) -> None:
+    """The router tokenizes and hashes the prompt as the worker does, and sends the tokens along."""
     messages = [{"role": "user", "content": "Once more of the sea, and of the wind above it. " * 20}]
     bodies = {"/v1/messages": {"max_tokens": 2, "messages": messages}, "/v1/responses": {"max_output_tokens": 2, "input": messages}}
     async with httpx.AsyncClient(base_url=deployment.router, timeout=60) as client:
@@ -124,7 +124,7 @@ async def test_the_router_foretells_what_the_worker_has_cached(deployment: Endpo
             await eventually(known, f"{path} is foretold")
 
 
-async def test_a_stream_says_its_usage_where_the_router_asks(deployment: Endpoints) -> None:
+async def test_a_stream_reports_its_usage_where_the_router_requests_it(deployment: Endpoints) -> None:
     asked = {
         "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "ignore_eos": True},
         "/v1/responses": {"max_output_tokens": 5, "input": "x", "ignore_eos": True},
@@ -136,7 +136,7 @@ async def test_a_stream_says_its_usage_where_the_router_asks(deployment: Endpoin
             assert meter.is_exact and meter.output == 5 and meter.prompt > 5
 
 
-async def test_a_forced_tool_is_used(claude: Any) -> None:
+async def test_a_forced_tool_is_called(claude: Any) -> None:
     options: dict[str, Any] = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": 200}
     whole = await create(claude, **options)
     (block,) = whole.content

@@ -39,7 +39,7 @@ async def test_a_whole_answer(api: Any) -> None:
     assert usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None
 
 
-async def test_a_stream_is_the_whole_answer_in_parts(api: Any) -> None:
+async def test_a_stream_adds_up_to_the_whole_answer(api: Any) -> None:
     whole = await create(api, n=2)
     chunks = await streamed(api, n=2, stream_options={"include_usage": True})
     texts, finished, seen = ["", ""], {}, set()
@@ -49,7 +49,7 @@ async def test_a_stream_is_the_whole_answer_in_parts(api: Any) -> None:
     for chunk in parts:
         assert chunk.id == last.id and chunk.object == "chat.completion.chunk" and chunk.usage is None
         for choice in chunk.choices:
-            assert choice.index not in finished, "a choice goes on after its end"
+            assert choice.index not in finished, "a choice continues after its end"
             if choice.index not in seen:
                 assert choice.delta.role == "assistant"
             seen.add(choice.index)
@@ -60,16 +60,16 @@ async def test_a_stream_is_the_whole_answer_in_parts(api: Any) -> None:
     assert finished == {choice.index: choice.finish_reason for choice in whole.choices}
 
 
-async def test_usage_in_a_stream_comes_as_it_is_asked_for(api: Any) -> None:
+async def test_usage_in_a_stream_follows_stream_options(api: Any) -> None:
     assert all(chunk.usage is None and chunk.choices for chunk in await streamed(api))
     counted = await streamed(api, extra_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}})
     tokens = [chunk.usage.completion_tokens for chunk in counted if chunk.usage]
     assert len(tokens) == len(counted) and tokens == sorted(tokens) and tokens[-1] > 0
 
 
-async def test_the_stream_helper_gathers_what_the_whole_answer_says(api: Any) -> None:
+async def test_the_stream_helper_accumulates_the_whole_answer(api: Any) -> None:
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "stop": ["e", " "], "max_completion_tokens": 400}
-    whole = await create(api, **asked)  # to a stop: the helper raises LengthFinishReasonError for a length, for plain text too
+    whole = await create(api, **asked)  # until a stop: the helper raises LengthFinishReasonError for a length, also for plain text
     kinds: list[str] = []
     options = SEEDED | asked | {"stream_options": {"include_usage": True}}
     async with opened(api.chat.completions.stream(**options)) as stream:
@@ -85,7 +85,7 @@ async def test_the_stream_helper_gathers_what_the_whole_answer_says(api: Any) ->
     assert final.usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
 
 
-async def test_logprobs_are_openais_lists(api: Any) -> None:
+async def test_logprobs_have_openais_form(api: Any) -> None:
     answer = await create(api, logprobs=True, top_logprobs=3, temperature=0, n=2)
     for choice in answer.choices:
         assert choice.logprobs is not None and choice.logprobs.content and choice.logprobs.refusal is None
@@ -108,7 +108,7 @@ async def test_a_seed_repeats_an_answer_and_choices_differ(api: Any) -> None:
     assert len({choice.message.content for choice in many.choices}) == 3
 
 
-async def test_an_answer_ends_where_it_is_told_to(api: Any) -> None:
+async def test_an_answer_ends_at_a_stop_string(api: Any) -> None:
     free = (await create(api, extra_body={"ignore_eos": True})).choices[0]
     assert free.finish_reason == "length"
     text = free.message.content or ""
@@ -122,7 +122,7 @@ async def test_an_answer_ends_where_it_is_told_to(api: Any) -> None:
         assert short.choices[0].finish_reason == "length" and short.usage is not None and short.usage.completion_tokens == 3
 
 
-async def test_sampling_fields_change_what_is_sampled(api: Any) -> None:
+async def test_sampling_fields_change_the_sampled_tokens(api: Any) -> None:
     greedy = [(await create(api, temperature=0, seed=seed)).choices[0].message.content for seed in (1, 2)]
     assert greedy[0] == greedy[1]
     assert (await create(api, top_p=0.001, seed=3)).choices[0].message.content == greedy[0]

@@ -37,7 +37,7 @@ async def test_a_whole_answer(api: Any) -> None:
     assert answer.usage is not None and answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-async def test_a_stream_is_the_whole_answer_in_parts(api: Any) -> None:
+async def test_a_stream_adds_up_to_the_whole_answer(api: Any) -> None:
     options = {"prompt": [PROMPT, "Another"], "n": 2, "logprobs": 2}
     whole = await create(api, **options)
     chunks = await all_of(await settled(api.completions.create(**SEEDED | options, stream=True, stream_options={"include_usage": True})))
@@ -63,7 +63,7 @@ async def test_token_ids_are_a_prompt(api: Any) -> None:
     assert len(many.choices) == 2 and many.choices[0].text == given.choices[0].text
 
 
-async def test_the_prompt_is_echoed_and_scored(api: Any) -> None:
+async def test_the_prompt_is_echoed_with_its_logprobs(api: Any) -> None:
     answer = await create(api, echo=True, logprobs=2, max_tokens=3, temperature=0, extra_body={"ignore_eos": True})
     (choice,) = answer.choices
     assert choice.text.startswith(PROMPT) and choice.logprobs is not None
@@ -76,7 +76,7 @@ async def test_the_prompt_is_echoed_and_scored(api: Any) -> None:
     assert only.choices[0].text == PROMPT and only.choices[0].finish_reason == "length"
 
 
-async def test_the_best_of_many(api: Any) -> None:
+async def test_best_of_returns_the_most_likely_answer(api: Any) -> None:
     one, best = await create(api), await create(api, best_of=4)
     assert len(best.choices) == 1 and best.usage is not None and one.usage is not None
     assert best.usage.completion_tokens > one.usage.completion_tokens
@@ -85,7 +85,7 @@ async def test_the_best_of_many(api: Any) -> None:
     assert refused.value.param == "best_of"
 
 
-async def test_stops_seeds_and_penalties(api: Any) -> None:
+async def test_stop_strings_seeds_and_penalties(api: Any) -> None:
     free = (await create(api, extra_body={"ignore_eos": True})).choices[0].text
     stop = next(free[at : at + 2] for at in range(len(free) // 2, len(free)) if free[at : at + 2].isascii())
     cut = (await create(api, stop=stop, extra_body={"ignore_eos": True})).choices[0]

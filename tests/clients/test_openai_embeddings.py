@@ -19,8 +19,8 @@ async def create(api: Any, given: Any, **options: Any) -> CreateEmbeddingRespons
     return answer
 
 
-async def test_vectors_come_as_numbers_however_they_travel(api: Any) -> None:
-    coded = await create(api, TEXTS)  # the client asks for base64, and decodes it
+async def test_vectors_are_numbers_in_either_encoding(api: Any) -> None:
+    coded = await create(api, TEXTS)  # the client requests base64 and decodes it
     plain = await create(api, TEXTS, encoding_format="float")
     assert coded.object == "list" and coded.model == MODEL and [each.index for each in coded.data] == [0, 1]
     for one, other in zip(coded.data, plain.data, strict=True):
@@ -47,7 +47,7 @@ async def test_dimensions_work_or_are_refused_by_name(api: Any) -> None:
         assert len(short) == 16 and sqrt(sum(value * value for value in short)) == pytest.approx(1, abs=1e-3)
 
 
-async def test_wrong_requests_are_named(api: Any) -> None:
+async def test_invalid_requests_name_the_field(api: Any) -> None:
     for given, options, param in (
         ([], {}, "input"),
         ("", {}, "input"),

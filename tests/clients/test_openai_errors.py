@@ -1,4 +1,4 @@
-"""Every refusal becomes the exception that the client's users catch, with the field in it."""
+"""Every refusal becomes the exception that the client's users catch, with the field's name in it."""
 
 import asyncio
 import re
@@ -46,7 +46,7 @@ async def chat(api: Any, **options: Any) -> Any:
     ],
     ids=lambda value: value if isinstance(value, str) else "-",
 )
-async def test_a_wrong_field_is_named(api: Any, options: dict[str, Any], param: str) -> None:
+async def test_an_invalid_field_is_named(api: Any, options: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await chat(api, **options)
     error = refused.value
@@ -55,7 +55,7 @@ async def test_a_wrong_field_is_named(api: Any, options: dict[str, Any], param: 
     assert error.request_id
 
 
-async def test_what_is_not_there(api: Any) -> None:
+async def test_unknown_models_and_paths_raise_not_found(api: Any) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         await chat(api, model="gpt-9")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model") and "gpt-9" in refused.value.message
@@ -83,13 +83,13 @@ async def test_an_error_before_a_stream_is_no_stream(api: Any) -> None:
         await chat(api, stream=True, temperature=9)
 
 
-async def test_who_does_not_wait_is_no_longer_served(api: Any, deployment: Endpoints) -> None:
+async def test_a_request_that_timed_out_at_the_client_is_no_longer_served(api: Any, deployment: Endpoints) -> None:
     with pytest.raises(openai.APITimeoutError):
         await chat(api, max_completion_tokens=4000, extra_body={"ignore_eos": True}, timeout=0.5)
     until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=60)
 
 
-async def test_a_task_that_is_cancelled_is_no_longer_served(url: str, deployment: Endpoints) -> None:
+async def test_a_cancelled_task_is_no_longer_served(url: str, deployment: Endpoints) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
         asked = asyncio.ensure_future(chat(api, max_completion_tokens=4000, extra_body={"ignore_eos": True}))
         async with httpx.AsyncClient() as looking:
@@ -102,7 +102,7 @@ async def test_a_task_that_is_cancelled_is_no_longer_served(url: str, deployment
 
 
 @pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI], ids=["sync", "async"])
-async def test_keys_and_rates(kind: Any, deployment: Endpoints) -> None:
+async def test_missing_keys_and_exceeded_rates_raise_openais_exceptions(kind: Any, deployment: Endpoints) -> None:
     def client(key: str, base: str = deployment.guarded) -> Any:
         return kind(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=60)
 
@@ -114,7 +114,7 @@ async def test_keys_and_rates(kind: Any, deployment: Endpoints) -> None:
     raw = await settled(rich.chat.completions.with_raw_response.create(**CHAT))
     assert raw.status_code == 200
     with pytest.raises(openai.RateLimitError) as limited:
-        for _ in range(3):  # the first is let through where the bucket is full, and leaves it in debt
+        for _ in range(3):  # a full bucket admits the first request, which leaves it in debt
             await chat(poor)
     assert int(limited.value.response.headers["retry-after"]) > 0 and limited.value.type
     with pytest.raises(openai.InternalServerError) as away:

@@ -1,4 +1,4 @@
-"""Every field of the client's own signatures, and vLLM's: each is answered, or refused by its own name."""
+"""Every field of the client's own signatures, and vLLM's: each works, or is refused by its own name."""
 
 import inspect
 from typing import Any
@@ -10,7 +10,7 @@ from tests.clients.endpoints import MODEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 OURS = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
-"""Of the client itself, not of the API."""
+"""Parameters of the client itself, not of the API."""
 WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 COMMON: dict[str, list[Any]] = {
     "model": [MODEL],
@@ -99,7 +99,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "parallel_tool_calls": {"tools": [WEATHER]},
     "stream_options": {"stream": True},
 }
-"""Fields that mean something beside others only."""
+"""Fields that have a meaning only beside others."""
 
 
 def fields_of(create: Any) -> set[str]:
@@ -107,9 +107,9 @@ def fields_of(create: Any) -> set[str]:
 
 
 async def faults(create: Any, base: dict[str, Any], values: dict[str, list[Any]], extra: bool) -> list[str]:
-    """The fields that neither worked nor were refused by name."""
+    """Return the fields that neither worked nor were refused by name."""
     wrong = []
-    known = values.keys() if extra else fields_of(create)  # an older client has not all of them
+    known = values.keys() if extra else fields_of(create)  # an older client lacks some of them
     assert known <= values.keys(), "a newer client's fields need a value here"
     for field, tried in values.items():
         if field not in known:
@@ -128,13 +128,13 @@ async def faults(create: Any, base: dict[str, Any], values: dict[str, list[Any]]
     return wrong
 
 
-async def test_chat(api: Any) -> None:
+async def test_every_chat_field_works_or_is_refused_by_name(api: Any) -> None:
     base = {"model": MODEL, "messages": [{"role": "user", "content": "Hello."}], "max_completion_tokens": 2}
     assert not await faults(api.chat.completions.create, base, CHAT, extra=False)
     assert not await faults(api.chat.completions.create, base, EXTRA_CHAT, extra=True)
 
 
-async def test_completions(api: Any) -> None:
+async def test_every_completions_field_works_or_is_refused_by_name(api: Any) -> None:
     base = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
     assert not await faults(api.completions.create, base, TEXT, extra=False)
     assert not await faults(api.completions.create, base, EXTRA, extra=True)

@@ -1,4 +1,4 @@
-"""`client.responses`, blocking and asynchronous, through worker and router alike: text, forms and streams."""
+"""`client.responses`, blocking and asynchronous, through worker and router alike: text, output formats and streams."""
 
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ async def test_a_whole_answer(api: Any) -> None:
     assert answer.metadata == {"team": "sea"} and answer.temperature == 0 and answer.instructions == "Be brief."
 
 
-async def test_a_conversation_is_sent_whole(api: Any) -> None:
+async def test_a_conversation_is_sent_completely(api: Any) -> None:
     one = await create(api)
     talk: list[Any] = [{"role": "user", "content": "Tell me of the sea."}, *one.output, {"role": "user", "content": "Go on."}]
     two = await create(api, input=talk)
@@ -52,7 +52,7 @@ async def test_a_conversation_is_sent_whole(api: Any) -> None:
     assert two.output_text == again.output_text
 
 
-async def test_a_stream_is_the_whole_answer_in_parts(api: Any) -> None:
+async def test_a_stream_adds_up_to_the_whole_answer(api: Any) -> None:
     whole = await create(api)
     events = await all_of(await settled(api.responses.create(**ASKED, stream=True)))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -65,8 +65,8 @@ async def test_a_stream_is_the_whole_answer_in_parts(api: Any) -> None:
     assert final.output_text == whole.output_text and final.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
 
 
-async def test_the_stream_helper_gathers_it(api: Any) -> None:
-    # A form, so that the answer ends by itself: the helper knows no other last event than `response.completed`.
+async def test_the_stream_helper_accumulates_the_answer(api: Any) -> None:
+    # Structured output, so that the answer ends by itself: the helper accepts no other last event than `response.completed`.
     form = {"format": {"type": "json_schema", "name": "report", "schema": Report.model_json_schema()}}
     asked = ASKED | {"max_output_tokens": 200, "text": form}
     whole = await create(api, **asked)
@@ -85,7 +85,7 @@ async def test_a_pydantic_model_is_parsed(api: Any) -> None:
     assert final.output_parsed == answer.output_parsed
 
 
-async def test_what_is_not_there(api: Any) -> None:
+async def test_unsupported_operations_are_refused(api: Any) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         await create(api, model="gpt-9")
     assert refused.value.code == "model_not_found"

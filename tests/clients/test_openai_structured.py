@@ -54,12 +54,12 @@ async def test_a_pydantic_model_is_streamed(api: Any) -> None:
     assert parsed == [whole.choices[0].message.parsed] == [final.choices[0].message.parsed]
 
 
-async def test_an_answer_cut_short_is_said_to_be(api: Any) -> None:
+async def test_a_truncated_answer_is_reported_as_truncated(api: Any) -> None:
     with pytest.raises(openai.LengthFinishReasonError):
         await settled(api.chat.completions.parse(**ASKED | {"max_completion_tokens": 3}, response_format=Person))
 
 
-async def test_json_by_format(api: Any) -> None:
+async def test_json_by_response_format(api: Any) -> None:
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}},
@@ -86,14 +86,14 @@ async def test_json_by_format(api: Any) -> None:
     ],
     ids=["regex", "choice", "grammar", "json", "guided"],
 )
-async def test_vllms_forms(api: Any, form: dict[str, Any], pattern: str) -> None:
+async def test_vllms_structured_output_fields(api: Any, form: dict[str, Any], pattern: str) -> None:
     chat = await settled(api.chat.completions.create(**ASKED, extra_body=form))
     assert re.fullmatch(pattern, chat.choices[0].message.content)
     text = await settled(api.completions.create(model=MODEL, prompt="x", max_tokens=400, seed=2, extra_body=form))
     assert re.fullmatch(pattern, text.choices[0].text)
 
 
-async def test_a_schema_that_cannot_be_is_refused_by_name(api: Any) -> None:
+async def test_an_unsupported_schema_is_refused_by_name(api: Any) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strng"}}}
     with pytest.raises(openai.BadRequestError) as refused:
         await settled(api.chat.completions.create(**ASKED, response_format=form))

@@ -1,4 +1,4 @@
-"""Tools as openai's client offers them: every `tool_choice`, streamed arguments, and calls parsed into pydantic models."""
+"""Tools with openai's client: every `tool_choice`, streamed arguments, and calls parsed into pydantic models."""
 
 import json
 from typing import Any, Literal
@@ -38,7 +38,7 @@ def checked(call: Any) -> None:
     kind.model_validate_json(call.function.arguments)
 
 
-async def test_no_choice_and_none_at_all(api: Any) -> None:
+async def test_automatic_choice_and_none(api: Any) -> None:
     for choice in ("none", "auto"):
         answer = await settled(api.chat.completions.create(**ASKED, tool_choice=choice, n=2))
         for each_choice in answer.choices:
@@ -49,7 +49,7 @@ async def test_no_choice_and_none_at_all(api: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", WEATHER], ids=["required", "named"])
-async def test_a_forced_call_whole_and_streamed(api: Any, choice: Any) -> None:
+async def test_a_forced_call_is_the_same_whole_and_streamed(api: Any, choice: Any) -> None:
     asked = ASKED | {"tool_choice": choice, "parallel_tool_calls": False}
     whole = (await settled(api.chat.completions.create(**asked))).choices[0]
     (call,) = whole.message.tool_calls
@@ -79,7 +79,7 @@ async def test_calls_are_parsed_into_models(api: Any) -> None:
     assert done[0] == call.function.parsed_arguments == final.choices[0].message.tool_calls[0].function.parsed_arguments
 
 
-async def test_a_conversation_streamed(api: Any) -> None:
+async def test_a_streamed_conversation(api: Any) -> None:
     async with opened(api.chat.completions.stream(**ASKED, tool_choice="required")) as stream:
         message = (await settled(stream.get_final_completion())).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": json.dumps({"degrees": 21})} for call in message.tool_calls]
@@ -94,7 +94,7 @@ async def test_a_conversation_streamed(api: Any) -> None:
     assert last.usage is not None and last.usage.prompt_tokens > 60
 
 
-async def test_a_call_cut_short_is_a_length(api: Any) -> None:
+async def test_a_truncated_call_finishes_with_length(api: Any) -> None:
     answer = await settled(api.chat.completions.create(**ASKED | {"max_completion_tokens": 3}, tool_choice="required"))
     assert answer.choices[0].finish_reason == "length"
 
@@ -108,7 +108,7 @@ async def test_a_call_cut_short_is_a_length(api: Any) -> None:
     ],
     ids=["nobody", "perhaps", "nameless"],
 )
-async def test_what_is_wrong_is_named(api: Any, options: dict[str, Any], param: str) -> None:
+async def test_invalid_tool_fields_are_named(api: Any, options: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await settled(api.chat.completions.create(**ASKED | options))
     assert refused.value.param is not None and refused.value.param.startswith(param)

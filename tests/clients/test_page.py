@@ -1,4 +1,4 @@
-"""docs/guides/clients.md and the README do what they say: each of their snippets for clients is run as it stands, against the router."""
+"""The client snippets of docs/guides/clients.md and the README work: each is run unchanged against the router."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from tests.clients.test_frameworks import ENVIRONMENT, OFFLINE
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "clients.md"
 README = Path(__file__).parents[2] / "README.md"
 SERVICE, HOST = "qwen", "http://qwen.default.svc"
-"""Of the README's manifest, and its address in a cluster."""
+"""From the README's manifest: the service, and its address in a cluster."""
 SNIPPETS = re.findall(r"^## (\w+)\n```(\w+)\n(.*?)^```", PAGE.read_text(), re.S | re.M)
 OURS = ("openai", "anthropic")
-"""Clients of the project's own environment; the others have theirs."""
+"""Clients of the project's own environment; the others have their own."""
 
 
 @pytest.mark.parametrize(("client", "language", "code"), SNIPPETS, ids=[snippet[0] for snippet in SNIPPETS])
-def test_a_snippet_says_something(client: str, language: str, code: str, deployment: Endpoints) -> None:
+def test_every_client_snippet_gets_an_answer(client: str, language: str, code: str, deployment: Endpoints) -> None:
     if language == "sh":
         command = ["sh", "-e", "-c", code]
     elif client in OURS:
@@ -34,7 +34,7 @@ def test_a_snippet_says_something(client: str, language: str, code: str, deploym
     assert done.stdout.strip(), "nothing was answered"
 
 
-def test_the_readmes_clients_say_something(deployment: Endpoints) -> None:
+def test_the_readmes_clients_get_an_answer(deployment: Endpoints) -> None:
     fenced = re.findall(r"^```(python|sh)\n(.*?)^```", README.read_text(), re.S | re.M)
     calls = [(language, code) for language, code in fenced if HOST in code]
     assert [language for language, _ in calls] == ["python", "sh"]

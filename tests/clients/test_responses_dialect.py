@@ -31,7 +31,7 @@ WEATHER = {
 
 @pytest.fixture(scope="session")
 def api(url: str) -> Iterator[openai.OpenAI]:
-    """Blocking alone: test_openai_responses.py has both forms of the client."""
+    """Only the blocking form: test_openai_responses.py has both forms of the client."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -49,7 +49,7 @@ async def streamed(api: Any, **options: Any) -> list[Any]:
     return events
 
 
-async def test_a_chats_answer_is_the_same(api: Any) -> None:
+async def test_the_answer_equals_that_of_a_chat(api: Any) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me of the sea."}]
     chat = await settled(api.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=12, temperature=0))
     response = await create(api)
@@ -72,7 +72,7 @@ async def test_events_add_up_to_the_whole_response(api: Any) -> None:
     assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
 
 
-async def test_items_of_a_conversation(api: Any) -> None:
+async def test_input_items_of_a_conversation(api: Any) -> None:
     items: list[Any] = [
         {"role": "developer", "content": "Use tools."},
         {"role": "user", "content": [{"type": "input_text", "text": "And the weather?"}]},
@@ -129,7 +129,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_not_done_is_refused_by_name(api: Any) -> None:
+async def test_unsupported_fields_are_refused_by_name(api: Any) -> None:
     for fields, param in REFUSALS:
         with pytest.raises(openai.BadRequestError) as refused:
             await create(api, **fields)
@@ -151,6 +151,6 @@ async def test_a_forced_function_is_called(api: Any) -> None:
     assert short.status == "incomplete" and all(item.status == "incomplete" for item in short.output)  # type: ignore[union-attr]
 
 
-async def test_no_function_is_called_where_none_may_be(api: Any) -> None:
+async def test_no_function_is_called_where_tool_choice_forbids_it(api: Any) -> None:
     whole = await create(api, tools=[WEATHER], tool_choice="none", max_output_tokens=40)
     assert {item.type for item in whole.output} <= {"message", "reasoning"}

@@ -1,4 +1,4 @@
-"""Turns of connections whose requests were read ahead."""
+"""Turns of connections with pipelined requests."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any
 from fairlead_common.http.connection_limiter import STARTS_PER_PASS, ConnectionLimiter
 
 
-async def test_a_start_that_fails_takes_no_turn_from_the_others() -> None:
+async def test_a_failed_start_takes_no_turn_from_the_others() -> None:
     limits = SimpleNamespace(max_header_bytes=1, max_headers=1, max_connections=1, header_timeout=1.0, body_timeout=1.0)
     guard: ConnectionLimiter[Any] = ConnectionLimiter(limits)
     failed, started, whole = list[object](), list[int](), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Prompts, token for token against transformers, with a tokenizer trained here."""
+"""Prompts compared token for token with transformers, with a tokenizer trained here."""
 
 import json
 import threading
@@ -92,7 +92,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     backend.train_from_iterator(corpus, trainer)
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))])
-    backend.enable_truncation(8)  # such settings come in files, and must not matter
+    backend.enable_truncation(8)  # such settings come in files and must not matter
     backend.enable_padding()
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 
@@ -108,7 +108,7 @@ def encoder_for(tokenizer: PreTrainedTokenizerFast, template: str) -> PromptEnco
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("generation", [False, True])
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
-def test_chats_equal_transformers(tokenizer: PreTrainedTokenizerFast, template: str, chat: str, generation: bool, tools: Any) -> None:
+def test_chat_tokens_equal_transformers(tokenizer: PreTrainedTokenizerFast, template: str, chat: str, generation: bool, tools: Any) -> None:
     encoder = encoder_for(tokenizer, TEMPLATES[template])
     expected = tokenizer.apply_chat_template(CHATS[chat], tools=tools, add_generation_prompt=generation)["input_ids"]
     assert list(encoder.encode_chat(CHATS[chat], tools, generation)) == expected
@@ -118,7 +118,7 @@ def test_chats_equal_transformers(tokenizer: PreTrainedTokenizerFast, template: 
 @pytest.mark.parametrize("final", ["Once upon ", "Once upon", [{"type": "text", "text": "a time "}]])
 def test_continuing_the_final_message_equals_transformers(tokenizer: PreTrainedTokenizerFast, template: str, final: Any) -> None:
     encoder = encoder_for(tokenizer, TEMPLATES[template])
-    plain = final if template == "qwen" or isinstance(final, str) else "a time "  # what a template that reads strings is given
+    plain = final if template == "qwen" or isinstance(final, str) else "a time "  # what a template that reads strings gets
     chat = [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": plain}]
     expected = tokenizer.apply_chat_template(chat, continue_final_message=True)["input_ids"]
     chat[-1]["content"] = final
@@ -141,8 +141,8 @@ def test_tool_calls_reasoning_and_template_variables_equal_transformers(tokenize
     assert list(encoder.encode_chat(chat, TOOLS, template_kwargs={"enable_thinking": False})) == expected
 
 
-def test_arguments_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Most templates write an object as JSON; DeepSeek's puts the text between other texts."""
+def test_tool_arguments_are_passed_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Most templates write an object as JSON; DeepSeek's inserts the text between other texts."""
     added = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '<' + FORM + '>' }}{% endfor %}{% endfor %}"
     as_object = encoder_for(tokenizer, added.replace("FORM", "c.function.arguments | tojson"))
     as_text = encoder_for(tokenizer, added.replace("FORM", "c.function.arguments"))
@@ -153,15 +153,15 @@ def test_arguments_are_given_as_the_template_reads_them(tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize("text", ["", "Hello", "  spaces  ", "<|im_start|>user", "漢字🙂\u200b" * 20])
-def test_text_equals_transformers(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_text_tokens_equal_transformers(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     encoder = encoder_for(tokenizer, "")
     assert list(encoder.encode_text(text)) == tokenizer(text)["input_ids"]
     assert list(encoder.encode_text(text, add_special_tokens=False)) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("said", [{}, {"content": None}])
-def test_a_call_without_words_is_an_empty_text_where_the_template_needs_one(tokenizer: PreTrainedTokenizerFast, said: Any) -> None:
-    """ChatML adds `message['content']` to a string: a model without tools in its template still reads a conversation that had some."""
+def test_missing_content_becomes_an_empty_string_where_the_template_needs_one(tokenizer: PreTrainedTokenizerFast, said: Any) -> None:
+    """ChatML adds `message['content']` to a string: a model without tools in its template must still read a conversation that had some."""
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     asked, answered = {"role": "user", "content": "a"}, {"role": "tool", "tool_call_id": "call_1", "content": "r"}
     chat = [asked, {"role": "assistant", "tool_calls": [call], **said}, answered]
@@ -169,7 +169,7 @@ def test_a_call_without_words_is_an_empty_text_where_the_template_needs_one(toke
     assert list(encoder.encode_chat(chat)) == list(encoder.encode_chat([asked, {"role": "assistant", "content": ""}, answered]))
 
 
-def test_parts_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_content_parts_are_passed_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     chatml, qwen, only = (encoder_for(tokenizer, template) for template in (CHATML, QWEN, PARTS_ONLY))
     assert "user\na\nb<" in chatml.render_chat(parts)
@@ -178,8 +178,8 @@ def test_parts_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokeniz
     assert "user\nab<" in only.render_chat([{"role": "user", "content": "ab"}])
 
 
-def test_a_developers_message_is_not_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Most templates know only the role's older name, and say nothing of what they leave out."""
+def test_a_developer_message_is_not_dropped(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Most templates know only the role's older name and silently skip an unknown role."""
     told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     silent = "{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ '<' + m.role + '>' + m.content }}{% endif %}{% endfor %}"
     assert encoder_for(tokenizer, silent).render_chat(told) == "<system>Be brief.<user>hi"
@@ -215,7 +215,7 @@ def test_refusals_name_the_field(tokenizer: PreTrainedTokenizerFast, field: str,
     assert refusal.value.field == field and str(refusal.value).startswith(f"{field}: ")
 
 
-def test_a_models_own_faults_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_errors_of_a_models_own_files_are_named(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(PromptError, match="no chat template"):
         encoder_for(tokenizer, "").encode_chat(CHATS["one"])
     with pytest.raises(PromptError, match=r"chat_template.*does not compile"):
@@ -228,7 +228,7 @@ def test_a_models_own_faults_are_named(tokenizer: PreTrainedTokenizerFast) -> No
 
 @pytest.mark.parametrize("text", ["Hello  world\n", "Größe 漢字 🙂 ok", "a" * 40, "<|im_start|>x<|im_end|>"])
 @pytest.mark.parametrize("step", [1, 3])
-def test_a_stream_gives_the_whole_text_and_never_half_a_character(tokenizer: PreTrainedTokenizerFast, text: str, step: int) -> None:
+def test_streamed_text_is_complete_and_never_splits_a_character(tokenizer: PreTrainedTokenizerFast, text: str, step: int) -> None:
     encoder = encoder_for(tokenizer, "")
     prompt, tokens = encoder.encode_text("Prompt: "), encoder.encode_text(text, add_special_tokens=False)
     stream = encoder.stream(prompt)
@@ -240,7 +240,7 @@ def test_a_stream_gives_the_whole_text_and_never_half_a_character(tokenizer: Pre
     assert cut.push(half) == "" and "\ufffd" in cut.finish() and cut.finish() == ""
 
 
-def test_a_long_stream_keeps_a_window_only(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_long_stream_keeps_only_a_window_of_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = encoder_for(tokenizer, "")
     tokens = encoder.encode_text("several words, again and again; " * 200, add_special_tokens=False)
     stream = encoder.stream()
@@ -248,7 +248,7 @@ def test_a_long_stream_keeps_a_window_only(tokenizer: PreTrainedTokenizerFast) -
     assert len(stream._tokens) < 600
 
 
-def test_a_long_prompt_does_not_stop_other_threads(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_long_prompt_does_not_block_other_threads(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = encoder_for(tokenizer, CHATML)
     text = Path(__file__).read_text(encoding="utf-8") * 150
     tokens = encoder.encode_text(text)
@@ -259,5 +259,5 @@ def test_a_long_prompt_does_not_stop_other_threads(tokenizer: PreTrainedTokenize
         while thread.is_alive():
             time.sleep(0.001)
             turns += 1
-        assert turns > 20  # with the GIL held: one or two
+        assert turns > 20  # one or two if the GIL were held
     assert encoder.decode(tokens) == encoder._tokenizer.decode(tokens.tolist())

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairlead_common.metric_aliases import add_aliases
 
 
-def test_a_family_is_shown_again_whole_under_each_other_name() -> None:
+def test_a_family_is_exported_completely_under_each_alias() -> None:
     registry = CollectorRegistry()
     Counter("ours_tokens", "Tokens.", ["model"], registry=registry).labels("# HELP ours_size\n").inc(5)
     Gauge("ours_size", "ours_size, as a gauge", registry=registry).set(7)

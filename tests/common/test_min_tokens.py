@@ -1,4 +1,4 @@
-"""A text is never told to have more tokens than it has, whatever the tokenizer does to it; and long ones are told to be long."""
+"""The lower bound of a text's token count never exceeds the real count, for any tokenizer, and recognises long texts."""
 
 import json
 from functools import cache
@@ -41,7 +41,7 @@ texts = st.lists(
 
 @cache
 def encoder(kind: str, normalizer: str = "", splitter: str = "") -> PromptEncoder:
-    """`normalizer`, `splitter`: one more step of the tokenizer's, after its own; named in `STEPS`."""
+    """`normalizer`, `splitter`: names in `STEPS` of one more step after the tokenizer's own."""
     format = format_of(kind, CHATML)
     backend = Tokenizer.from_str(format.tokenizer_json)
     if normalizer:
@@ -79,28 +79,28 @@ TOKENIZERS = [(kind, "", "") for kind in KINDS] + [("llama3", step, "") for step
 @example(parts=["a" * 300])
 @example(parts=["hello there " * 30])
 @example(parts=["<mask>", " " * 300, "[c]", " " * 300])
-def test_never_more_than_there_are(kind: str, normalizer: str, splitter: str, parts: list[str]) -> None:
+def test_the_bound_never_exceeds_the_real_count(kind: str, normalizer: str, splitter: str, parts: list[str]) -> None:
     made, text = encoder(kind, normalizer, splitter), "".join(parts)
     assert made._min_tokens.count(text) <= len(made.encode_text(text, add_special_tokens=False))
 
 
-def told(kind: str, normalizer: str = "", splitter: str = "") -> bool:
+def has_bound(kind: str, normalizer: str = "", splitter: str = "") -> bool:
     return encoder(kind, normalizer, splitter)._min_tokens.count("word " * 1000) > 0
 
 
-def test_of_which_tokenizers_it_is_told() -> None:
-    assert [kind for kind in KINDS if not told(kind)] == ["unigram", "wordpiece"], "a pattern that is replaced; words given up whole"
-    assert [step for step in STEPS if not told("llama3", step)] == ["letters", "pattern"]
-    assert [split for split in SPLITTERS if not told("llama3", "", split)] == ["removed", "at a"]
+def test_which_tokenizers_have_a_bound() -> None:
+    assert [kind for kind in KINDS if not has_bound(kind)] == ["unigram", "wordpiece"], "a pattern that is replaced; words given up whole"
+    assert [step for step in STEPS if not has_bound("llama3", step)] == ["letters", "pattern"]
+    assert [split for split in SPLITTERS if not has_bound("llama3", "", split)] == ["removed", "at a"]
     parts = json.loads(format_of("llama2").tokenizer_json)
     del parts["model"]["vocab"]["7"]
     parts["model"]["merges"] = [pair for pair in parts["model"]["merges"] if "7" not in "".join(pair)]
     text = json.dumps(parts)
-    assert MinTokenCounter(text, Tokenizer.from_str(text)).max_characters == 0, "a digit that the model has no token for"
+    assert MinTokenCounter(text, Tokenizer.from_str(text)).max_characters == 0, "a digit without a token in the vocabulary"
 
 
-def test_what_is_sure_to_be_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what only may be is, whatever comes of it."""
+def test_a_text_that_is_certainly_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that only may be too long is tokenized."""
     made = encoder("qwen")
     long = "some words " * 5000
     tokens = len(made.encode_text(long))

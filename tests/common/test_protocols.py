@@ -1,4 +1,4 @@
-"""Bodies of Responses and Messages as the chats that ask for the same."""
+"""Bodies of Responses and Messages as equivalent chats."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def called(id: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
-def test_a_turns_thoughts_words_and_calls_are_one_message() -> None:
+def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
     chat = responses(
         instructions="i",
         input=[
@@ -54,14 +54,14 @@ def test_a_turns_thoughts_words_and_calls_are_one_message() -> None:
     ]
 
 
-def test_reasoning_begins_a_turn() -> None:
+def test_reasoning_starts_a_turn() -> None:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}]}
     said = {"role": "assistant", "content": "a"}
     chat = responses(input=[thought, said, thought, said])
     assert chat["messages"] == [{"role": "assistant", "content": "a", "reasoning_content": "t"}] * 2
 
 
-def test_responses_tools_and_forms() -> None:
+def test_responses_tools_and_formats() -> None:
     tools = [{"type": "function", **FUNCTION}, {"type": "function", "name": "g"}]
     chat = responses(tools=tools, tool_choice={"type": "function", "name": "f"}, parallel_tool_calls=False)
     assert chat["tools"] == [{"type": "function", "function": FUNCTION}, {"type": "function", "function": {"name": "g"}}]
@@ -78,7 +78,7 @@ def test_responses_tools_and_forms() -> None:
     assert (chat["reasoning_effort"], chat["seed"], chat["cache_salt"]) == ("low", 5, "s")
 
 
-def test_results_of_tools_go_before_what_is_said_of_them() -> None:
+def test_tool_results_precede_text_about_them() -> None:
     chat = messages(
         system=[{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
         messages=[
@@ -118,7 +118,7 @@ def test_results_of_tools_go_before_what_is_said_of_them() -> None:
         ({"type": "tool", "name": "f"}, ({"type": "function", "function": {"name": "f"}}, None)),
     ],
 )
-def test_messages_choices_of_tools(choice: dict[str, Any], expected: Any) -> None:
+def test_messages_tool_choices(choice: dict[str, Any], expected: Any) -> None:
     chat = messages(tools=[{"name": "f", "input_schema": {"type": "object"}}], tool_choice=choice)
     assert (chat["tool_choice"], chat.get("parallel_tool_calls")) == expected
     assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -154,7 +154,7 @@ def test_messages_thinking_stops_and_continuation() -> None:
         (MESSAGES, {"thinking": {"type": "between_tools"}}, "thinking.type"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_the_field(path: str, fields: dict[str, Any], field: str) -> None:
+def test_refusals_name_the_field(path: str, fields: dict[str, Any], field: str) -> None:
     with pytest.raises(PromptError) as refused:
         (responses if path == RESPONSES else messages)(**fields)
     assert refused.value.field == field
@@ -176,7 +176,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 @pytest.mark.parametrize(("path", "body"), [(RESPONSES, ResponsesBody), (MESSAGES, MessagesBody)])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_whatever_comes_is_a_chat_or_refused_by_name(path: str, body: type[msgspec.Struct], data: st.DataObject) -> None:
+def test_any_body_is_a_chat_or_refused_with_the_field_named(path: str, body: type[msgspec.Struct], data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(body.__struct_fields__), min_size=1, max_size=3, unique=True))
     fields = {
         name: data.draw(
@@ -190,10 +190,10 @@ def test_whatever_comes_is_a_chat_or_refused_by_name(path: str, body: type[msgsp
     except PromptError as refused:
         assert refused.field and refused.reason
     except msgspec.ValidationError:
-        pass  # of a field's type; the worker names it
+        pass  # a field's type is wrong; the worker names it
 
 
-def test_errors_in_each_form() -> None:
+def test_errors_in_each_protocols_form() -> None:
     document = errors.document(MESSAGES, 413, "m", "k")
     assert msgspec.json.decode(document) == {"type": "error", "error": {"type": "request_too_large", "message": "m"}}
     document = errors.document(RESPONSES, 400, "m", "k", "p", "c")

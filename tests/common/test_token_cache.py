@@ -1,4 +1,4 @@
-"""Cached token ids equal computed ones: whatever the tokenizer, the text, the conversation, the size of the cache and the threads."""
+"""Cached token ids equal computed ones for any tokenizer, text, conversation, cache size and number of threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -115,14 +115,14 @@ CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "awkward"])
-def test_chat_marks_are_cuts_in_every_kind(kind: str) -> None:
+def test_chat_markers_are_cut_points_in_every_kind(kind: str) -> None:
     parts = SplitPoints(KINDS[kind]()).split(CHAT)
     assert parts == ["<|im_start|>user\nHello", "<|im_end|>\n", "<|im_start|>assistant\n"]
 
 
-def test_what_cannot_be_shown_is_no_cut() -> None:
+def test_a_cut_is_used_only_where_it_is_provably_safe() -> None:
     marks = SplitPoints(KINDS["awkward"]()).marks
-    assert "[c]" in marks, "what it takes is on its right"
+    assert "[c]" in marks, "the token extends to the right"
     for unsure in ("<|b|>", "<|b|>x", "  ", "word", "#one", "##", "<|EOT|>", "<|start_header_id|>", "<|a|><"):
         assert unsure not in marks
     assert "<mask>" not in SplitPoints(KINDS["roberta"]()).marks, "it takes the space before the cut"
@@ -130,7 +130,7 @@ def test_what_cannot_be_shown_is_no_cut() -> None:
     assert SplitPoints(randomized).marks == []
 
 
-def test_a_tokenizer_of_thousands_of_added_tokens_is_cut_where_its_template_writes_them() -> None:
+def test_a_tokenizer_with_thousands_of_added_tokens_is_cut_where_its_template_writes_them() -> None:
     tokenizer = KINDS["llama3"]()
     assert len(SplitPoints(tokenizer).marks) == 64
     tokenizer.add_special_tokens(["<|zz_turn|>"])
@@ -138,12 +138,12 @@ def test_a_tokenizer_of_thousands_of_added_tokens_is_cut_where_its_template_writ
 
 
 @pytest.mark.parametrize(("kind", "around"), [("qwen", (0, 0)), ("llama3", (1, 0)), ("unigram", (0, 1)), ("wordpiece", (1, 1))])
-def test_the_tokens_around_every_text_are_known(kind: str, around: tuple[int, int]) -> None:
+def test_the_tokens_added_around_every_text_are_known(kind: str, around: tuple[int, int]) -> None:
     found = find_affixes(KINDS[kind]())
     assert found is not None and tuple(map(len, found)) == around
 
 
-def test_a_growing_conversation_is_tokenized_once() -> None:
+def test_a_growing_conversation_is_tokenized_incrementally() -> None:
     kept = TokenCache(1 << 20)
     encoder = PromptEncoder(format_of("qwen", CHATML), kept)
     chat: list[dict[str, Any]] = []
@@ -152,10 +152,10 @@ def test_a_growing_conversation_is_tokenized_once() -> None:
         before = kept.missed_tokens
         encoder.encode_chat(chat)
         new = kept.missed_tokens - before
-        assert new < 3 * len(encoder.encode_text(f"question {turn} " * 20)), "only what this turn added"
+        assert new < 3 * len(encoder.encode_text(f"question {turn} " * 20)), "only the text of this turn"
 
 
-def test_the_cache_is_bounded_and_drops_the_oldest() -> None:
+def test_the_cache_is_bounded_and_evicts_the_oldest() -> None:
     size = ENTRY_OVERHEAD + 250
     kept = TokenCache(20 * size)
     keys = [Key("t", "", f"{number:04}" * 10) for number in range(100)]
@@ -166,10 +166,10 @@ def test_the_cache_is_bounded_and_drops_the_oldest() -> None:
     assert kept.get(keys[:1]) != [None], "used all the time"
     assert kept.get(keys[1:2]) == [None] and kept.get(keys[-1:]) != [None]
     kept.put(Key("t", "", "x" * kept.max_bytes), prompt.array("I"))
-    assert kept.get([keys[-1]]) != [None], "what is too large pushes nothing out"
+    assert kept.get([keys[-1]]) != [None], "a too large entry evicts nothing"
 
 
-def test_scopes_and_tokenizers_do_not_know_of_each_other() -> None:
+def test_scopes_and_tokenizers_share_no_entries() -> None:
     kept = TokenCache(1 << 20)
     qwen, unigram = PromptEncoder(format_of("qwen"), kept), PromptEncoder(format_of("unigram"), kept)
     for encoder in (qwen, unigram):
@@ -180,10 +180,10 @@ def test_scopes_and_tokenizers_do_not_know_of_each_other() -> None:
             assert encoder.encode_text(CHAT, False, scope) == tokens and kept.hit_tokens == before + len(tokens)
 
 
-def test_threads_that_share_a_cache_get_what_each_would_alone() -> None:
+def test_threads_that_share_a_cache_get_the_computed_tokens() -> None:
     conversations = [[{"role": "user", "content": f"{who} says {number} " * 9} for number in range(12)] for who in ("Ann", "Bob", "Cy")]
     expected = [list(plain("qwen", CHATML).encode_chat(chat)) for chat in conversations]
-    encoder = PromptEncoder(format_of("qwen", CHATML), TokenCache(8000))  # too small for them all: entries come and go
+    encoder = PromptEncoder(format_of("qwen", CHATML), TokenCache(8000))  # too small for all of them: entries come and go
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: list(encoder.encode_chat(conversations[number % 3])), range(120)))
     assert all(tokens == expected[number % 3] for number, tokens in enumerate(answers))

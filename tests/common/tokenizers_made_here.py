@@ -1,4 +1,4 @@
-"""Tokenizers of every kind that models come with, trained on this repository's own text in a blink."""
+"""Small tokenizers of every kind that models use, trained quickly on this repository's own text."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _bos(backend: Tokenizer) -> None:
 
 
 def qwen() -> Tokenizer:
-    """Byte-level BPE over NFC, with Qwen's split; `<think>` and others are added tokens that are not special."""
+    """Return byte-level BPE over NFC with Qwen's split; `<think>` and others are added tokens that are not special."""
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,7 +51,7 @@ def qwen() -> Tokenizer:
 
 
 def llama3() -> Tokenizer:
-    """Byte-level BPE without a normalizer, more reserved tokens than anybody uses, a bos in front of every text."""
+    """Return byte-level BPE without a normalizer, with many unused reserved tokens and a BOS token before every text."""
     backend = Tokenizer(models.BPE(ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(_SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -75,7 +75,7 @@ def _sentencepiece(backend: Tokenizer) -> Tokenizer:
 
 
 def llama2() -> Tokenizer:
-    """BPE with byte fallback over whole pieces: a normalizer puts a space before each."""
+    """Return BPE with byte fallback over whole texts: a normalizer puts a space before each."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made = _sentencepiece(backend)
@@ -84,7 +84,7 @@ def llama2() -> Tokenizer:
 
 
 def mistral() -> Tokenizer:
-    """Metaspace, with a space before the first piece only."""
+    """Return Metaspace with a space before the first piece only."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     return _sentencepiece(backend)
@@ -97,7 +97,7 @@ def metaspace_always() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """As T5's: spaces collapsed and stripped, an end token behind every text."""
+    """Return a tokenizer as T5's: spaces collapsed and stripped, an end token after every text."""
     backend = Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")])
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="first")])
@@ -108,7 +108,7 @@ def unigram() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """As BERT's: lower case, accents stripped, words split at punctuation, [CLS] and [SEP] around."""
+    """Return a tokenizer as BERT's: lower case, accents stripped, words split at punctuation, [CLS] and [SEP] around."""
     backend = Tokenizer(models.WordPiece(unk_token="<unk>"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -119,7 +119,7 @@ def wordpiece() -> Tokenizer:
 
 
 def roberta() -> Tokenizer:
-    """A space before every piece, and a `<mask>` that takes the space on its left."""
+    """Return a tokenizer with a space before every piece, and a `<mask>` that takes the space on its left."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     _byte_level(backend)
@@ -129,7 +129,7 @@ def roberta() -> Tokenizer:
 
 
 def awkward() -> Tokenizer:
-    """Added tokens that reach over each other, take whitespace, want to stand alone, are normalized, or are whitespace themselves."""
+    """Return added tokens that overlap, take whitespace, must stand alone, are normalized, or are whitespace themselves."""
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -158,7 +158,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 @cache
 def format_of(kind: str, template: str = "", **fields: Any) -> PromptFormat:
-    """A prompt format around the tokenizer of one kind."""
+    """Return a prompt format with the tokenizer of one kind."""
     text = KINDS[kind]().to_str()
     return PromptFormat(
         tokenizer_json=text,

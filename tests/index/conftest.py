@@ -1,6 +1,6 @@
-"""An index test that takes `server` runs against each server there is: Redis 6.2, 7 and 8, and Valkey 8.
+"""An index test that takes `server` runs against every available server: Redis 6.2, 7 and 8, and Valkey 8.
 
-`either` leaves it at one of each kind, for what is long and no matter of the version.
+`either` limits it to one of each kind, for long tests that do not depend on the version.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=VERSIONS)
 def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A server that the test may kill."""
+    """Yield a server that the test may kill."""
     if binary(request.param) is None:
         pytest.skip(f"no redis-server {request.param} on this machine: make redis-servers")
     with RedisServer(request.param) as running:
@@ -40,7 +40,7 @@ def namespace() -> str:
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Polls until `check` holds; fails after `seconds`."""
+    """Poll until `check` holds. Fails after `seconds`."""
     give_up = time.monotonic() + seconds
     while not await check():
         assert time.monotonic() < give_up, f"still not so after {seconds} s"

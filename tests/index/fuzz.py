@@ -1,10 +1,10 @@
-"""A seeded fuzzer of the whole index: real writers, a reader and mirrors on a real Redis pair, through every fault, against the truth.
+"""A seeded fuzzer of the whole index: real writers, a reader and mirrors on a real Redis pair, under every fault, compared with the truth.
 
-    python -m tests.index.fuzz --seed 1 --operations 100000
+python -m tests.index.fuzz --seed 1 --operations 100000
 
-64 pods store, evict, die, restart, leave and are cut off; Redis is killed and comes back empty or from an old RDB, fails over to a replica
-that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told that it is wrong about workers. After each round
-everything must converge: `match` and every mirror tell the truth for every prompt, and no dead worker is listed.
+64 pods store, evict, die, restart, leave and are cut off. Redis is killed and comes back empty or from an old RDB; it fails over to a
+replica that lacks writes and has another clock; it is flushed, forgets its scripts, and gets wrong reports about workers. After each round
+everything must converge: `match` and every mirror are right for every prompt, and no dead worker is listed.
 """
 
 import argparse
@@ -28,14 +28,14 @@ PODS = 64
 RACKS = 4
 LEASE = 1.5
 ROUND = 400
-CONVERGES = 60.0  # seconds, to call it a fault: 2 are usual, a machine that does other work takes its time
+CONVERGES = 60.0  # seconds until it counts as a fault: 2 are usual, a busy machine takes longer
 NAMESPACE = "tests/fuzz"
 PREFIX = f"fl4:{{{NAMESPACE}}}:"
 SKEWS_MS = (-3_600_000.0, -4_000.0, 0.0, 4_000.0, 3_600_000.0)
 
 
 class NotExact(AssertionError):
-    """The index differs from the truth; how, for people."""
+    """The index differs from the truth. The message says how."""
 
 
 class Racks(World):
@@ -51,7 +51,7 @@ class Racks(World):
 
 
 class Fuzz:
-    """One run. `operations` is how many were done, `faults` what happened besides."""
+    """One run. `operations` counts completed operations, `faults` the injected faults."""
 
     def __init__(self, seed: int, version: str = "6.2", pods: int = PODS) -> None:
         self.draw = random.Random(seed)
@@ -66,7 +66,7 @@ class Fuzz:
         self._late: MirrorReader | None = None
 
     async def run(self, operations: int, progress: bool = False) -> None:
-        """Raises NotExact."""
+        """Run and raise NotExact where the index differs."""
         self.world.links = [Link(0) for _ in range(RACKS)]
         self.pair.clients = [self._front, *self.world.links]
         await self.pair.start()
@@ -98,7 +98,7 @@ class Fuzz:
             await self.pair.stop()
 
     async def _round(self, operations: int) -> None:
-        """Lives with a fault in their midst; then all must agree, first around a partition, then with all pods back."""
+        """Run operations with one fault among them; then all must agree, first around a partition, then with all pods back."""
         fault = self.draw.choice([None, "partition", "empty", "old", "stale", "stale", "flush", "forget", "recall", "link"])
         at = self.draw.randrange(operations)
         if fault == "old":
@@ -139,13 +139,13 @@ class Fuzz:
         elif fault == "recall":
             try:
                 for worker in self.draw.sample(await self.reader.workers(), 3):
-                    client.delete(f"{PREFIX}r:recalled", f"{PREFIX}r:recalled:{worker.address}")  # as if the last one were long ago
+                    client.delete(f"{PREFIX}r:recalled", f"{PREFIX}r:recalled:{worker.address}")  # as if the last resync were long ago
                     await self.reader.recall(worker.address)
             except (IndexUnavailable, ValueError):
                 pass
 
     async def _operate(self) -> None:
-        """One thing that happens to one pod."""
+        """Do one operation on one pod."""
         draw, world = self.draw, self.world
         pod, what = draw.choice(self.pods), draw.random()
         if pod not in world.writers:
@@ -173,7 +173,7 @@ class Fuzz:
             await asyncio.sleep(draw.choice([0.0, 0.0, 0.001, 0.01]))
 
     async def _new_mirror(self) -> None:
-        """One that starts in the middle of things."""
+        """Start a mirror in the middle of operations."""
         if self._late is not None:
             await self._late.close()
         self._late = MirrorReader(self._front.url, NAMESPACE, call_seconds=1.0)
@@ -188,7 +188,7 @@ class Fuzz:
         self.slowest = max(self.slowest, time.monotonic() - began)
 
     async def _difference(self) -> str | None:
-        """How the index differs from the truth now, None when it does not."""
+        """Return how the index differs from the truth now, or None."""
         world = self.world
         reachable = {pod for pod in world.writers if world.links[world.rack(pod)].up}
         behind = [pod for pod in reachable if not world.writers[pod].joined or world.writers[pod].stats.pending]

@@ -1,4 +1,4 @@
-"""A TCP link to a server that can be cut, held up or led elsewhere: what a network does to a client that knows one address."""
+"""A TCP link to a server that can be cut, held or redirected: network faults for a client that knows one address."""
 
 import asyncio
 from types import TracebackType
@@ -25,11 +25,11 @@ class Link:
         return self._open.is_set()
 
     def hold(self) -> None:
-        """Nothing passes from now on, and no error is reported: connections stay, new ones hang."""
+        """Stop forwarding without an error: connections stay open, new ones hang."""
         self._open.clear()
 
     def heal(self) -> None:
-        """Everything passes again. What a partition of some length has broken by then, is broken: connections begin anew."""
+        """Forward everything again. Connections that the partition has broken stay broken."""
         self.drop()
         self._open.set()
 
@@ -38,7 +38,7 @@ class Link:
         self.drop()
 
     def drop(self) -> None:
-        """Breaks every connection. What was on its way is lost."""
+        """Break every connection. Data in flight is lost."""
         for connection in list(self._connections):
             connection.transport.abort()
 

@@ -1,4 +1,4 @@
-"""A Redis primary with a replica, and what can happen to them."""
+"""A Redis primary with a replica, and the faults that can happen to them."""
 
 import asyncio
 import random
@@ -8,11 +8,11 @@ from pathlib import Path
 from tests.index.link import Link
 from tests.redis_server import RedisServer
 
-LIVE_NUMBERS = {"lease": 0, "at": -72}  # where a record of `live` holds times: from its start, or from its end
+LIVE_NUMBERS = {"lease": 0, "at": -72}  # where a record of `live` holds times: offsets from its start or its end
 
 
 class Pair:
-    """`clients` lead to whoever is primary. Every fault that says so leaves a primary that answers."""
+    """`clients` connect to the current primary. Every fault leaves a primary that answers, unless its docstring says otherwise."""
 
     def __init__(self, version: str, draw: random.Random) -> None:
         self._draw = draw
@@ -36,17 +36,17 @@ class Pair:
         self.replica.client().execute_command("REPLICAOF", "127.0.0.1", self._replication.port)
 
     async def synced(self, seconds: float = 20.0) -> None:
-        """Waits until the replica follows."""
+        """Wait until the replica follows."""
         async with asyncio.timeout(seconds):
             while self.replica.client().info("replication").get("master_link_status") != "up":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     def fall_behind(self) -> None:
-        """What the primary does from now on, the replica does not get."""
+        """Cut replication: the replica misses what the primary does from now on."""
         self._replication.hold()
 
     async def remember(self) -> None:
-        """Writes the RDB that `restart` comes back with, behind the one that a replica may be getting just now."""
+        """Write the RDB that `restart` loads, after one that a replica may be receiving."""
         client = self.primary.client()
         async with asyncio.timeout(20.0):
             while client.info("persistence").get("rdb_bgsave_in_progress"):  # noqa: ASYNC110
@@ -54,7 +54,7 @@ class Pair:
         client.save()
 
     async def restart(self, *, old: bool) -> None:
-        """kill -9, then back: empty, or from the RDB that was last written."""
+        """kill -9, then restart: empty, or from the last written RDB."""
         self.primary.kill()
         for link in self.clients:
             link.drop()
@@ -65,7 +65,7 @@ class Pair:
         self._replication.heal()
 
     async def fail_over(self, prefix: str, skew_ms: float) -> None:
-        """kill -9, and the replica, whose clock is `skew_ms` behind, is primary; a fresh replica follows it."""
+        """Kill the primary and promote the replica, whose clock is `skew_ms` behind; a fresh replica follows it."""
         self.primary.kill()
         for link in self.clients:
             link.drop()
@@ -83,7 +83,7 @@ class Pair:
 
 
 def shift_clock(server: RedisServer, prefix: str, by_ms: float) -> None:
-    """The namespace as a server sees it whose clock is `by_ms` behind the one that wrote it: every time in it is that much later."""
+    """Shift every time in the namespace later by `by_ms`, as seen by a server whose clock is that much behind the writer's."""
     client = server.client()
     with client.pipeline(transaction=True) as pipe:
         leases = client.get(prefix + "leases") or b""

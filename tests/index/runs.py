@@ -1,10 +1,10 @@
-"""Chains as the `apply` script takes them, for tests that call it by hand."""
+"""Chains as the `apply` script takes them, for tests that call the script directly."""
 
 from fairlead_index.changes import Changes, pack
 
 
 def along(kind: str, hashes: list[int]) -> list[bytes]:
-    """A chain from its beginning, stored or, from its end, removed."""
+    """Return a chain from its beginning (stored) or from its end (removed)."""
     changes = Changes()
     changes.restart()
     changes.store(hashes)

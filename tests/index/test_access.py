@@ -1,4 +1,4 @@
-"""How the index is let in: TLS with verification, ACL users, passwords that rotate; and what it says when it is not."""
+"""Access to the index: TLS with verification, ACL users, rotated passwords, and the errors where access fails."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ def test_urls() -> None:
 
 
 async def works(access: RedisAccess | str, namespace: str, router: RedisAccess | str = "") -> None:
-    """Everything that a worker and a router do with the index, once, by the access of each."""
+    """Do once all that a worker and a router do with the index, each with its own access."""
     router = router or access
     writer = IndexWriter(access, namespace, WorkerCard("a", "a:1", BLOCK), 0.4, buckets=4)
     reader, mirror, fleet = IndexReader(router, namespace, deadline=2.0), MirrorReader(router, namespace), FleetReader(router, namespace)
@@ -78,7 +78,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
         route = await reader.route(CHAIN, 300)
         assert route.candidates[0].cached_tokens == 64 * BLOCK and route.candidates[0].incarnation == writer.incarnation
         await reader.release(route.reservation)
-        assert (await reader.route([7], 300)).candidates, "a prompt that nobody holds"
+        assert (await reader.route([7], 300)).candidates, "a prompt that no worker holds"
         await eventually(lambda: holds(lambda: fleet.is_fresh and "a:1" in fleet.workers), 5)
         reserved = fleet.reserve("a:1", 10.0)
         assert reserved and fleet.release(reserved)
@@ -87,7 +87,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
             writer.store(array("Q", [1000 + number]))
         writer.remove(CHAIN[32:][::-1])
         await eventually(lambda: holds(lambda: not writer.stats.pending), 5)
-        if await reader.recall("a:1"):  # else that was asked for a moment ago
+        if await reader.recall("a:1"):  # otherwise it counts as requested a moment ago
             await eventually(lambda: holds(lambda: writer.stats.joins > 1 and not writer.stats.pending), 5)
         writer._sweep_at = 0.0  # with its next heartbeat
         await eventually(lambda: holds(lambda: writer._sweep_at > 0), 5)
@@ -118,8 +118,8 @@ async def test_the_documented_rights_of_a_shared_login_are_enough(own_server: Re
     await works(RedisAccess(own_server.url, username="fairlead", password_file=str(tmp_path / "password")), namespace)
 
 
-async def test_another_user_needs_no_restart(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
-    """An operator that may create users at last gives each service its own."""
+async def test_credentials_of_another_user_need_no_restart(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
+    """When the operator gets the right to create users, it gives each service its own."""
     user, password = tmp_path / "username", tmp_path / "password"
     own_server.command("ACL", "SETUSER", "own", "on", ">one", "~*", "+@all")
     own_server.command("ACL", "SETUSER", "default", "on", ">shared")
@@ -166,7 +166,7 @@ async def test_a_rotated_password_needs_no_restart(own_server: RedisServer, name
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.crt; server.crt for localhost; other.crt for another name; client.crt."""
+    """Create ca.crt, server.crt for localhost, other.crt for another name, and client.crt."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl on this machine")
     at = tmp_path_factory.mktemp("certificates")
@@ -196,7 +196,9 @@ def tls_server(request: pytest.FixtureRequest, certificates: Path) -> Iterator[t
         yield server, port
 
 
-async def test_tls_verifies_and_shows_a_certificate(tls_server: tuple[RedisServer, int], certificates: Path, namespace: str) -> None:
+async def test_tls_verifies_the_server_and_presents_a_client_certificate(
+    tls_server: tuple[RedisServer, int], certificates: Path, namespace: str
+) -> None:
     server, port = tls_server
     url, authority = f"rediss://localhost:{port}", str(certificates / "ca.crt")
     await works(RedisAccess(url, ca_file=authority), namespace)
@@ -212,7 +214,7 @@ async def test_tls_verifies_and_shows_a_certificate(tls_server: tuple[RedisServe
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "noeviction"])
-async def test_a_server_that_evicts_is_warned_about(
+async def test_a_server_with_an_eviction_policy_causes_a_warning(
     own_server: RedisServer, namespace: str, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_server.command("CONFIG", "SET", "maxmemory-policy", policy)

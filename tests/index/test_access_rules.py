@@ -1,4 +1,4 @@
-"""Redis users by role, on real servers: what each needs works under its rules, and all else is refused."""
+"""Redis users by role, on real servers: what each role needs works under its rules, and everything else is refused."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ from fairlead_index.redis.access_rules import (
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.scripts import Scripts, key_prefix, library_name, library_source
 
-A, B = "prod/a*", "prod/b"  # no Kubernetes name has a star; the rules hold for any
+A, B = "prod/a*", "prod/b"  # no Kubernetes name has a star, but the rules must hold for any name
 ROLES: tuple[Role, ...] = ("worker", "router")
 
 
@@ -61,11 +61,11 @@ def signed_in(server: RedisServer, role: Role, namespace: str):  # type: ignore[
         yield client
 
 
-async def test_nothing_else_is_allowed(own_server: RedisServer, admin: RedisClient) -> None:
+async def test_every_other_command_and_key_is_refused(own_server: RedisServer, admin: RedisClient) -> None:
     for role in ROLES:
         await ensure_user(admin, role, A, [sha256("current")])
     names_own = str(admin_version(own_server)) != "6"
-    other, longer = key_prefix(B), key_prefix("prod/abc")  # the second one matches where the star is not escaped
+    other, longer = key_prefix(B), key_prefix("prod/abc")  # the second one matches if the star is not escaped
     mine = key_prefix(A)
     for prefix in (other, longer):
         own_server.command("SET", prefix + "k", "secret")
@@ -108,8 +108,8 @@ def admin_version(server: RedisServer) -> str:
 async def test_a_service_runs_the_functions_that_an_administrator_loads(
     own_server: RedisServer, admin: RedisClient, tmp_path: Path
 ) -> None:
-    """And by EVALSHA where nobody has: its own user may not load them."""
-    await load_functions(admin)  # refused on Redis 6.2, which is no error
+    """Without loaded functions the scripts run by EVALSHA: the service's own user may not load functions."""
+    await load_functions(admin)  # Redis 6.2 refuses it, which is no error
     for role in ROLES:
         await ensure_user(admin, role, A, [sha256("current")])
     without = Scripts(access(own_server, "worker", A, tmp_path), A, timeout=5.0)
@@ -118,7 +118,7 @@ async def test_a_service_runs_the_functions_that_an_administrator_loads(
         assert {"cmdstat_fcall", "cmdstat_evalsha", "cmdstat_eval"} & commands(own_server) == {"cmdstat_fcall"}
         await load_functions(admin)
         assert "cmdstat_function|load" in commands(own_server)
-        assert own_server.client().info("commandstats")["cmdstat_function|load"]["calls"] == 1, "it was there"
+        assert own_server.client().info("commandstats")["cmdstat_function|load"]["calls"] == 1, "it existed"
         own_server.command("FUNCTION", "FLUSH")
     assert await without.call("workers") == []
     assert "cmdstat_eval" in commands(own_server) and without._functions_from > 0
@@ -134,7 +134,7 @@ def commands(server: RedisServer) -> set[str]:
     return set(server.client().info("commandstats"))
 
 
-async def test_passwords_overlap_while_they_are_rotated(own_server: RedisServer, admin: RedisClient) -> None:
+async def test_both_passwords_work_during_a_rotation(own_server: RedisServer, admin: RedisClient) -> None:
     name = await ensure_user(admin, "worker", A, [sha256("one")])
     with contextlib.closing(redis.Redis(port=own_server.port, username=name, password="one", single_connection_client=True)) as old:
         assert old.ping()
@@ -144,7 +144,7 @@ async def test_passwords_overlap_while_they_are_rotated(own_server: RedisServer,
             with contextlib.closing(redis.Redis(port=own_server.port, username=name, password=password)) as client:
                 assert client.ping()
         await ensure_user(admin, "worker", A, [sha256("two")])
-        assert old.ping(), "a connection that is open stays"
+        assert old.ping(), "an open connection stays"
     with contextlib.closing(redis.Redis(port=own_server.port, username=name, password="one")) as client, pytest.raises(redis.RedisError):
         client.ping()
 
@@ -169,7 +169,7 @@ async def test_users_are_listed_and_deleted(own_server: RedisServer, admin: Redi
             await ensure_user(admin, "worker", A, wrong)
 
 
-async def test_every_node_of_a_cluster_has_the_user() -> None:
+async def test_every_node_of_a_cluster_gets_the_user() -> None:
     version = next(version for version in reversed(VERSIONS) if binary(version))
     with RedisCluster(version) as cluster:
         client = RedisClient(RedisAccess(cluster.url), 5.0)
@@ -180,7 +180,7 @@ async def test_every_node_of_a_cluster_has_the_user() -> None:
         assert all(user_name("router", A).encode() in node.command("ACL", "USERS") for node in cluster.nodes)
 
 
-def test_rules_name_no_more_than_the_service() -> None:
+def test_rules_cover_only_the_services_own_keys() -> None:
     for role in ROLES:
         keys = [rule for rule in acl_rules(role, "prod/a[b]?") if "~" in rule]
         assert all(r"{prod/a\[b\]\?" in rule for rule in keys), keys

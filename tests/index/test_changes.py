@@ -1,4 +1,4 @@
-"""What is told of a held set, without Redis: runs, their paths, and a snapshot that is told while the set changes."""
+"""Changes of a held set, without Redis: runs, their paths, and snapshots taken while the set changes."""
 
 import random
 
@@ -9,7 +9,7 @@ from fairlead_index.redis.scripts import script_source
 
 
 class Listener:
-    """What somebody who is told all changes holds: every change must stand on what was told before it."""
+    """Applies all changes that it receives. Every change must build on what was received before."""
 
     def __init__(self) -> None:
         self.held: set[int] = set()
@@ -24,49 +24,49 @@ class Listener:
                 self.held.difference_update(path[change.before :])
 
 
-def following() -> Changes:
+def follow() -> Changes:
     changes = Changes()
     changes.restart()
     return changes
 
 
-def told(changes: Changes) -> list[tuple[str, list[int], int]]:
+def send_all(changes: Changes) -> list[tuple[str, list[int], int]]:
     return [(change.kind, list(change.path), change.before) for change in changes.take(10**6)]
 
 
-def test_the_scripts_have_the_same_runs() -> None:
+def test_the_scripts_use_the_same_run_length() -> None:
     assert f"local RUN = {RUN_BLOCKS}\n" in script_source("match")
 
 
-def test_a_prompt_is_told_by_runs_and_a_longer_one_goes_on_where_it_ended() -> None:
-    changes = following()
+def test_a_prompt_is_sent_as_runs_and_a_longer_one_continues_at_its_end() -> None:
+    changes = follow()
     changes.store(range(101, 109), parent=99)  # 99: its root
     assert changes.pending == 8
-    assert told(changes) == [("S", [101, 102, 103, 104, 105, 106], 0), ("S", [107, 108], 0)]
+    assert send_all(changes) == [("S", [101, 102, 103, 104, 105, 106], 0), ("S", [107, 108], 0)]
     changes.store([109, 110], parent=108)
     changes.store([111], parent=110)
-    assert told(changes) == [("S", [107, 108, 109, 110, 111], 2)]
-    changes.store([101, 102, 203])  # another one parts from it
-    assert told(changes) == [("S", [101, 102, 203], 2)]
+    assert send_all(changes) == [("S", [107, 108, 109, 110, 111], 2)]
+    changes.store([101, 102, 203])  # another prompt branches off it
+    assert send_all(changes) == [("S", [101, 102, 203], 2)]
     changes.remove([111, 110, 109, 108, 107, 106, 203])
-    assert told(changes) == [("R", [107, 108, 109, 110, 111], 0), ("R", [101, 102, 103, 104, 105, 106], 5), ("R", [101, 102, 203], 2)]
+    assert send_all(changes) == [("R", [107, 108, 109, 110, 111], 0), ("R", [101, 102, 103, 104, 105, 106], 5), ("R", [101, 102, 203], 2)]
     assert changes.pending == 0
 
 
-def test_what_it_holds_and_what_it_does_not_change_nothing() -> None:
-    changes = following()
+def test_storing_a_held_block_or_removing_an_absent_one_changes_nothing() -> None:
+    changes = follow()
     changes.store([1, 2, 3])
-    told(changes)
+    send_all(changes)
     changes.store([1, 2, 3])
     changes.remove([7])
-    assert not changes.pending and told(changes) == [] and len(changes) == 3
+    assert not changes.pending and send_all(changes) == [] and len(changes) == 3
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_is_told_all_holds_the_same(seed: int) -> None:
-    """Also where the set is told anew while it changes, and where only removals may be told for a while."""
+def test_a_listener_of_all_changes_holds_the_same_set(seed: int) -> None:
+    """Also where a new snapshot is sent while the set changes, and where only removals may be sent for a while."""
     draw = random.Random(seed)
-    changes, listener = following(), Listener()
+    changes, listener = follow(), Listener()
     parents: dict[int, int] = {}
     fresh = iter(range(1, 10**6))
     for _ in range(600):
@@ -100,17 +100,17 @@ def test_who_is_told_all_holds_the_same(seed: int) -> None:
     assert listener.held == {*parents} == {*changes.held}
 
 
-def test_a_backlog_that_is_longer_than_the_set_is_thrown_away() -> None:
-    changes = following()
+def test_a_backlog_longer_than_the_set_is_dropped() -> None:
+    changes = follow()
     for number in range(SLACK // 2 + 10):
         changes.store([number + 1])
         changes.remove([number + 1])
     assert not changes.following and not changes.pending
 
 
-def test_a_parent_that_goes_before_its_child_raises_nothing() -> None:
-    """Which the cache never does: a worker must serve on all the same."""
-    changes = following()
+def test_a_parent_removed_before_its_child_raises_nothing() -> None:
+    """The cache never does this, but a worker must keep serving if it did."""
+    changes = follow()
     changes.store(range(1, 10))
     changes.remove([2, 1, 9, 3, 8])
     changes.restart()

@@ -59,8 +59,8 @@ class Service:
         await self.reader.release(route.reservation)
 
 
-async def test_the_right_node_is_found_from_any(cluster: RedisCluster, namespace: str) -> None:
-    for at, name in enumerate("xyz"):  # three namespaces, most likely on different nodes, each from one node only
+async def test_the_right_node_is_found_from_any_node(cluster: RedisCluster, namespace: str) -> None:
+    for at, name in enumerate("xyz"):  # three namespaces, most likely on different nodes, each reached from one node
         async with Service(f"redis://127.0.0.1:{cluster.nodes[at].port}", f"{namespace}{name}") as service:
             service.writers[0].store(CHAIN)
             service.writers[1].store(CHAIN[:9])
@@ -82,7 +82,7 @@ async def test_resharding_loses_nothing(cluster: RedisCluster, namespace: str) -
         await asyncio.to_thread(cluster.move, prefix, target, half_way)
         assert cluster.owner(prefix) is target
         await service.shows(20, 9)
-        assert [writer.stats.joins for writer in service.writers] == [1, 1]  # carried over, not told again
+        assert [writer.stats.joins for writer in service.writers] == [1, 1]  # migrated, not sent again
 
 
 async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
@@ -101,7 +101,7 @@ async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
                 await service.reader.match(CHAIN)
             assert time.monotonic() - began < 1.5
             assert service.mirror.match(CHAIN) == {"a:1": 64 * BLOCK, "b:1": 9 * BLOCK}
-            await asyncio.to_thread(cluster.failed_over, prefix, old)
+            await asyncio.to_thread(cluster.wait_for_failover, prefix, old)
             service.writers[0].remove(CHAIN[20:][::-1])
             await service.shows(20, 9)
 
@@ -118,7 +118,7 @@ async def test_sentinels_name_the_primary(namespace: str, tmp_path_factory: pyte
         )
         with RedisServer(version, port=port, options=("--sentinel",), config=config):
             await asyncio.to_thread(_replica_known, port)
-            url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/index"  # the first sentinel is away
+            url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/index"  # the first sentinel is down
             async with Service(url, namespace) as service:
                 service.writers[0].store(CHAIN)
                 service.writers[1].store(CHAIN[:9])

@@ -1,4 +1,4 @@
-"""The index against the truth: random lives of several pods, and after every settling the match must be exact, for every prefix."""
+"""The index against the truth: random operations of several pods; whenever the index has settled, the match is exact for every prefix."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ PODS = 6
 
 @either
 @pytest.mark.parametrize("seed", range(4))
-async def test_match_is_exact_whatever_happens(server: RedisServer, namespace: str, seed: int) -> None:
+async def test_match_is_exact_after_any_operations(server: RedisServer, namespace: str, seed: int) -> None:
     world = World(seed, server.url, namespace)
     reader = IndexReader(server.url, namespace, deadline=5.0)
     client = server.client()
@@ -37,7 +37,7 @@ async def test_match_is_exact_whatever_happens(server: RedisServer, namespace: s
                     await world.leave(pod)
                 if world.random.random() < 0.2:
                     await asyncio.sleep(0)
-            if world.random.random() < 0.2:  # this namespace is wiped, as FLUSHALL would
+            if world.random.random() < 0.2:  # this namespace is wiped, as FLUSHALL would do
                 keys = [key for key in client.keys("*") if namespace.encode() in key]
                 if keys:
                     client.delete(*keys)
@@ -61,7 +61,7 @@ async def test_match_is_exact_whatever_happens(server: RedisServer, namespace: s
                 route = await reader.route(chain, len(prompt))
                 await reader.release(route.reservation)
                 assert {c.address for c in route.candidates} == {f"{pod}:1" for pod in world.writers}
-                for candidate in route.candidates:  # at most 8 levels for 6 pods: the route is exact as well
+                for candidate in route.candidates:  # at most 8 levels for 6 pods, so the route is exact as well
                     assert candidate.cached_tokens == min(expected.get(candidate.address, 0), len(prompt) - 1)
     finally:
         await world.close()

@@ -1,4 +1,4 @@
-"""Reservations of routers that choose by themselves: each sees the others', the index sees all, and none is left over."""
+"""Reservations of several routers: each sees the others', the index sees all, and none stays behind."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,12 +14,12 @@ from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 
-def test_a_change_counts_until_the_index_is_known_to_include_it() -> None:
+def test_a_change_counts_until_the_index_certainly_includes_it() -> None:
     ledger = Ledger()
     ledger.reconcile({b"aa": 100.0}, (5, 0))
     mine, theirs = ledger.record(b"aa", 30.0), ledger.record(b"aa", 7.0, (7, 0))
     assert ledger.get(b"aa") == 137
-    ledger.reconcile({b"aa": 107.0}, (7, 0))  # with theirs; mine is on its way
+    ledger.reconcile({b"aa": 107.0}, (7, 0))  # with the others'; our own is under way
     assert ledger.get(b"aa") == 137
     mine.position = (8, 1)
     ledger.reconcile({b"aa": 107.0}, (8, 0))
@@ -40,41 +40,43 @@ async def writer(own_server: RedisServer, namespace: str) -> AsyncIterator[Index
 
 
 @either_own
-async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
+async def test_routers_see_each_others_reservations_and_redis_sees_all(
+    own_server: RedisServer, namespace: str, writer: IndexWriter
+) -> None:
     routers = [FleetReader(own_server.url, namespace, call_seconds=0.5) for _ in range(3)]
     index = IndexReader(own_server.url, namespace, deadline=1.0)
     for router in routers:
         router.start()
 
-    def owed(router: FleetReader) -> float:
+    def reserved_on(router: FleetReader) -> float:
         scored = router.workers["a:1"]
         router.refresh(scored)
         return scored.reserved_tokens
 
-    async def everybody(tokens: float) -> bool:
+    async def all_reserved(tokens: float) -> bool:
         reserved = {state.reserved_tokens for state in await index.workers()}
-        return reserved == {tokens} and all(owed(router) == tokens for router in routers)
+        return reserved == {tokens} and all(reserved_on(router) == tokens for router in routers)
 
     async def all_see_it() -> bool:
         return all(router.is_fresh and router.capacity == 100 for router in routers)
 
     try:
         await eventually(all_see_it)
-        writer._load, writer._load_is_new = None, False  # no later load settles what follows
+        writer._load, writer._load_is_new = None, False  # no later load report releases what follows
         claims = [[router.reserve("a:1", 100.0 + number) for number in range(20)] for router in routers]
-        assert all(owed(router) == 20 * 100 + 190 for router in routers)  # its own at once
-        await eventually(lambda: everybody(3 * (20 * 100 + 190)))
+        assert all(reserved_on(router) == 20 * 100 + 190 for router in routers)  # its own immediately
+        await eventually(lambda: all_reserved(3 * (20 * 100 + 190)))
         assert not routers[0].release(claims[1][0])  # not its own
         for router, mine in zip(routers, claims, strict=True):
             assert all(router.release(claim) for claim in mine[5:])
             assert not router.release(mine[5])
-        await eventually(lambda: everybody(3 * (5 * 100 + 10)))
+        await eventually(lambda: all_reserved(3 * (5 * 100 + 10)))
         own_server.kill()
 
-        async def nobody_is_fresh() -> bool:
+        async def no_router_is_fresh() -> bool:
             return not any(router.is_fresh for router in routers)
 
-        await eventually(nobody_is_fresh)
+        await eventually(no_router_is_fresh)
         assert routers[0].reserve("a:1", 100.0) == b"" and not routers[0].release(claims[0][0])
         own_server.start()
 
@@ -82,13 +84,13 @@ async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: Red
             return all(router.is_fresh and "a:1" in router.workers for router in routers)
 
         await eventually(all_are_back)
-        await eventually(lambda: everybody(0))
+        await eventually(lambda: all_reserved(0))
     finally:
         await asyncio.gather(*(router.close() for router in routers), index.close())
 
 
 @either_own
-async def test_what_is_left_is_told_at_the_end(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
+async def test_pending_changes_are_sent_on_close(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
     router, index = FleetReader(own_server.url, namespace), IndexReader(own_server.url, namespace, deadline=1.0)
     router.start()
 

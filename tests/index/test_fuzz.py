@@ -1,4 +1,4 @@
-"""A slice of the fuzzer in every run: `python -m tests.index.fuzz --operations 100000` is the whole."""
+"""A short run of the fuzzer: `python -m tests.index.fuzz --operations 100000` is the full one."""
 
 import pytest
 from tests.index.fuzz import Fuzz
@@ -6,7 +6,7 @@ from tests.redis_server import binary
 
 
 @pytest.mark.parametrize("version", ("6.2", "7.0"))  # without and with `%R~` key permissions
-async def test_exact_through_every_fault(version: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_index_is_exact_after_every_fault(version: str, caplog: pytest.LogCaptureFixture) -> None:
     if binary(version) is None:
         pytest.skip(f"no redis-server {version} on this machine")
     caplog.set_level("ERROR")

@@ -1,4 +1,4 @@
-"""One service over several groups: the same answers as over one, reservations that add up, and a group that is away."""
+"""One service over several index groups: the same answers as over one, reservations that add up, and a group that is unreachable."""
 
 import asyncio
 from collections import Counter
@@ -38,15 +38,15 @@ async def end(writers: dict[str, IndexWriter], *readers: GroupedReader) -> None:
     await asyncio.gather(*(writer.leave() for writer in writers.values()), *(reader.close() for reader in readers))
 
 
-def test_groups_fill_evenly_and_stay() -> None:
+def test_pods_spread_evenly_over_groups_and_the_assignment_never_changes() -> None:
     assert namespace_of("a/b", "pod", 1) == "a/b" == group_namespaces("a/b", 1)[0]
     filled = Counter(namespace_of("a/b", f"svc-worker-5d9f8-{n:x}", 4) for n in range(400))
     assert set(filled) == set(group_namespaces("a/b", 4)) and max(filled.values()) < 140
-    assert namespace_of("a/b", "pod-0", 8) == "a/b:g6"  # a change here would send pods and routers of two releases apart
+    assert namespace_of("a/b", "pod-0", 8) == "a/b:g6"  # a change here would send pods and routers of two releases to different groups
 
 
 @either
-async def test_answers_are_those_of_one_index(server: RedisServer, namespace: str) -> None:
+async def test_answers_equal_those_of_a_single_index(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for at, pod in enumerate(PODS):
         writers[pod].store(CHAIN[: 8 * at])
@@ -59,7 +59,7 @@ async def test_answers_are_those_of_one_index(server: RedisServer, namespace: st
     route = await reader.route(CHAIN, 64 * BLOCK)
     assert [each.address for each in route.candidates] == [f"{pod}:1" for pod in PODS[:0:-1]]
     assert route.candidates[0].cached_tokens == 64 * BLOCK - 1
-    # Only the winner's time is held once the others were given back.
+    # Only the winner's reservation is held once the others were released.
 
     async def held() -> dict[str, int]:
         return {worker.pod: worker.reserved_tokens for worker in await reader.workers() if worker.reserved_tokens}
@@ -84,7 +84,7 @@ async def test_answers_are_those_of_one_index(server: RedisServer, namespace: st
 
 
 @either
-async def test_a_worker_without_room_is_last_whatever_its_group(server: RedisServer, namespace: str) -> None:
+async def test_a_worker_without_free_pages_ranks_last_whatever_its_group(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for pod in PODS[1:]:
         writers[pod].report(WorkerLoad(pages_free=1, pages_total=100, page_size=16))
@@ -100,7 +100,7 @@ async def test_a_worker_without_room_is_last_whatever_its_group(server: RedisSer
 
 
 @either
-async def test_a_cold_prefix_has_one_home_whoever_asks_and_a_burst_spreads(server: RedisServer, namespace: str) -> None:
+async def test_a_cold_prefix_has_one_home_for_every_router_and_a_burst_spreads(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     other = GroupedReader([IndexReader(server.url, each, deadline=2.0) for each in group_namespaces(namespace, GROUPS)])
     homes: dict[int, set[str]] = {}
@@ -122,7 +122,7 @@ async def test_a_cold_prefix_has_one_home_whoever_asks_and_a_burst_spreads(serve
 
 
 @either
-async def test_a_group_that_is_away_is_left_out(server: RedisServer, namespace: str) -> None:
+async def test_an_unreachable_group_is_left_out(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for writer in writers.values():
         writer.store(CHAIN)
@@ -159,6 +159,6 @@ async def test_groups_of_one_service_lie_on_the_shards_of_a_cluster(namespace: s
         await end(writers, reader)
 
 
-def test_one_group_is_the_plain_reader() -> None:
+def test_a_single_group_uses_the_plain_reader() -> None:
     assert isinstance(index_reader("redis://h", "a/b"), IndexReader)
     assert isinstance(index_reader("redis://h", "a/b", 2), GroupedReader)

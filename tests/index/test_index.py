@@ -1,4 +1,4 @@
-"""Writer and reader over a real Redis: what a person deploying this relies on."""
+"""Writer and reader over a real Redis: the guarantees that an operator of this system relies on."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ async def reader(server: RedisServer, namespace: str) -> AsyncIterator[IndexRead
 
 
 async def shows(reader: IndexReader, expected: dict[str, int]) -> None:
-    """Waits until a match of CHAIN gives these blocks."""
+    """Wait until a match of CHAIN gives these blocks."""
 
     async def equal() -> bool:
         try:
@@ -60,7 +60,7 @@ async def shows(reader: IndexReader, expected: dict[str, int]) -> None:
 
 
 @either
-async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_stored_blocks_match_and_removed_ones_do_not(writers: MakeWriter, reader: IndexReader) -> None:
     a, b = writers("a"), writers("b")
     a.store(CHAIN)
     b.store(CHAIN[:10])
@@ -71,7 +71,7 @@ async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: Mak
 
 
 @either
-async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_leaving_is_immediate_and_final(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a")
     a.store(CHAIN)
     await shows(reader, {"a": 64})
@@ -84,14 +84,16 @@ async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: Inde
 
 
 @either
-async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
+async def test_a_restarted_pod_starts_with_an_empty_set(
+    server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader
+) -> None:
     old = writers("a")
     old.store(CHAIN)
     await shows(reader, {"a": 64})
     [first_life] = await reader.workers()
     await old._scripts.close()
     assert old._task is not None
-    old._task.cancel()  # dies without a word
+    old._task.cancel()  # dies without telling the index
     again = writers("a")
     again.store(CHAIN[:3])
     await shows(reader, {"a": 3})
@@ -100,7 +102,7 @@ async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespac
 
 
 @either
-async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_a_silent_pod_is_dropped_when_its_lease_ends(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=0.5)
     a.store(CHAIN)
     await shows(reader, {"a": 64})
@@ -111,7 +113,7 @@ async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter
 
 
 @either
-async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, writers: MakeWriter, reader: IndexReader) -> None:
+async def test_a_wiped_redis_gets_everything_again(server: RedisServer, writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
     a.store(CHAIN)
     await shows(reader, {"a": 64})
@@ -124,8 +126,10 @@ async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, write
 
 
 @either
-async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
-    """A failover to a replica that missed a batch: the fence stands behind the writer."""
+async def test_a_gap_in_the_sequence_causes_a_new_snapshot(
+    server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader
+) -> None:
+    """A failover to a replica that missed a batch leaves the fence behind the writer."""
     a = writers("a", lease=1.0)
     a.store(CHAIN[:32])
     await shows(reader, {"a": 32})
@@ -140,7 +144,7 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
 
 
 @either
-async def test_a_recalled_worker_tells_all_anew(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_a_resync_makes_the_worker_send_everything_again(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
     a.store(CHAIN)
     await shows(reader, {"a": 64})
@@ -167,7 +171,7 @@ async def test_redis_killed_and_restarted_empty_converges(own_server: RedisServe
         own_server.kill()
         with pytest.raises(IndexUnavailable):
             await reader.match(CHAIN)
-        pods["a"].remove(CHAIN[10:20][::-1])  # while it is away
+        pods["a"].remove(CHAIN[10:20][::-1])  # while Redis is down
         pods["b"].store(CHAIN)
         own_server.start()
         await shows(reader, {"a": 10, "b": 64, "c": 22})
@@ -176,7 +180,7 @@ async def test_redis_killed_and_restarted_empty_converges(own_server: RedisServe
         await reader.close()
 
 
-async def test_a_frozen_redis_costs_the_deadline_twice(own_server: RedisServer, namespace: str) -> None:
+async def test_a_frozen_redis_costs_the_deadline_at_most_twice(own_server: RedisServer, namespace: str) -> None:
     pod = writer_for(own_server, namespace, "a", lease=5.0)
     reader = IndexReader(own_server.url, namespace, deadline=0.2)
     pod.store(CHAIN)
@@ -235,14 +239,14 @@ async def test_a_wrong_url_is_unavailable_quickly(url: str, namespace: str) -> N
     await reader.close()
 
 
-async def test_a_url_that_can_never_work_is_refused_at_once(namespace: str) -> None:
+async def test_a_url_that_can_never_work_is_refused_immediately(namespace: str) -> None:
     with pytest.raises(ValueError, match="redis url"):
         IndexReader("http://redis:6379", namespace)
     with pytest.raises(ValueError, match="namespace"):
         IndexReader("redis://127.0.0.1", "a{b}")
 
 
-async def test_a_writer_without_redis_keeps_only_the_held_set(namespace: str) -> None:
+async def test_without_redis_a_writer_stores_no_more_than_the_held_set(namespace: str) -> None:
     writer = IndexWriter(f"redis://127.0.0.1:{free_port()}", namespace, WorkerCard("a", "a:1", BLOCK))
     writer.start()
     for _ in range(300):
@@ -281,12 +285,12 @@ async def test_a_burst_of_one_cold_prefix_spreads(writers: MakeWriter, reader: I
     assert len(chosen) == 8 and max(chosen.values()) <= 1.5 * 256 / 8, chosen
     assert sum(worker.reserved_tokens for worker in await reader.workers()) == 256 * 256
     await asyncio.gather(*(reader.release(route.reservation) for route in routes))
-    await reader.release(routes[0].reservation)  # twice does no harm
+    await reader.release(routes[0].reservation)  # repeating it does no harm
     assert [worker.reserved_tokens for worker in await reader.workers()] == [0] * 8
 
 
 @either
-async def test_a_cold_prefix_has_its_homes_whoever_asks(
+async def test_a_cold_prefix_has_the_same_homes_for_every_reader(
     server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader
 ) -> None:
     await joined(*(writers(f"p{n}") for n in range(8)))
@@ -300,11 +304,11 @@ async def test_a_cold_prefix_has_its_homes_whoever_asks(
             await reader.release(route.reservation)
     await other.close()
     assert all(len(found) == 1 for found in homes.values())
-    assert len({min(found) for found in homes.values()}) >= 5  # different prefixes live in different places
+    assert len({min(found) for found in homes.values()}) >= 5  # different prefixes have different homes
 
 
 @either
-async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_the_cached_prefix_wins_until_waiting_costs_more(writers: MakeWriter, reader: IndexReader) -> None:
     a, b = writers("a", lease=2.0), writers("b", lease=2.0)
     a.store(CHAIN)
     for pod in (a, b):
@@ -332,7 +336,7 @@ async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWri
 
 
 @either
-async def test_a_pod_without_room_is_passed_over_while_another_has_room(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_a_pod_without_free_pages_is_skipped_while_another_has_some(writers: MakeWriter, reader: IndexReader) -> None:
     full, busy = writers("full", lease=2.0), writers("busy", lease=2.0)
     full.report(WorkerLoad(pages_free=1, pages_total=100, page_size=16))
     busy.report(WorkerLoad(pages_free=90, pages_total=100, page_size=16, backlog_tokens=50_000))
@@ -351,8 +355,8 @@ async def test_prompts_shorter_than_a_block_are_spread_too(writers: MakeWriter, 
 
 
 @either
-async def test_reservations_run_out_with_the_heartbeats(writers: MakeWriter, reader: IndexReader) -> None:
-    """A router that died holds nobody's time: once the worker has reported after the request must have arrived, the promise is settled."""
+async def test_reservations_expire_with_the_heartbeats(writers: MakeWriter, reader: IndexReader) -> None:
+    """A dead router holds no worker's time: a worker's report settles reservations of requests that must have arrived before it."""
     a = writers("a", lease=1.0)
     await joined(a)
     await reader.route(CHAIN, 256)

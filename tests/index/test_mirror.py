@@ -1,4 +1,4 @@
-"""The mirror against the truth and against `match`: the same answers, through every fault, and answers while Redis is away."""
+"""The mirror compared with the truth and with `match`: the same answers under every fault, and answers while Redis is down."""
 
 import asyncio
 import random
@@ -51,14 +51,14 @@ async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
 
 
 class Faults:
-    """What a mirror cannot follow by reading on: the log trimmed or gone; the namespace wiped, or set back as by a failover."""
+    """Faults that a mirror cannot follow by reading on: the log trimmed or lost; the namespace wiped or reset as by a failover."""
 
     def __init__(self, draw: random.Random, server: RedisServer, namespace: str) -> None:
         self._draw, self._client, self._prefix = draw, server.client(), f"fl4:{{{namespace}}}:"
         self._earlier: dict[bytes, bytes] = {}
 
     def remember(self) -> None:
-        """The state that `back` comes back to."""
+        """Save the state that `back` restores."""
         keys = [key for key in self._client.keys("*") if key.startswith(self._prefix.encode())]
         with self._client.pipeline(transaction=True) as pipe:
             for key in keys:
@@ -83,7 +83,7 @@ class Faults:
 
 @either
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespace: str, mirror: MirrorReader, seed: int) -> None:
+async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespace: str, mirror: MirrorReader, seed: int) -> None:
     world = World(seed, server.url, namespace)
     reader = IndexReader(server.url, namespace, deadline=5.0)
     late: list[MirrorReader] = []
@@ -109,7 +109,7 @@ async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespa
                     await asyncio.sleep(0.001)
             if world.random.random() < 0.4:
                 faults.happen()
-            if world.random.random() < 0.2:  # a mirror that starts in the middle of things
+            if world.random.random() < 0.2:  # a mirror that starts in the middle of operations
                 late.append(MirrorReader(server.url, namespace))
                 late[-1].start()
 
@@ -133,7 +133,7 @@ async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespa
 
 
 @either
-async def test_more_holders_than_a_bucket_lists(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
+async def test_more_holders_than_a_bucket_lists_are_matched(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
     writers = [writer_for(server, namespace, f"p{n:02}") for n in range(40)]
     late = MirrorReader(server.url, namespace)
     try:
@@ -149,7 +149,7 @@ async def test_more_holders_than_a_bucket_lists(server: RedisServer, namespace: 
 
 
 @either_own
-async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restart(own_server: RedisServer, namespace: str) -> None:
+async def test_the_mirror_answers_while_redis_is_down_and_is_exact_after_an_empty_restart(own_server: RedisServer, namespace: str) -> None:
     writers = {pod: writer_for(own_server, namespace, pod, lease=1.0) for pod in "ab"}
     mirror = MirrorReader(own_server.url, namespace, call_seconds=0.5)
     mirror.start()
@@ -176,8 +176,8 @@ async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restar
         await mirror.close()
 
 
-async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: RedisServer, namespace: str) -> None:
-    """A picture made while the log was empty knows which record was the newest all the same."""
+async def test_a_log_that_was_trimmed_and_then_reset_is_detected(server: RedisServer, namespace: str) -> None:
+    """A snapshot taken while the log was empty still knows which record was the newest."""
     writer = writer_for(server, namespace, "a")
     mirror = MirrorReader(server.url, namespace)
     client, prefix = server.client(), f"fl4:{{{namespace}}}:"
@@ -192,7 +192,7 @@ async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: Redis
         await shows(mirror, {"a": 30})
         logged = int(client.hget(prefix + "meta", "logged") or 0)
         client.hset(prefix + "meta", "logged", logged - 2)
-        for end in (40, 50, 60, 64):  # two records under numbers that were used before, and two more
+        for end in (40, 50, 60, 64):  # two records with reused numbers, and two more
             writer.store(CHAIN[:end])
             await eventually(lambda: _told(writer))
         await shows(mirror, {"a": 64})
@@ -202,22 +202,22 @@ async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: Redis
 
 
 @either
-async def test_changes_are_logged_while_a_mirror_reads_along(server: RedisServer, namespace: str) -> None:
+async def test_changes_are_logged_only_while_a_mirror_reads(server: RedisServer, namespace: str) -> None:
     writer, late = writer_for(server, namespace, "a"), MirrorReader(server.url, namespace)
     client, prefix = server.client(), f"fl4:{{{namespace}}}:"
     try:
         writer.store(CHAIN[:10])
         await eventually(lambda: _told(writer))
-        assert not client.exists(prefix + "log"), "nobody reads it"
+        assert not client.exists(prefix + "log"), "no mirror reads the log"
         late.start()
         await shows(late, {"a": 10})
         writer.store(CHAIN[:20])
         await shows(late, {"a": 20})
-        assert client.xlen(prefix + "log") == 2 and late.stats.snapshots == 1, "how it began, and what came then"
+        assert client.xlen(prefix + "log") == 2 and late.stats.snapshots == 1, "the initial state and the change after it"
         client.delete(prefix + "r:mirrored")  # as if all mirrors had been away for long
         writer.store(CHAIN[:30])
         await shows(late, {"a": 30})
-        assert late.stats.snapshots == 2, "it saw that something was not logged"
+        assert late.stats.snapshots == 2, "it detects that something was not logged"
         writer.store(CHAIN)
         await shows(late, {"a": 64})
         assert late.stats.snapshots == 2
@@ -227,12 +227,12 @@ async def test_changes_are_logged_while_a_mirror_reads_along(server: RedisServer
 
 
 @either
-async def test_a_silent_worker_is_not_named_past_its_lease(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
+async def test_a_silent_worker_is_not_listed_past_its_lease(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
     silent = writer_for(server, namespace, "a", lease=0.6)
     silent.store(CHAIN)
     await shows(mirror, {"a": 64})
     assert silent._task is not None
-    silent._leaving.set()  # dies without a word
+    silent._leaving.set()  # dies without telling the index
     assert silent._task is not None
     silent._task.cancel()
     await shows(mirror, {})
@@ -250,8 +250,8 @@ async def test_matches_raise_before_the_first_load(namespace: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_table_against_plain_sets(seed: int) -> None:
-    """Lives that come, store, evict and end, with sweeps in between, against one set each."""
+def test_the_table_equals_plain_sets(seed: int) -> None:
+    """Incarnations that start, store, evict and end, with sweeps in between, compared with one set each."""
     draw = random.Random(seed)
     table, truth = PrefixTable(), {}
     chains = [list(range(n * 100, n * 100 + 12)) for n in range(3)]
@@ -285,7 +285,7 @@ def test_the_table_against_plain_sets(seed: int) -> None:
     assert len(table) == 0 and table.num_incarnations == 0
 
 
-def test_the_share_that_only_one_worker_holds() -> None:
+def test_the_share_of_blocks_that_only_one_worker_holds() -> None:
     table = PrefixTable()
     for number, address in enumerate(("a:1", "b:1", "dead:1")):
         table.join(number.to_bytes(2, "big"), address, 16, lease_ms=10_000.0)
@@ -295,13 +295,13 @@ def test_the_share_that_only_one_worker_holds() -> None:
     table.store(b"\0\0", [*shared, *mine])
     table.store(b"\0\1", shared)
     table.store(b"\0\2", [*shared, *mine])
-    assert table.unique_shares() == {"a:1": 0.75, "b:1": 0.0}, "what the dead hold counts for nobody"
+    assert table.unique_shares() == {"a:1": 0.75, "b:1": 0.0}, "blocks of dead workers do not count"
     table.store(b"\0\1", range(10_000, 60_000))
-    assert 0.98 < table.unique_shares()["b:1"] < 1.0, "of a large table, some shards"
+    assert 0.98 < table.unique_shares()["b:1"] < 1.0, "of a large table, only some shards are sampled"
 
 
 def test_caches_of_a_large_fleet_are_bounded_in_bytes() -> None:
-    """500 workers and one hot block that changes 1,500 times, each time followed by a match."""
+    """500 workers and one hot block that changes 1,500 times, with a match after each change."""
     draw, table, slots = random.Random(5), PrefixTable(), [number.to_bytes(2, "big") for number in range(500)]
     for slot in slots:
         table.join(slot, f"10.0.0.{int.from_bytes(slot, 'big')}:8000", 16)
@@ -318,7 +318,7 @@ def test_caches_of_a_large_fleet_are_bounded_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_deepest_holders_are_those_of_a_full_match(seed: int) -> None:
+def test_the_deepest_holders_equal_those_of_a_full_match(seed: int) -> None:
     draw, table = random.Random(seed), PrefixTable()
     chain = list(range(1, 41))
     for number in range(60):

@@ -1,4 +1,4 @@
-"""What a Redis can do to the index: refuse, be slow, away, or full; and what two releases on one Redis do to each other."""
+"""Redis failures and the index: refused, slow, unreachable or full; and two releases that share one Redis."""
 
 import asyncio
 import contextlib
@@ -39,13 +39,13 @@ ERRORS = [
     b"-MOVED 12 127.0.0.1:1\r\n",
     b"-ASK 12 127.0.0.1:1\r\n",
     b"this is no redis\r\n",
-    b"",  # closes
+    b"",  # closes the connection
 ]
 
 
 @asynccontextmanager
 async def between(server: RedisServer, answer: Callable[[], bytes | None]) -> AsyncIterator[str]:
-    """A proxy before the server. While `answer` says something it answers requests itself; with nothing it closes the connection."""
+    """A proxy before the server. While `answer` is not empty it answers itself; with an empty answer it closes the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", server.port)
@@ -77,7 +77,7 @@ async def between(server: RedisServer, answer: Callable[[], bytes | None]) -> As
 
 @either
 @pytest.mark.parametrize("said", ERRORS, ids=lambda said: said.split()[0].decode() if said else "closed")
-async def test_every_answer_ends_in_time_and_the_index_recovers(server: RedisServer, namespace: str, said: bytes) -> None:
+async def test_every_call_ends_in_time_and_the_index_recovers(server: RedisServer, namespace: str, said: bytes) -> None:
     answer: list[bytes | None] = [None]
     async with between(server, lambda: answer[0]) as url:
         writer = IndexWriter(url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)
@@ -109,12 +109,12 @@ async def is_(ask: Callable[[], Awaitable[object]], expected: object) -> bool:
 
 
 @either
-async def test_a_thousand_cancelled_calls_cost_no_connection_and_no_other_caller_anything(server: RedisServer, namespace: str) -> None:
+async def test_a_thousand_cancelled_calls_leak_no_connection_and_disturb_no_other_call(server: RedisServer, namespace: str) -> None:
     scripts = Scripts(server.url, namespace, timeout=20.0)
     await scripts.call("join", "a", "a:1", "r", BLOCK, b"12345678", 60000, 64)
     assert await scripts.call("apply", 1, "x" * 8, 1, "S", hash_bytes(CHAIN)) == [b"STALE"]
     mine = await scripts.redis.execute("CLIENT", "ID")
-    os.kill(server.pid, signal.SIGSTOP)  # nothing is answered before it is cancelled
+    os.kill(server.pid, signal.SIGSTOP)  # no call is answered before it is cancelled
     try:
         calls = [asyncio.create_task(scripts.call("match", hash_bytes(CHAIN))) for _ in range(1000)]
         kept = [asyncio.create_task(scripts.redis.execute("ECHO", f"{n}")) for n in range(1000)]
@@ -126,14 +126,14 @@ async def test_a_thousand_cancelled_calls_cost_no_connection_and_no_other_caller
         ended = await asyncio.gather(*calls, return_exceptions=True)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert all(isinstance(each, asyncio.CancelledError) for each in ended)  # none was swallowed
-    assert await asyncio.gather(*kept) == [f"{n}".encode() for n in range(1000)]  # everybody got their own answer
+    assert all(isinstance(each, asyncio.CancelledError) for each in ended)  # no cancellation was swallowed
+    assert await asyncio.gather(*kept) == [f"{n}".encode() for n in range(1000)]  # every caller got its own answer
     assert await scripts.redis.execute("CLIENT", "ID") == mine
     await scripts.close()
 
 
 @either
-async def test_a_caller_cancelled_while_connecting_is_cancelled_and_the_others_are_served(server: RedisServer) -> None:
+async def test_a_caller_cancelled_while_connecting_is_cancelled_and_others_are_served(server: RedisServer) -> None:
     scripts = Scripts(server.url, "tests/none", timeout=2.0)
     before = len(server.client().client_list())
     calls = [asyncio.create_task(scripts.redis.execute("PING")) for _ in range(1000)]
@@ -143,13 +143,13 @@ async def test_a_caller_cancelled_while_connecting_is_cancelled_and_the_others_a
     ended = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(each) for each in ended[::2]] == [asyncio.CancelledError] * 500
     assert ended[1::2] == [b"PONG"] * 500
-    assert len(server.client().client_list()) <= before + 2  # ours, and the one that asks
+    assert len(server.client().client_list()) <= before + 2  # our connection and the one that queries
     await scripts.close()
 
 
 @either
-async def test_a_slow_redis_does_not_break_the_line(server: RedisServer, namespace: str) -> None:
-    """A caller with a shorter patience than the connection's leaves; the others wait on, and get their own answers."""
+async def test_a_slow_redis_does_not_break_the_pipeline(server: RedisServer, namespace: str) -> None:
+    """A caller with a shorter timeout than the connection's leaves; the others wait on and get their own answers."""
     scripts = Scripts(server.url, namespace, timeout=5.0)
     await scripts.redis.execute("PING")
     server.client().client_pause(200)
@@ -161,8 +161,8 @@ async def test_a_slow_redis_does_not_break_the_line(server: RedisServer, namespa
     await scripts.close()
 
 
-async def test_a_primary_turned_replica_and_back(own_server: RedisServer, namespace: str) -> None:
-    """READONLY, and MASTERDOWN or an empty data set, from the real thing."""
+async def test_a_primary_demoted_to_replica_and_promoted_again(own_server: RedisServer, namespace: str) -> None:
+    """READONLY, and MASTERDOWN or an empty data set, from a real server."""
     writer = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)
     reader = IndexReader(own_server.url, namespace, deadline=0.5)
     writer.start()
@@ -186,7 +186,7 @@ async def test_a_primary_turned_replica_and_back(own_server: RedisServer, namesp
     await asyncio.gather(writer.leave(), reader.close())
 
 
-async def test_a_full_redis_keeps_leases_and_takes_removals(
+async def test_a_full_redis_keeps_leases_and_accepts_removals(
     own_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
@@ -225,14 +225,14 @@ async def test_a_full_redis_keeps_leases_and_takes_removals(
     await asyncio.gather(a.leave(), b.leave(), reader.close())
 
 
-async def test_removals_that_wait_while_a_full_redis_is_told_anew_are_not_lost(own_server: RedisServer, namespace: str) -> None:
+async def test_removals_during_a_resync_of_a_full_redis_are_not_lost(own_server: RedisServer, namespace: str) -> None:
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
     a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
     tell, late = a._scripts.call, [CHAIN[20:40][::-1]]
 
     async def call(name: str, *args: bytes | str | int | float) -> list[Any]:
         reply = await tell(name, *args)
-        if name == "evict" and len(args) > 3 and late:  # while the answer was on its way, and the moment to tell all anew has come
+        if name == "evict" and len(args) > 3 and late:  # while the answer was under way, and the time to send everything has come
             a.remove(late.pop())
             a._store_at = 0.0
         return reply
@@ -252,8 +252,8 @@ async def test_removals_that_wait_while_a_full_redis_is_told_anew_are_not_lost(o
     await asyncio.gather(a.leave(), reader.close())
 
 
-async def test_a_batch_that_was_done_unheard_before_redis_was_full_counts_once(own_server: RedisServer, namespace: str) -> None:
-    """Its number must not be given to the next one, which would be taken for it and left undone."""
+async def test_a_batch_applied_with_a_lost_reply_before_redis_was_full_counts_once(own_server: RedisServer, namespace: str) -> None:
+    """The next batch must not reuse its number: Redis would take it for the old one and skip it."""
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
     a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
     tell, heard = a._scripts.call, [True]
@@ -280,7 +280,7 @@ async def test_a_batch_that_was_done_unheard_before_redis_was_full_counts_once(o
     await asyncio.gather(a.leave(), reader.close())
 
 
-async def test_a_key_that_somebody_overwrote_is_said_once_and_deleting_it_heals(
+async def test_an_overwritten_key_is_logged_once_and_deleting_it_repairs_the_index(
     own_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
@@ -302,7 +302,7 @@ async def test_a_key_that_somebody_overwrote_is_said_once_and_deleting_it_heals(
     await asyncio.gather(a.leave(), reader.close())
 
 
-async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> None:
+async def test_every_key_expires(server: RedisServer, namespace: str) -> None:
     reader = IndexReader(server.url, namespace, deadline=2.0)
     writers = [IndexWriter(server.url, namespace, WorkerCard(f"p{n}", f"p{n}:1", BLOCK), 0.3, buckets=16) for n in range(34)]
     for writer in writers:
@@ -312,7 +312,7 @@ async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> No
     client = server.client()
 
     def keys() -> dict[bytes, int]:
-        """Seconds that each is kept."""
+        """Return the seconds until each key expires."""
         found = list(client.scan_iter(f"{SCHEMA}:{{{namespace}}}:*", count=1000))
         return dict(zip(found, [client.ttl(key) for key in found], strict=True))
 
@@ -324,7 +324,7 @@ async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> No
     await asyncio.gather(*(writer.leave() for writer in writers[:-1]))
     last = writers[-1]
     assert last._task is not None
-    last._leaving.set()  # dies without a word
+    last._leaving.set()  # dies without telling the index
     last._task.cancel()
     await asyncio.wait({last._task})
     left = keys()
@@ -337,10 +337,10 @@ async def _async(value: bool) -> bool:
     return value
 
 
-async def test_two_schemas_share_one_redis_and_scripts_are_told_again(
+async def test_two_schemas_share_one_redis_and_scripts_are_loaded_again(
     server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two sides of a rollout: another schema is another index. A server that forgot the scripts is sent them again, under load."""
+    """The two sides of a rollout: another schema is another index. A server that lost its scripts gets them again, under load."""
     old = IndexWriter(server.url, namespace, WorkerCard("old", "old:1", BLOCK), 1.0)
     old.start()
     reader = IndexReader(server.url, namespace, deadline=2.0)
@@ -354,7 +354,7 @@ async def test_two_schemas_share_one_redis_and_scripts_are_told_again(
         old.store(CHAIN[:depth])
         other.store(CHAIN[: depth // 2])
         if depth % 16 == 0:
-            server.command("SCRIPT", "FLUSH")  # as a restart forgets them
+            server.command("SCRIPT", "FLUSH")  # as a restart loses them
             with contextlib.suppress(redis.ResponseError):  # 6.2 has none
                 server.command("FUNCTION", "FLUSH")
             assert (await reader.route(CHAIN, 300)).candidates
@@ -364,7 +364,7 @@ async def test_two_schemas_share_one_redis_and_scripts_are_told_again(
     await asyncio.gather(old.leave(), other.leave(), reader.close(), other_reader.close())
 
 
-async def test_errors_of_the_client_are_of_the_named_kinds(server: RedisServer) -> None:
+async def test_client_errors_have_the_documented_types(server: RedisServer) -> None:
     scripts = Scripts(server.url, "tests/none", timeout=1.0)
     client: RedisClient = scripts.redis
     with pytest.raises(RedisError, match="WRONGTYPE"):
@@ -375,8 +375,8 @@ async def test_errors_of_the_client_are_of_the_named_kinds(server: RedisServer) 
     await scripts.close()
 
 
-async def test_a_timeout_holds_for_a_call_with_all_its_redirections() -> None:
-    """A node that sends callers elsewhere slowly, for ever: each step is in time, and all of them together are not."""
+async def test_a_timeout_covers_a_call_with_all_its_redirections() -> None:
+    """A node that redirects callers slowly and forever: each step is in time, all of them together are not."""
 
     asked = 0
 
@@ -398,8 +398,8 @@ async def test_a_timeout_holds_for_a_call_with_all_its_redirections() -> None:
 
 
 @pytest.mark.parametrize("endless", [b"*99999999\r\n" + b":1\r\n" * 100_000, b"$999999999\r\n" + b"x" * 400_000], ids=["array", "bulk"])
-async def test_a_reply_without_end_ends_the_connection(endless: bytes) -> None:
-    """Whoever answers at Redis' address must not be able to fill the memory of routers and workers."""
+async def test_an_endless_reply_closes_the_connection(endless: bytes) -> None:
+    """A malicious server at Redis' address must not be able to fill the memory of routers and workers."""
     sent = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,11 +1,11 @@
-"""Cache salts are kept, since computing one is dear; what a client can choose must not fill the memory."""
+"""Salts are cached because computing one is expensive; salts that clients choose must not fill the memory."""
 
 import tracemalloc
 
 from fairlead_index.salts import cache_salt
 
 
-def test_long_salts_of_clients_are_not_kept() -> None:
+def test_long_salts_of_clients_are_not_cached() -> None:
     tracemalloc.start()
     try:
         salts = {cache_salt(b"secret", "tenant", f"{number}" + "x" * 100_000) for number in range(200)}

@@ -22,7 +22,7 @@ BLOCK = 16
 
 @either
 @pytest.mark.parametrize("seed", range(4))
-async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: str, seed: int) -> None:
+async def test_the_python_score_equals_the_scripts(server: RedisServer, namespace: str, seed: int) -> None:
     draw = random.Random(seed)
     scripts = Scripts(server.url, namespace, timeout=5)
     client = server.client()
@@ -42,7 +42,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
         prompt = max(1, len(hashes) // 8 * BLOCK + draw.randrange(BLOCK) + draw.choice([0, 0, 3000]))  # some are seconds of work
         depths = _depths(await scripts.redis.execute("EVAL", match, 1, scripts.prefix, hashes))
         workers = []
-        queue = draw.choice([0, 0, 30_000])  # everybody has one: what a home may be later than the best is the prompt's own work then
+        queue = draw.choice([0, 0, 30_000])  # Every worker holds one: then the home's lateness is the prompt's own work.
         for address, slot in slots.items():
             worker = ScoredWorker(
                 address=address,
@@ -75,7 +75,7 @@ def _depths(reply: list[bytes]) -> dict[str, int]:
 
 
 def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) -> None:
-    """Writes the record of `live` that common.lua packs."""
+    """Write the record of `live` that common.lua packs."""
     address, pod, revision = worker.address.encode(), b"pod", b"r"
     card = f"<dd8sdH{len(address)}sH{len(pod)}sH{len(revision)}s"
     record = struct.pack(card, NOW + 1000, 1000, bytes(8), BLOCK, len(address), address, 3, pod, 1, revision)
@@ -88,7 +88,7 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
 
 @either
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 1e300])
-async def test_a_forged_record_without_sensible_numbers_ends_no_call(server: RedisServer, namespace: str, number: float) -> None:
+async def test_a_forged_record_with_absurd_numbers_fails_no_call(server: RedisServer, namespace: str, number: float) -> None:
     """A worker may write any record of its service. The answer may rank it wrongly, but the others are still found."""
     scripts = Scripts(server.url, namespace, timeout=5)
     reader = IndexReader(server.url, namespace, deadline=5)
@@ -109,8 +109,8 @@ async def test_a_forged_record_without_sensible_numbers_ends_no_call(server: Red
 
 
 @pytest.mark.parametrize(("prompt", "page", "cached"), [(48, 16, 32), (49, 16, 48), (48, 0, 47), (48, 4, 44), (1, 16, 0)])
-def test_what_is_foretold_is_what_a_worker_can_reuse(prompt: int, page: int, cached: int) -> None:
-    """Whole pages, and never the last token: else a prompt of whole blocks is foretold wrong each time."""
+def test_the_predicted_tokens_are_what_a_worker_can_reuse(prompt: int, page: int, cached: int) -> None:
+    """Whole pages and never the last token: otherwise the prediction for a prompt of whole blocks is always wrong."""
     worker = ScoredWorker(address="a:1", block_tokens=16, depth=3, page_size=page)
     [start] = rank_candidates([worker], bytes(24), prompt, bytes(8), 1)
     assert start.cached == cached

@@ -20,7 +20,7 @@ CHAIN = list(block_hashes(7, range(64), 4))  # 16 blocks of 4 tokens
 
 
 class Pod:
-    """A worker that speaks the scripts by hand."""
+    """A worker that calls the scripts directly."""
 
     def __init__(self, scripts: Scripts, name: str) -> None:
         self.scripts, self.name = scripts, name
@@ -41,7 +41,7 @@ class Pod:
         return reply
 
     async def tell(self, changes: Changes) -> list[bytes | int]:
-        """All that is pending, in one batch."""
+        """Send all pending changes in one batch."""
         self.sequence += 1
         return await self.scripts.call("apply", self.slot, self.epoch, self.sequence, *pack(changes.take(10**6)))
 
@@ -60,12 +60,12 @@ async def scripts(server: RedisServer, namespace: str) -> AsyncIterator[Scripts]
 
 
 async def allow_recalls(scripts: Scripts) -> None:
-    """As if the last one were long ago."""
+    """Reset the resync limiter, as if the last resync were long ago."""
     await scripts.redis.execute("DEL", scripts.key("r:recalled"), scripts.key("r:recalled:a:1"))
 
 
 def names_of(route: list[bytes]) -> list[str]:
-    """The candidates' pods."""
+    """Return the candidates' pods."""
     return [packed[27:].decode().removesuffix(":1") for packed in route[1:]]
 
 
@@ -81,8 +81,8 @@ async def test_match_names_every_depth(scripts: Scripts) -> None:
     assert await matched(scripts, []) == {}
 
 
-async def test_records_of_the_log_have_ids_that_grow_with_time(scripts: Scripts) -> None:
-    """A mirror reads what is larger than what it read last. After a failover a number is used again, so the time has to decide."""
+async def test_log_record_ids_grow_with_time(scripts: Scripts) -> None:
+    """A mirror reads ids larger than its last one. After a failover a number is reused, so the time has to decide."""
     pod = await Pod(scripts, "a").join()
     await scripts.redis.execute("SET", scripts.key("r:mirrored"), 1)
     for depth in range(1, 60):
@@ -91,7 +91,7 @@ async def test_records_of_the_log_have_ids_that_grow_with_time(scripts: Scripts)
     assert len(ids) > 50 and all(len(time) == 16 for _, time in ids), "seconds and six digits of microseconds"
 
 
-async def test_a_batch_sent_twice_counts_once_and_a_missing_one_is_a_gap(scripts: Scripts) -> None:
+async def test_a_repeated_batch_counts_once_and_a_missing_one_is_a_gap(scripts: Scripts) -> None:
     pod = await Pod(scripts, "a").join()
     assert await pod.apply("S", CHAIN[:4]) == [b"OK"]
     assert await pod.apply("S", CHAIN[:4], sequence=1) == [b"OK"]
@@ -101,14 +101,14 @@ async def test_a_batch_sent_twice_counts_once_and_a_missing_one_is_a_gap(scripts
     assert await matched(scripts) == {"a:1": 4}
 
 
-async def test_an_older_incarnation_is_over_at_once_and_fenced(scripts: Scripts) -> None:
+async def test_an_older_incarnation_ends_immediately_and_is_fenced(scripts: Scripts) -> None:
     old = await Pod(scripts, "a").join()
     await old.apply("S", CHAIN)
     new = await Pod(scripts, "a").join()
     assert await matched(scripts) == {}
     assert await old.apply("S", CHAIN[:1]) == [b"STALE"]
     assert await old.beat() == [b"STALE"]
-    await scripts.call("leave", "a", old.epoch)  # must not touch the new one
+    await scripts.call("leave", "a", old.epoch)  # must not touch the new incarnation
     assert await new.apply("S", CHAIN[:2]) == [b"OK"]
     assert await matched(scripts) == {"a:1": 2}
 
@@ -120,7 +120,7 @@ async def test_a_new_pod_at_an_old_address_ends_the_old_pod(scripts: Scripts) ->
     assert await matched(scripts) == {}
 
 
-async def test_more_holders_than_a_bucket_lists(scripts: Scripts) -> None:
+async def test_more_holders_than_a_bucket_lists_are_matched(scripts: Scripts) -> None:
     pods = [await Pod(scripts, f"p{n:02}").join() for n in range(45)]
     for depth, pod in enumerate(pods):
         await pod.apply("S", CHAIN[: depth % 17])
@@ -136,7 +136,7 @@ async def test_more_holders_than_a_bucket_lists(scripts: Scripts) -> None:
     assert keys == []
 
 
-async def test_the_sweep_frees_slots_and_leaves_the_living_alone(scripts: Scripts) -> None:
+async def test_the_sweep_frees_slots_and_leaves_live_workers_alone(scripts: Scripts) -> None:
     pods = [await Pod(scripts, f"p{n:02}").join() for n in range(40)]
     for pod in pods:
         await pod.apply("S", CHAIN)
@@ -144,7 +144,7 @@ async def test_the_sweep_frees_slots_and_leaves_the_living_alone(scripts: Script
         await scripts.call("leave", pod.name, pod.epoch)
     while (left := await scripts.call("sweep", 5)) != [0]:
         assert left[0] == 39
-        assert await matched(scripts) == {"p00:1": 16}  # half swept slots mislead nobody
+        assert await matched(scripts) == {"p00:1": 16}  # half swept slots appear in no match
     await pods[0].apply("R", CHAIN)
     assert await scripts.redis.execute("KEYS", scripts.prefix.replace("{", "\\{") + "[bw]*") == []
     reused = await Pod(scripts, "fresh").join()
@@ -152,7 +152,7 @@ async def test_the_sweep_frees_slots_and_leaves_the_living_alone(scripts: Script
     assert await matched(scripts) == {}
 
 
-async def test_a_slot_is_not_used_again_before_it_is_swept(scripts: Scripts) -> None:
+async def test_a_slot_is_not_reused_before_it_is_swept(scripts: Scripts) -> None:
     seen = set()
     for _ in range(5):
         pod = await Pod(scripts, "a").join()
@@ -170,7 +170,7 @@ async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: Re
     assert mine and all(key.startswith(f"fl4:{{{namespace}}}:".encode()) for key in mine)
 
 
-async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:
+async def test_an_expired_lease_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:
     silent, other = await Pod(scripts, "silent").join(lease_ms=400), await Pod(scripts, "other").join()
     await silent.apply("S", CHAIN)
     await other.apply("S", CHAIN[:3])
@@ -183,7 +183,7 @@ async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(script
     assert await matched(scripts) == {"silent:1": 16, "other:1": 3}
 
 
-async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts) -> None:
+async def test_buckets_split_as_blocks_grow_and_nothing_is_lost(scripts: Scripts) -> None:
     pods = [await Pod(scripts, name).join() for name in "ab"]
     chain = list(block_hashes(9, range(48_000), 4))  # 12,000 blocks in 2,000 runs, into 64 buckets of 16
     for end in range(600, len(chain) + 1, 600):
@@ -199,9 +199,9 @@ async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts
     assert await scripts.redis.execute("HGET", scripts.key("meta"), "runs") == b"0"
 
 
-async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts: Scripts, server: RedisServer) -> None:
-    """However stores, removals, ends and sweeps follow each other, also in one batch, where prompts part within a run, where buckets split
-    and empty. Each pod's blocks match what it has told at every moment."""
+async def test_the_count_of_runs_never_drifts_and_every_bucket_becomes_empty(scripts: Scripts, server: RedisServer) -> None:
+    """This holds for any order of stores, removals, ends and sweeps, also in one batch, where prompts branch within a run, where buckets
+    split and become empty. Each pod's blocks always match what it has sent."""
     chance = random.Random(7)
     trunk = [chance.getrandbits(64) for _ in range(40)]
     prompts = [trunk[: chance.randrange(40)] + [chance.getrandbits(64) for _ in range(chance.randrange(1, 200))] for _ in range(60)]
@@ -268,14 +268,14 @@ async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts:
     assert not [key for key in client.keys("*") if key.startswith(scripts.key("w"))]
 
 
-async def test_a_recalled_worker_joins_again_with_its_next_heartbeat(scripts: Scripts) -> None:
+async def test_a_resynced_worker_joins_again_with_its_next_heartbeat(scripts: Scripts) -> None:
     pod = await Pod(scripts, "a").join()
     await pod.apply("S", CHAIN)
     assert await scripts.call("recall", "b:1") == [b"UNKNOWN"]
     assert await scripts.call("recall", "a:1") == [b"OK"]
     assert await scripts.call("recall", "a:1") == [b"LATER"]
     await allow_recalls(scripts)
-    assert await scripts.call("recall", "a:1") == [b"UNKNOWN"]  # recalled already
+    assert await scripts.call("recall", "a:1") == [b"UNKNOWN"]  # a resync was requested already
     assert await pod.beat() == [b"STALE"] and await pod.apply("S", CHAIN[:1]) == [b"STALE"]
     assert await matched(scripts) == {}
     again = await Pod(scripts, "a").join()
@@ -287,8 +287,9 @@ async def test_a_recalled_worker_joins_again_with_its_next_heartbeat(scripts: Sc
 
 
 @pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
-async def test_leases_of_another_clock_name_nobody_until_they_are_renewed(scripts: Scripts, server: RedisServer, skew_ms: int) -> None:
-    """A failover to a server whose clock is an hour off: the dead must not live on, and the living come back with their blocks."""
+async def test_leases_from_another_clock_are_hidden_until_they_are_renewed(scripts: Scripts, server: RedisServer, skew_ms: int) -> None:
+    """After a failover to a server whose clock is an hour off, dead workers must not appear alive, and live ones come back with their
+    blocks."""
     dead, alive = await Pod(scripts, "dead").join(lease_ms=5_000), await Pod(scripts, "alive").join(lease_ms=5_000)
     for pod in (dead, alive):
         await pod.apply("S", CHAIN)
@@ -299,15 +300,15 @@ async def test_leases_of_another_clock_name_nobody_until_they_are_renewed(script
     assert await alive.beat(rate=1000) == [b"OK", 0]
     assert await matched(scripts) == {"alive:1": 16}
     [owed] = [row[5] for row in [await scripts.call("workers")]]
-    assert float(owed) == 0  # a promise of an hour hence is none
+    assert float(owed) == 0  # a lease that ends an hour from now does not count
 
 
-async def test_a_large_fleet_is_scored_by_its_soonest_and_its_holders(scripts: Scripts) -> None:
+async def test_a_large_fleet_is_scored_by_its_soonest_workers_and_the_holders(scripts: Scripts) -> None:
     pods = [await Pod(scripts, f"p{n:02}").join() for n in range(60)]
     for n, pod in enumerate(pods):
         await pod.beat(rate=1000, backlog=1000 * (60 - n) if n != 7 else 60_000)
     await pods[7].apply("S", CHAIN)
-    for n in range(50):  # the dead in front of the order hide nobody
+    for n in range(50):  # dead workers at the front of the order hide no live one
         await Pod(scripts, f"ghost{n}").join(lease_ms=1)
 
     async def dead() -> bool:
@@ -321,7 +322,7 @@ async def test_a_large_fleet_is_scored_by_its_soonest_and_its_holders(scripts: S
     assert names_of(gone)[:1] == ["p57"]
 
 
-async def test_the_full_and_the_slow_do_not_crowd_out_the_better_of_a_large_fleet(scripts: Scripts) -> None:
+async def test_full_and_slow_workers_do_not_displace_better_ones_of_a_large_fleet(scripts: Scripts) -> None:
     for n in range(25):  # idle, and nothing fits
         await (await Pod(scripts, f"full{n:02}").join()).beat(rate=1000, free=1, total=100, page=16)
     for n in range(25):  # idle, and its streams are slow

@@ -13,7 +13,7 @@ ROOT = 1
 
 
 class Cache:
-    """What one life of a pod holds: block -> parent, and how many children each has."""
+    """What one incarnation of a pod holds: block -> parent, and the number of children of each."""
 
     def __init__(self) -> None:
         self.parent: dict[int, int] = {}
@@ -36,7 +36,7 @@ class Cache:
 
 
 class World:
-    """The pods share prefixes and evict leaves. `url_of`: where a pod finds Redis."""
+    """Pods that share prefixes and evict leaves. `url_of` returns where a pod finds Redis."""
 
     def __init__(self, seed: int, url: str, namespace: str, lease: float = 2.0, prompts: int = 24) -> None:
         self.random = random.Random(seed)
@@ -47,7 +47,7 @@ class World:
         self.truth: dict[str, Cache] = {}
 
     def _prompt(self) -> list[int]:
-        """A few shared beginnings, own endings, up to 50 blocks."""
+        """Return a prompt of up to 50 blocks: one of a few shared beginnings and its own ending."""
         tokens: list[int] = []
         for level in range(self.random.randint(1, 4)):
             branch = self.random.randint(0, 2)
@@ -82,18 +82,18 @@ class World:
         self.writers[pod].remove(gone)
 
     async def crash(self, pod: str) -> None:
-        """Without a word."""
+        """Kill the pod without telling the index."""
         writer = self.writers.pop(pod)
         del self.truth[pod]
         task = writer._task
         assert task is not None
-        writer._leaving.set()  # redis-py may swallow a cancellation while it connects: the loop ends then by this
+        writer._leaving.set()  # redis-py may swallow a cancellation while it connects; the loop ends by this flag then
         task.cancel()
         await asyncio.wait({task})
         await writer._scripts.close()
 
     async def die(self, pod: str) -> None:
-        """Without a word; the next incarnation begins at once, with an empty cache."""
+        """Kill the pod without telling the index; the next incarnation starts immediately with an empty cache."""
         await self.crash(pod)
         self.boot(pod)
 
@@ -113,7 +113,7 @@ class World:
         return found
 
     def settled(self) -> bool:
-        """Whether every writer believes that the index knows all it holds."""
+        """Return whether every writer believes that the index knows all that it holds."""
         return all(writer.joined and writer.stats.pending == 0 for writer in self.writers.values())
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from tests.router.harness import Fleet
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop of production: its transports differ in places from asyncio's."""
+    """Use uvloop as production does: its transports differ in places from asyncio's."""
     return {"uvloop": uvloop.new_event_loop}
 
 

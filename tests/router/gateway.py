@@ -1,4 +1,4 @@
-"""A gateway's side of the endpoint picker's protocol, over real gRPC: phases in the order in which Envoy sends them."""
+"""The gateway's side of the endpoint picker's protocol over real gRPC: phases in the order in which Envoy sends them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -68,18 +68,18 @@ class Exchange:
             await self.send(request_body=HttpBody(body=chunk, end_of_stream=end and number == len(chunks)))
 
     async def request(self, path: str, body: bytes, **more: Any) -> None:
-        """Headers and the body in two chunks."""
+        """Send headers and the body in two chunks."""
         await self.headers(path, **more)
         await self.body(body[: len(body) // 2], body[len(body) // 2 :])
 
     async def picked(self) -> tuple[list[str], dict[str, str]]:
-        """The endpoints named (in header and metadata alike), and all headers set."""
+        """Return the endpoints named (in header and metadata alike), and all headers set."""
         answer = await self.read()
         assert answer.WhichOneof("response") == "request_headers", answer
         return named_in(answer, answer.request_headers.response.header_mutation)
 
     async def streamed(self) -> bytes:
-        """The body that goes on to the worker, in full duplex."""
+        """Return the body that goes on to the worker in full-duplex mode."""
         body, end = bytearray(), False
         while not end:
             answer = await self.read()
@@ -92,11 +92,11 @@ class Exchange:
     async def refused(self) -> tuple[int, bytes, dict[str, str]]:
         answer = (await self.read()).immediate_response
         assert answer.status.code, "not refused"
-        assert await self.call.read() is grpc.aio.EOF, "nothing follows the whole answer"
+        assert await self.call.read() is grpc.aio.EOF, "nothing follows an immediate response"
         return answer.status.code, answer.body, set_headers(answer.headers)
 
     async def respond(self, status: int = 200, served: str = "", end: bool = False, **more: str) -> dict[str, str]:
-        """The worker's head is there. Returns the headers added to it."""
+        """Report the worker's response headers. Returns the headers added to them."""
         context = metadata("envoy.lb", x_gateway_destination_endpoint_served=served) if served else None
         head = HttpHeaders(headers=header_map(_status=str(status), **more), end_of_stream=end)
         await self.send(response_headers=head, metadata_context=context)

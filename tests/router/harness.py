@@ -15,7 +15,7 @@ from fairlead_router.server import RouterServer
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 30.0) -> None:
-    """Poll until it holds."""
+    """Poll until the condition holds."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not (await holds if isinstance(holds := condition(), Awaitable) else holds):
         assert asyncio.get_running_loop().time() < deadline, f"not within {seconds} s: {what}"
@@ -23,7 +23,7 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str,
 
 
 def post(body: dict, version: str = "1.1", *headers: str) -> bytes:
-    """A completion request's bytes, for tests that speak on a bare connection."""
+    """Return the bytes of a completion request, for tests that write to a bare connection."""
     data = json.dumps(body).encode()
     lines = [f"POST /v1/completions HTTP/{version}", "host: x", f"content-length: {len(data)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + data
@@ -65,7 +65,7 @@ async def running_router(**settings: Any) -> AsyncIterator[RunningRouter]:
 
 
 class Fleet:
-    """Starts workers and routers; everything ends with the test."""
+    """Starts workers and routers and ends them with the test."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self._stack = stack

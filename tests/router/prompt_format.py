@@ -1,4 +1,4 @@
-"""A prompt format small enough to read: one token for each byte, and a plain chat template."""
+"""A minimal prompt format: one token for each byte, and a plain chat template."""
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -28,6 +28,6 @@ def make_format(model: str = MODEL, revision: str = "r1") -> PromptFormat:
 
 
 def encoded(format: PromptFormat) -> tuple[bytes, str]:
-    """Body and ETag."""
+    """Return body and ETag."""
     body = msgspec.json.encode(format)
     return body, f'"{digest(body.decode())}"'

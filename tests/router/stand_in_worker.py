@@ -40,7 +40,7 @@ class Exchange:
     hashes: Sequence[int] = ()
 
     def begun(self) -> None:
-        """The prompt is computed: it is in the worker's cache, and in its backlog no longer."""
+        """Mark the prompt as computed: it enters the worker's cache and leaves its backlog."""
         self.worker.computed(self.backlog, self.hashes)
         self.backlog, self.hashes = 0, ()
 
@@ -75,7 +75,7 @@ class Exchange:
         await self.writer.drain()
 
     def die(self) -> None:
-        """As a killed process: the connection is reset."""
+        """Reset the connection, as a killed process does."""
         self.writer.transport.abort()
 
     async def until_client_gone(self) -> None:
@@ -86,7 +86,7 @@ Behaviour = Callable[[Exchange], Awaitable[None]]
 
 
 async def answers(exchange: Exchange) -> None:
-    """Five tokens, streamed if asked."""
+    """Send five tokens, streamed if requested."""
     if exchange.request.json.get("stream"):
         await exchange.head()
         for number in range(5):
@@ -117,7 +117,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
 
 
 def answers_when_all_have_come(requests: int) -> Behaviour:
-    """No choice is made after an answer: a burst of `requests` is simultaneous, however slow this machine is."""
+    """Hold every answer until `requests` have arrived: the burst is simultaneous, however slow the machine is."""
     arrived, everybody = 0, asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -144,19 +144,19 @@ class StandIn:
     stopped: bool = False
     """Health checks get no answer, as after SIGSTOP."""
     backlog: int = 0
-    """Prompt tokens to compute, of requests whose answer has not begun."""
+    """Prompt tokens of requests whose answer has not begun."""
     lease: float = 2.0
-    """Seconds that the index believes it without a word."""
+    """Seconds that the index trusts the worker without a renewal."""
     reports: bool = True
-    """Whether the index is told of new loads."""
+    """Whether load is reported to the index."""
     gone: int = 0
-    """Requests whose client went away before the end."""
+    """Number of requests whose client disconnected before the end."""
     format_fetches: int = 0
     formats_sent: int = 0
     packs: bool = True
-    """It sends its format under gzip to clients that accept it."""
+    """Whether the prompt format is sent with gzip to clients that accept it."""
     tells: bool = True
-    """It publishes its stored blocks to the index."""
+    """Whether stored blocks are published to the index."""
     address: str = ""
     host: str = "127.0.0.1"
 
@@ -176,7 +176,8 @@ class StandIn:
         return self
 
     async def _report(self, index: IndexWriter) -> None:
-        """As an engine's heartbeat: reservations that no router releases (its call timed out, and Redis had made them) end by it."""
+        """Report load as an engine's heartbeat does. It ends reservations that no router releases (its call timed out, and Redis had made
+        them)."""
         while True:
             if self.reports:
                 index.report(msgspec.convert({"backlog_tokens": self.backlog, **self.load}, WorkerLoad))
@@ -193,7 +194,7 @@ class StandIn:
         return self._index is not None and self._index.joined
 
     async def kill(self) -> None:
-        """The port refuses, every connection is reset, and the index is told nothing."""
+        """Close the port and reset every connection without telling the index."""
         self._server.close()
         for writer in list(self._connections):
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What `kubectl fairlead` and the operator read of a real router: the workers' load and counters, and the requests that wait."""
+"""What `kubectl fairlead` and the operator read from a real router: the workers' load and counters, and the waiting requests."""
 
 import asyncio
 
@@ -24,34 +24,34 @@ def load(prompt: int, cached: int, output: int) -> dict[str, int]:
     return {"running": 3, "waiting": 2, "pages_free": 25, "pages_total": 100, **counters}
 
 
-async def looked(router: RunningRouter) -> Live:
-    """As through the API server's proxy, which only passes on."""
+async def read_live(router: RunningRouter) -> Live:
+    """Read the router's pages as through the API server's proxy, which only forwards."""
     texts = {page: (await router.client.get(f"/{page}")).text for page in ("fairlead/workers", "metrics")}
     return read_routers([pod("qwen-router-0", "router", **READY)], lambda _, page: texts[page])
 
 
-async def test_a_service_is_put_together_from_its_routers(fleet: Fleet) -> None:
+async def test_the_figures_of_a_service_are_aggregated_from_its_routers(fleet: Fleet) -> None:
     worker = await fleet.worker(pod="qwen-worker-0")
     worker.load = load(1000, 250, 100)
     router = await fleet.router(worker)
 
     async def shown(prompt: int) -> bool:
-        entry = (await looked(router)).workers.get("qwen-worker-0", {})
+        entry = (await read_live(router)).workers.get("qwen-worker-0", {})
         return (entry.get("load") or {}).get("prompt_tokens") == prompt
 
     await eventually(lambda: shown(1000), "the worker's counters are shown")
     pods = [pod("qwen-worker-0", "worker", **READY), pod("qwen-router-0", "router", **READY)]
-    first_live = await looked(router)
+    first_live = await read_live(router)
     first = row(SERVICE, pods, first_live)
     figures = first.figures
     assert (figures.running, figures.queued, figures.kv_use, figures.hit_rate) == (3, 2, 0.75, 0.25)
     assert [(one.name, one.state) for one in first.pods] == [("qwen-worker-0", "Ready"), ("qwen-router-0", "Ready")] and first.notes == []
     worker.load = load(2000, 1150, 400)
     await eventually(lambda: shown(2000), "the worker's counters have moved")
-    second_live = await looked(router)
+    second_live = await read_live(router)
     (second,) = add_rates([first], [row(SERVICE, pods, second_live)], 10.0)
     assert second.pods[0].figures.tokens_per_second == 30.0 == second.figures.tokens_per_second
-    assert second.pods[0].figures.hit_rate == 0.9, "of what came between the two looks"
+    assert second.pods[0].figures.hit_rate == 0.9, "rates cover the time between the two reads"
     before, after = (
         traffic.CounterSnapshot.of({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0))
     )
@@ -66,7 +66,7 @@ async def test_requests_that_wait_in_routers_count_as_the_queue(fleet: Fleet) ->
     try:
 
         async def three_wait() -> bool:
-            return (await looked(router)).queued == 3
+            return (await read_live(router)).queued == 3
 
         await eventually(three_wait, "the router says that three wait")
     finally:
@@ -75,7 +75,7 @@ async def test_requests_that_wait_in_routers_count_as_the_queue(fleet: Fleet) ->
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-def test_what_cannot_be_read_is_said_and_a_part_of_a_queue_is_none() -> None:
+def test_unreadable_routers_are_reported_and_a_partial_queue_is_not_shown() -> None:
     routers = [pod("r-0", "router", **READY), pod("r-1", "router", **READY)]
 
     def read(name: str, page: str) -> str:
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_said_and_a_part_of_a_queue_is_none() -> None:
 
 
 @pytest.mark.parametrize("counters", [{}, {"prompt_tokens": 5, "cached_tokens": 0, "output_tokens": 0}])
-def test_a_worker_that_began_anew_or_is_of_an_older_release_has_no_rate(counters: dict[str, int]) -> None:
+def test_a_restarted_or_older_worker_has_no_rate(counters: dict[str, int]) -> None:
     pods = [pod("w", "worker", **READY)]
     before = Live(workers={"w": {"load": load(100, 50, 10)}})
     after = Live(workers={"w": {"load": {"running": 1, **counters}}})

@@ -15,7 +15,7 @@ from tests.router.stand_in_worker import Exchange
 
 @asynccontextmanager
 async def router_process(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, list[str]]]:
-    """The process, its URL, and the lines it has written."""
+    """Yield the process, its URL, and the lines it has written."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", "0", *flags, stdout=asyncio.subprocess.PIPE
     )
@@ -48,7 +48,7 @@ async def until_ready(client: httpx.AsyncClient, status: int) -> None:
     await eventually(holds, f"/ready answers {status}", 20)
 
 
-async def test_sigterm_finishes_streams_takes_newcomers_for_a_grace_and_exits_0(fleet: Fleet) -> None:
+async def test_sigterm_finishes_streams_accepts_late_connections_and_exits_0(fleet: Fleet) -> None:
     gate = asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -108,7 +108,7 @@ async def test_a_bad_flag_is_named() -> None:
     assert process.returncode == 2 and b"--workers" in said and b"http://a" in said
 
 
-async def test_a_missing_flag_is_named_and_the_others_are_not_shown() -> None:
+async def test_a_missing_flag_is_named_and_the_others_are_not_listed() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fairlead_router.main", "--redis-url", "redis://:secret@host:6379/0", stderr=asyncio.subprocess.PIPE
     )

@@ -38,7 +38,7 @@ def counted(failures: Counter) -> dict[str, float]:
     return {one.labels["task"]: one.value for family in failures.collect() for one in family.samples if one.name.endswith("_total")}
 
 
-async def test_what_fails_is_told_and_begun_again_until_it_returns(failures: Counter, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_task_is_logged_counted_and_restarted_until_it_returns(failures: Counter, caplog: pytest.LogCaptureFixture) -> None:
     turns = 0
 
     async def work() -> None:
@@ -53,7 +53,7 @@ async def test_what_fails_is_told_and_begun_again_until_it_returns(failures: Cou
     assert all("'a loop' failed" in record.message and record.exc_info for record in caplog.records)
 
 
-async def test_it_ends_when_it_is_cancelled(failures: Counter) -> None:
+async def test_supervision_ends_when_it_is_cancelled(failures: Counter) -> None:
     running = asyncio.Event()
 
     async def work() -> None:
@@ -68,7 +68,7 @@ async def test_it_ends_when_it_is_cancelled(failures: Counter) -> None:
     assert counted(failures) == {}
 
 
-async def test_it_ends_when_it_is_cancelled_in_its_pause(failures: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_supervision_ends_when_it_is_cancelled_during_its_backoff(failures: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "BACKOFF_SECONDS", (3600.0, 3600.0))
 
     async def work() -> None:
@@ -81,8 +81,8 @@ async def test_it_ends_when_it_is_cancelled_in_its_pause(failures: Counter, monk
         await asyncio.wait_for(task, 10)
 
 
-class Once:
-    """In place of a method: within the task of that name (None: wherever) its first call raises, and all others do what it did."""
+class FailsOnce:
+    """Replaces a method: its first call within the task of that name (None: any task) raises, and all later calls run the real method."""
 
     def __init__(self, real: Callable[..., Any], task: str | None) -> None:
         self.calls = 0
@@ -105,10 +105,10 @@ def redis() -> Iterator[RedisServer]:
         yield running
 
 
-async def test_each_task_of_a_router_goes_on_after_a_fault(
+async def test_every_background_task_of_a_router_survives_an_exception(
     fleet: Fleet, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Faults are put into what each loop calls, once the router serves."""
+    """Put a fault into what each loop calls, once the router serves."""
     split, keys = tmp_path / "split.json", tmp_path / "keys.yaml"
     keys.write_text(key_file({"anna": {"tokensPerMinute": 60_000, "burstTokens": 10_000}}))
     split.write_text("{}")
@@ -125,15 +125,15 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     assert isinstance(policy, PrefixAware)
     await eventually(lambda: policy.read_mode == "mirror", "the index is read as wanted")
     faults = {
-        "token quotas": Once(Accounts._sync, "token quotas"),
-        "key file": Once(KeyStore.reload, None),  # in a thread
-        "split file": Once(CanaryFile.reload, "split file"),
-        "mirror guard": Once(vars(FleetReader)["capacity"].fget, "mirror guard"),
-        "index watch": Once(PrefixAware._set_away, "index watch"),
-        "looks": Once(PromptFormats.choose_current, "looks"),
-        "queue": Once(Admission._admit_waiting, "queue"),
-        "connections": Once(ConnectionLimiter.close_overdue, "connections"),
-        "discovery": Once(WorkerTable.set_addresses, "discovery"),
+        "token quotas": FailsOnce(Accounts._sync, "token quotas"),
+        "key file": FailsOnce(KeyStore.reload, None),  # in a thread
+        "split file": FailsOnce(CanaryFile.reload, "split file"),
+        "mirror guard": FailsOnce(vars(FleetReader)["capacity"].fget, "mirror guard"),
+        "index watch": FailsOnce(PrefixAware._set_away, "index watch"),
+        "looks": FailsOnce(PromptFormats.choose_current, "looks"),
+        "queue": FailsOnce(Admission._admit_waiting, "queue"),
+        "connections": FailsOnce(ConnectionLimiter.close_overdue, "connections"),
+        "discovery": FailsOnce(WorkerTable.set_addresses, "discovery"),
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
     monkeypatch.setattr(KeyStore, "reload", faults["key file"])
@@ -144,21 +144,21 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     monkeypatch.setattr(Admission, "_admit_waiting", faults["queue"])
     monkeypatch.setattr(ConnectionLimiter, "close_overdue", faults["connections"])
     monkeypatch.setattr(WorkerTable, "set_addresses", faults["discovery"])
-    worker.ready = False  # a look that finds another worker than before; and a request that has to wait
+    worker.ready = False  # a health check that finds another worker than before, and a request that has to wait
     await router.usable(0)
     waiting = asyncio.create_task(ask(router, ANNA))
-    await eventually(lambda: faults["queue"].calls > 1, "the queue is looked at again")
+    await eventually(lambda: faults["queue"].calls > 1, "the queue is processed again")
     worker.ready = True
     assert (await asyncio.wait_for(waiting, 30)).status_code == 200
     for name, fault in faults.items():
         await eventually(lambda: fault.calls > 1, f"{name} goes on", 10)  # noqa: B023 (awaited here)
     told = counted(router.server.router.metrics.task_failures)
-    assert told == dict.fromkeys(faults.keys() - {"discovery"}, 1), "discovery keeps itself: the known workers stay"
+    assert told == dict.fromkeys(faults.keys() - {"discovery"}, 1), "discovery handles the exception itself: the known workers stay"
     assert (await ask(router, ANNA)).status_code == 200
 
 
-async def test_a_poller_ends_though_a_look_is_asked_for_in_the_same_turn(fleet: Fleet) -> None:
-    """Until Python 3.12, asyncio.wait_for lost the cancellation, and a router that drained never ended."""
+async def test_a_poller_ends_although_a_check_is_requested_in_the_same_loop_iteration(fleet: Fleet) -> None:
+    """Until Python 3.12, asyncio.wait_for lost the cancellation, and a draining router never ended."""
     router = await fleet.router(await fleet.worker(), poll_interval=60.0)
     for worker in router.table:
         worker.check_requested.set()

@@ -1,4 +1,4 @@
-"""Steady load from clients that treat the routers as a Service does: any of them, another one where the connection is refused."""
+"""Steady load from clients that use the routers as behind a Service: any router, and another one if a connection is refused."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 
 PEOPLE = 24
-"""Distinct prompt prefixes, some blocks long."""
+"""Number of distinct prompt prefixes, each some blocks long."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of request and its share of the load. Stand-in workers heed the seconds; real ones are as fast as they are."""
+    """A kind of request and its share of the load. Stand-in workers obey the seconds; real ones are as fast as they are."""
 
     share: float
     stream: bool
@@ -32,8 +32,8 @@ SHAPES = (Shape(0.5, True, 6, 0.02, 0.1), Shape(0.25, True, 12, 0.12, 0.1), Shap
 
 @dataclass
 class Outcome:
-    """What one client saw. `kind`: ok · refused (an error status) · cut (an error event) · broken (a stream that just ended) ·
-    reset (no answer) · hung (nothing for longer than any client should wait)."""
+    """What one client saw. `kind`: ok · refused (an error status) · cut (an error event) · broken (a stream that just ended) · reset (no
+    answer) · hung (nothing for longer than any client should wait)."""
 
     kind: str = "running"
     status: int = 0
@@ -42,7 +42,7 @@ class Outcome:
     first: float | None = None
     """Seconds to the first byte of the answer."""
     gap: float = 0.0
-    """The longest wait between two events of a stream."""
+    """The longest wait between two events of a stream, in seconds."""
     detail: str = ""
 
 
@@ -66,7 +66,7 @@ class Report:
         return max((outcome.gap for outcome in self.outcomes), default=0.0)
 
     def row(self) -> dict[str, Any]:
-        """For tables and JSON."""
+        """Return the figures for tables and JSON."""
         counts = self.counts
         firsts = sorted(outcome.first for outcome in self.outcomes if outcome.first is not None)
         return {
@@ -85,7 +85,7 @@ class Report:
 
 
 class Load:
-    """`rate` requests a second from entering to leaving; leaving waits for all of them, at most `patience` seconds each."""
+    """Sends `rate` requests per second while the context is open. Leaving it waits for all of them, at most `patience` seconds each."""
 
     def __init__(self, routers: Sequence[str], rate: float, patience: float, shapes: Sequence[Shape] = SHAPES) -> None:
         self._routers, self._rate, self._patience, self._shapes = list(routers), rate, patience, shapes
@@ -94,11 +94,11 @@ class Load:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def streams_at(self, key: str = "pod") -> Counter[str]:
-        """Streams that have begun and run, by `pod` or by `router`."""
+        """Count running streams, by `pod` or by `router`."""
         return Counter(getattr(outcome, key) for outcome in self.report.of("running") if outcome.first is not None)
 
     async def __aenter__(self) -> "Load":
-        # A connection for each request: a kept one that the server closes at the same moment is the client's own business.
+        # One connection for each request: a kept one that the server closes at the same moment is the client's own problem.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         self._driver = asyncio.create_task(self._drive())
         return self

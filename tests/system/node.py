@@ -1,4 +1,4 @@
-"""A node of its own, as a network namespace with one link: what runs there can vanish without a FIN. Needs root and iproute2."""
+"""A node as a network namespace with one link: what runs there can vanish without a FIN. Needs root and iproute2."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 def why_not() -> str:
-    """Why no node can be made here; empty where one can."""
+    """Return why no node can be made here; empty if one can."""
     if os.geteuid() != 0:
         return "a network namespace needs root"
     if shutil.which("ip") is None:
@@ -23,12 +23,12 @@ def why_not() -> str:
 class Node:
     """A context manager. Processes started with `prefix` run there and listen on `address`, which this machine reaches.
 
-    `index` tells the nodes of one process apart (0 to 3).
+    `index` (0 to 3) distinguishes the nodes of one process.
     """
 
     def __init__(self, index: int = 0) -> None:
         number = (4 * os.getpid() + index) % 16384
-        network = f"198.18.{number // 64}.{number % 64 * 4}".rsplit(".", 1)  # of the range for benchmarks, RFC 2544
+        network = f"198.18.{number // 64}.{number % 64 * 4}".rsplit(".", 1)  # from the range for benchmarks, RFC 2544
         self._here, self.address = (f"{network[0]}.{int(network[1]) + host}" for host in (1, 2))
         self._name, self._link = f"fairlead-{os.getpid()}-{index}", f"fl{os.getpid()}-{index}"
         self.prefix = ("ip", "netns", "exec", self._name)
@@ -50,15 +50,15 @@ class Node:
         self._up()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _ip("link", "del", self._link)  # the namespace takes its end along only after a while, and the name with it
+        _ip("link", "del", self._link)  # the kernel removes the namespace's end of the link, and its name, only after a while
         _ip("netns", "del", self._name)
 
     def lose_power(self) -> None:
-        """No host answers for its address: connecting fails with "no route to host" after a while."""
+        """Make the host silent: connecting fails with "no route to host" after a while."""
         _ip("-n", self._name, "link", "set", "eth0", "down")
 
     def lose_answers(self) -> None:
-        """Whatever it sends is dropped; what is sent to it arrives."""
+        """Drop all packets that the node sends; packets to it still arrive."""
         _ip("-n", self._name, "route", "add", "blackhole", f"{self._here}/32")
 
     def come_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Real processes of a fleet: routers, workers, Redis. Each is ended by its own process id, and its log is kept."""
+"""Real processes of a fleet: routers, workers, Redis. Each is stopped by its own process id, and its log is kept."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ NAMESPACE = "default/faults"
 
 
 def until(holds: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    """Poll until it holds."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -37,7 +37,7 @@ def fetch(url: str) -> Any:
 
 
 class Process:
-    """One process that can be started again at the same address."""
+    """One process that can be restarted at the same address."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name, self._command, self._log = name, command, log
@@ -55,7 +55,7 @@ class Process:
 
     @property
     def child(self) -> int:
-        """The pid of its only child."""
+        """Return the pid of its only child."""
         (pid,) = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return int(pid)
 
@@ -63,13 +63,13 @@ class Process:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """kill -9, also of a stopped one; returns when it is gone."""
+        """kill -9, also a stopped process. Returns when it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def wait(self, seconds: float) -> int:
-        """The exit status."""
+        """Return the exit status."""
         assert self._process is not None
         return self._process.wait(seconds)
 
@@ -79,9 +79,9 @@ class Process:
 
 
 class Fleet:
-    """`routers` and `workers` as processes, a worker on each of `nodes`, discovery by a file, an index if `redis` names one.
+    """`routers` and `workers` as processes: a worker on each of `nodes`, discovery by a file, an index if `redis` names one.
 
-    A context manager: on entering everything runs and is ready.
+    A context manager: when it is entered, everything runs and is ready.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Fleet:
     ) -> None:
         self._folder, self._redis, self._policy, self._flags = folder, redis, policy, flags
         self.workers: dict[str, Process] = {}
-        """By address."""
+        """Processes by address."""
         self.pods: dict[str, str] = {}
         """Address of each pod name."""
         self.routers: dict[str, Process] = {}
-        """By URL."""
+        """Processes by URL."""
         for _ in range(workers):
             self.add_worker()
         for node in nodes:
@@ -110,7 +110,7 @@ class Fleet:
             self._add_router(f"router-{number}")
 
     def add_worker(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> str:
-        """Name it in discovery. Its pod name; started by `start` or by the caller."""
+        """Add a worker to discovery and return its pod name. `start` or the caller starts it."""
         port, pod = free_port(), f"pod-{len(self.workers)}"
         command = [*prefix, sys.executable, "-m", "tests.system.worker_process", "--host", host, "--port", str(port), "--pod-name", pod]
         if self._redis:
@@ -134,7 +134,7 @@ class Fleet:
         return self
 
     def settled(self, seconds: float = 120.0) -> None:
-        """Every router sees every worker usable, and the index answers it."""
+        """Wait until every router sees every worker as usable and the index answers."""
         for url in self.routers:
             until(lambda url=url: self._sees_all(url), f"{url} sees every worker and the index", seconds)  # type: ignore[misc]
 

@@ -16,7 +16,7 @@ from tests.system.slow_redis import SlowWay
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. `silence` is the routers' --silence-timeout."""
+    """Durations in seconds. `silence` is the routers' --silence-timeout."""
 
     before: float = 0.3
     down: float = 0.8
@@ -27,12 +27,12 @@ class Times:
 
     @property
     def patience(self) -> float:
-        """Longer than the longest answer, however unlucky, and far shorter than the routers' request timeout."""
+        """Longer than the longest answer in the worst case, and far shorter than the routers' request timeout."""
         return 20 + 2 * self.silence + self.down
 
     @property
     def moved(self) -> float:
-        """Within which a request whose worker fell silent has begun elsewhere: noticing takes under 5 s, the rest is for a busy machine."""
+        """Time by which a request of a silent worker has started elsewhere: detection takes under 5 s, the rest is slack."""
         return 12.0
 
 
@@ -41,7 +41,7 @@ ROUTER_FLAGS = ("--drain-grace", "1", "--drain-timeout", "20")
 
 @dataclass
 class Scene:
-    """A running fleet and its surroundings. A fault notes whom it hurt."""
+    """A running fleet and its environment. A fault records what it affects."""
 
     fleet: Fleet
     load: Load
@@ -50,16 +50,16 @@ class Scene:
     way: SlowWay | None = None
     nodes: Sequence[Node] = ()
     hurt: set[str] = field(default_factory=set)
-    """Pods and routers whose streams may have been lost."""
+    """Pods and routers whose streams may be lost."""
     lost: int = 0
-    """Streams that ran there when they were hurt."""
+    """Streams that ran there when the fault happened."""
 
     async def busy_pod(self, streams: int = 2) -> str:
-        """The pod with most streams under way, and at least `streams`."""
+        """Return the pod with the most running streams, at least `streams`."""
         return await self._busiest("pod", streams)
 
     async def unharmed_pod(self, streams: int = 1) -> str:
-        """A busy one whose streams must not be lost."""
+        """Return a busy pod whose streams must not be lost."""
         pod = await self.busy_pod(streams)
         self.hurt.discard(pod)
         return pod
@@ -80,7 +80,7 @@ class Scene:
                 await asyncio.sleep(0.01)
 
     async def busy(self, pod: str, streams: int = 2) -> None:
-        """Returns when that pod has streams under way."""
+        """Wait until that pod has running streams."""
         await self._busiest("pod", streams, pod)
 
 
@@ -89,7 +89,7 @@ Fault = Callable[[Scene], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """`cuts`: streams that were under way end with an error event (and some must). `resets`: their connections end with the router."""
+    """`cuts`: running streams end with an error event (at least one must). `resets`: connections end with the router."""
 
     name: str
     fault: Fault
@@ -98,7 +98,7 @@ class Scenario:
     holds: bool = False
     """No worker can serve the requests for a while."""
     for_good: bool = False
-    """The fleet is not whole again afterwards."""
+    """The fleet stays incomplete afterwards."""
 
 
 async def worker_killed(scene: Scene) -> None:
@@ -151,7 +151,7 @@ async def router_terminated(scene: Scene) -> None:
 
 
 async def redis_killed(scene: Scene) -> None:
-    """And back without what it held."""
+    """Kill Redis and start it again without its data."""
     assert scene.redis is not None
     scene.redis.kill()
     await asyncio.sleep(scene.times.down)
@@ -182,7 +182,7 @@ async def redis_slow(scene: Scene) -> None:
 
 
 async def everything(scene: Scene) -> None:
-    """One fault after another, and often two at once, for `down` seconds; one worker and one router are left alone."""
+    """Inject one fault after another, often two at once, for `down` seconds; one worker and one router are spared."""
     chance = random.Random(6)
     loop = asyncio.get_running_loop()
     until = loop.time() + scene.times.down
@@ -215,7 +215,7 @@ async def everything(scene: Scene) -> None:
 
 
 async def nodes_vanish(scene: Scene) -> None:
-    """The first node loses power, and the others' packets are lost: their kernels send nothing, or nothing that arrives."""
+    """Cut off the nodes: the first loses power, the others' packets are lost, so their kernels send nothing or nothing that arrives."""
     for node in scene.nodes:
         (pod,) = (pod for pod, address in scene.fleet.pods.items() if address.startswith(f"{node.address}:"))
         await scene.busy(pod)
@@ -237,21 +237,21 @@ SCENARIOS = (
     Scenario("all workers kill -9", workers_all_killed, cuts=True, holds=True),
 )
 EVERYTHING = Scenario("everything at once", everything, cuts=True, resets=True, holds=True)
-"""On that one too. `holds`: clients of a stopped router wait for it."""
-"""On one fleet with an index."""
+"""Scenarios on the same fleet. `holds`: clients of a stopped router wait for it."""
+"""Scenarios on one fleet with an index."""
 REDIS = (
     Scenario("redis kill -9, back empty", redis_killed),
     Scenario("redis SIGSTOP", redis_stopped),
     Scenario("redis FLUSHALL", redis_wiped),
 )
-"""On the same one."""
+"""A scenario on the same fleet."""
 SLOW = Scenario("redis answers 200 ms late", redis_slow)
 NODES = Scenario("two of three nodes vanish without a FIN", nodes_vanish, cuts=True)
-"""On a fleet with workers on nodes of their own, and without an index, which those could not reach."""
+"""Scenarios on a fleet with workers on their own nodes and without an index, which those could not reach."""
 
 
 def one_after_another(name: str, scenarios: Sequence[Scenario]) -> Scenario:
-    """Under one load; they promise the same."""
+    """Combine scenarios with the same guarantees under one load."""
 
     async def fault(scene: Scene) -> None:
         for scenario in scenarios:
@@ -270,7 +270,7 @@ async def play(
     nodes: Sequence[Node] = (),
     shapes: Sequence[Shape] = SHAPES,
 ) -> tuple[Report, list[str]]:
-    """The outcomes, and a sentence for each promise that was not kept. The fleet is whole again afterwards, where it can be."""
+    """Return the outcomes, and a sentence for each broken guarantee. The fleet is complete again afterwards, if possible."""
     load = Load(list(fleet.routers), times.rate, times.patience, shapes)
     scene = Scene(fleet, load, times, redis, way, nodes)
     async with load:
@@ -302,7 +302,7 @@ def broken_promises(scenario: Scenario, scene: Scene) -> list[str]:
     if scenario.resets:
         promise(bool(report.of("broken")), "no stream was under way on the router: nothing was tried")
     promise(report.worst_gap < times.silence + 6, f"a stream was silent for {report.worst_gap:.1f} s")
-    begun = times.moved + (times.down + 20 if scenario.holds else 0)  # a minute's requests are served at once then
+    begun = times.moved + (times.down + 20 if scenario.holds else 0)  # the requests of a minute are then served immediately
     promise(report.worst_first < begun, f"an answer began after {report.worst_first:.1f} s")
     promise(len(report.of("ok")) > len(report.outcomes) // 2, f"only {len(report.of('ok'))} of {len(report.outcomes)} were served")
     return problems

@@ -1,4 +1,4 @@
-"""A way to Redis that can be made slow: every answer comes `delay` seconds late."""
+"""A proxy to Redis that can be made slow: every answer comes `delay` seconds late."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from types import TracebackType
 
 
 class SlowWay:
-    """A TCP proxy in a thread of its own. `port` is where it listens; `delay` may be changed at any time."""
+    """A TCP proxy in its own thread. It listens on `port`; `delay` may be changed at any time."""
 
     def __init__(self, target_port: int) -> None:
         self._target = target_port

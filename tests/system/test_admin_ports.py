@@ -1,4 +1,4 @@
-"""A real worker and a real router with admin ports: no admin path is served where clients come in, however it is written."""
+"""A real worker and a real router with admin ports: the client ports serve no admin path, however it is spelled."""
 
 import re
 import subprocess
@@ -20,12 +20,12 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
     started = WorkerProcess(model, folder / "worker", "--admin-port", "0", "--allow-runtime-lora-updating", "--served-model-name", "tiny")
     yield started.wait_ready()
-    assert started.stop() == 0, "both ports end in order"
+    assert started.stop() == 0, "both ports close cleanly"
 
 
 @pytest.fixture(scope="module")
 def router(worker: WorkerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """Its inference and its admin port."""
+    """Yield its inference port and its admin port."""
     log = tmp_path_factory.mktemp("router") / "log"
     flags = [f"--workers=static://127.0.0.1:{worker.port}", f"--worker-admin-port={admin_port(worker.log)}"]
     command = [sys.executable, "-m", "fairlead_router.main", "--host=127.0.0.1", "--port=0", "--admin-port=0", *flags]
@@ -43,10 +43,10 @@ def admin_port(log: Path) -> int:
     return int(found[1])
 
 
-def test_the_workers_inference_port_serves_inference_alone(worker: WorkerProcess) -> None:
+def test_the_workers_inference_port_serves_only_inference(worker: WorkerProcess) -> None:
     served = [(target, method) for path in WORKER for target in variants(path) for method in ("GET", "POST")]
     reached = {(target, method): code for target, method in served if (code := status(worker.port, target, method)) not in (404, 405)}
-    # A name below /v1/models/ is a model's, whatever it looks like, and no model has these.
+    # A name below /v1/models/ is a model's, whatever it looks like, and no such model exists here.
     assert not reached
     paths = worker.client.get("/openapi.json").json()["paths"]
     assert "/v1/completions" in paths and not set(paths) & set(WORKER)
@@ -54,7 +54,7 @@ def test_the_workers_inference_port_serves_inference_alone(worker: WorkerProcess
     assert {worker.client.get(path).status_code for path in ("/health", "/ready", "/version", "/v1/models")} == {200}
 
 
-def test_the_workers_admin_port_serves_all_that_and_no_inference(worker: WorkerProcess) -> None:
+def test_the_workers_admin_port_serves_admin_paths_and_no_inference(worker: WorkerProcess) -> None:
     port = admin_port(worker.log)
     assert {status(port, path) for path in WORKER[:4]} == {200}
     assert [status(port, path, "POST") for path in WORKER[4:]] == [400, 400], "a body without an adapter's name"
@@ -62,7 +62,7 @@ def test_the_workers_admin_port_serves_all_that_and_no_inference(worker: WorkerP
     assert {status(port, path, "POST") for path in ("/v1/completions", "/tokenize")} == {404} and status(port, "/v1/models") == 404
 
 
-def test_the_routers_inference_port_reaches_no_admin_path_of_its_own_or_of_a_worker(router: tuple[int, int]) -> None:
+def test_the_routers_inference_port_reaches_no_admin_path_of_router_or_worker(router: tuple[int, int]) -> None:
     port, _ = router
     served = [(target, method) for path in (*WORKER, *ROUTER) for target in variants(path) for method in ("GET", "POST")]
     reached = {(target, method): code for target, method in served if (code := status(port, target, method)) not in (404, 405)}
@@ -71,7 +71,7 @@ def test_the_routers_inference_port_reaches_no_admin_path_of_its_own_or_of_a_wor
     assert answer.status_code == 200
 
 
-def test_the_routers_admin_port_serves_them_and_no_inference(router: tuple[int, int]) -> None:
+def test_the_routers_admin_port_serves_admin_paths_and_no_inference(router: tuple[int, int]) -> None:
     _, port = router
     assert {status(port, path) for path in (*ROUTER, "/health", "/ready", "/version")} == {200}
     assert {status(port, path, "POST") for path in ("/v1/completions", "/tokenize", "/query")} == {404}

@@ -1,4 +1,4 @@
-"""Faults of real workers, engine and all, under load through two routers."""
+"""Faults of real workers with engines, under load through two routers."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 async def pause_and_engine_killed(scene: Scene) -> None:
-    """A pause shorter than the silence timeout truncates no stream; a worker whose engine is killed then ends."""
+    """A pause shorter than the silence timeout truncates no stream. A worker whose engine is killed exits."""
     paused = await scene.unharmed_pod()
     scene.fleet.worker(paused).signal(signal.SIGSTOP)
     await asyncio.sleep(PAUSE_SECONDS)
@@ -47,7 +47,7 @@ async def pause_and_engine_killed(scene: Scene) -> None:
     assert await asyncio.to_thread(worker.wait, 30) == 1, worker.log[-2000:]
 
 
-def test_clients_see_no_error_where_an_engine_lives(fleet: Fleet) -> None:
+def test_clients_see_no_error_while_one_engine_lives(fleet: Fleet) -> None:
     scenario = Scenario("pause, engine kill -9", pause_and_engine_killed, cuts=True, for_good=True)
     report, broken = asyncio.run(play(scenario, fleet, TIMES, shapes=SHAPES))
     assert not broken, (broken, report.row())

@@ -1,4 +1,4 @@
-"""Faults with real processes under steady load. docs/concepts/faults.md says what clients see; `bench/end_to_end/faults.py` runs longer."""
+"""Faults of real processes under steady load, as in docs/concepts/faults.md. The long version is `bench/end_to_end/faults.py`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("scenario", WITH_INDEX, ids=lambda scenario: scenario.name)
-def test_clients_see_no_error_where_a_worker_lives(scenario: Scenario, fleet: Fleet, redis: RedisServer) -> None:
+def test_clients_see_no_error_while_one_worker_lives(scenario: Scenario, fleet: Fleet, redis: RedisServer) -> None:
     report, broken = asyncio.run(play(scenario, fleet, TIMES, redis=redis))
     assert not broken, (broken, report.row())
 
@@ -44,8 +44,8 @@ def test_a_slow_index_slows_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_node_that_vanishes_takes_nobody_along(tmp_path: Path) -> None:
-    """No FIN, no reset: streams there end within the silence timeout, what had not begun is served elsewhere."""
+def test_a_node_that_vanishes_breaks_only_its_own_streams(tmp_path: Path) -> None:
+    """No FIN, no reset: its streams end within the silence timeout, and requests that had not begun are served elsewhere."""
     with Node(0) as dark, Node(1) as mute:
         fleet = Fleet(tmp_path, workers=1, routers=1, nodes=(dark, mute), policy="RoundRobin", flags=FLAGS)
         with fleet:

@@ -1,7 +1,7 @@
-"""A stand-in worker as a process of its own, to be killed, stopped and cut off: `python -m tests.system.worker_process --port P ...`.
+"""A stand-in worker as its own process, to be killed, stopped and cut off: `python -m tests.system.worker_process --port P ...`.
 
-A request says how it wants to be answered: `prefill_seconds` before the first token, `max_tokens` tokens, `token_seconds` between them.
-On SIGTERM it drains as a worker does: leaves the index, refuses what comes, finishes what runs, exits 0.
+A request says how it is answered: `prefill_seconds` before the first token, `max_tokens` tokens, `token_seconds` between them. On SIGTERM
+the worker drains as a real one: it leaves the index, refuses new requests, finishes running ones, and exits with 0.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from tests.router.stand_in_worker import Exchange, StandIn, drains
 
 
 class Generating:
-    """The behaviour, and what a drain waits for."""
+    """The behaviour for requests, which counts the running ones for a drain."""
 
     def __init__(self) -> None:
         self.running = 0

@@ -1,4 +1,4 @@
-"""What each server takes for the messages of a byte stream, beside h11. In this process, without sockets: a thousand a second."""
+"""The messages that each server finds in a byte stream, compared with h11. In this process, without sockets: a thousand per second."""
 
 import asyncio
 import logging
@@ -24,11 +24,11 @@ Message = tuple[bytes, bytes, bytes]
 """Method, path, body; the body of GET and HEAD is left out, as the router drops it."""
 LIMITS: Any = SimpleNamespace(max_header_bytes=65536, max_headers=128, header_timeout=10.0, body_timeout=10.0, max_connections=10_000)
 TURNS = 6
-"""Passes of the event loop without a message after which none comes any more."""
+"""Event loop iterations without a message after which none will come."""
 
 
 class Transport:
-    """A connection that takes everything; `paused` and `closing` as the protocol asked."""
+    """A connection that accepts all writes; `paused` and `closing` are what the protocol requested."""
 
     def __init__(self) -> None:
         self.paused = self.closing = self.late_write = False
@@ -60,12 +60,12 @@ class Transport:
 
 
 class Server:
-    """Makes connections of one server, and keeps the messages that its application got."""
+    """Makes connections of one server and records the messages that its application gets."""
 
     def __init__(self, side: str) -> None:
         self.messages: list[Message] = []
         self.late_write = False
-        """The last stream's connection was written to after its end."""
+        """Whether the last stream's connection was written to after its end."""
         loop = asyncio.get_running_loop()
         if side == "router":
             guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(LIMITS)
@@ -97,7 +97,7 @@ class Server:
         await send({"type": "http.response.body", "body": b"{}"})
 
     async def read(self, pieces: list[bytes]) -> list[Message]:
-        """The messages of a stream that comes in these pieces."""
+        """Return the messages of a stream that arrives in these pieces."""
         self.messages = []
         protocol, transport = self.make(), Transport()
         protocol.connection_made(transport)
@@ -126,7 +126,7 @@ class Server:
 
 
 def by_h11(data: bytes) -> list[Message]:
-    """The messages that h11 finds before it refuses the rest."""
+    """Return the messages that h11 finds before it refuses the rest."""
     connection = h11.Connection(h11.SERVER)
     found: list[Message] = []
     head, body = None, b""
@@ -161,7 +161,7 @@ def _message(method: bytes, target: bytes, body: bytes) -> Message:
 
 
 async def compare(data: bytes, draw: random.Random, servers: dict[str, Server]) -> tuple[str, dict[str, int]]:
-    """What disagrees with h11 (empty: nothing), and how many messages each found, and both."""
+    """Return the disagreements with h11 (empty: none), and how many messages each found, and both."""
     expected = by_h11(data)
     found = {"h11": len(expected)}
     for side, server in servers.items():
@@ -177,5 +177,5 @@ async def compare(data: bytes, draw: random.Random, servers: dict[str, Server]) 
 
 
 def quiet() -> None:
-    """A line for each stream that is no HTTP is too much."""
+    """Silence the log: one line for each stream that is no HTTP is too much."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

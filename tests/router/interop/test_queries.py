@@ -16,8 +16,8 @@ BLOCK = 16
 
 
 @pytest.fixture
-async def asked(fleet: Fleet) -> AsyncIterator[tuple[RunningRouter, StandIn, StandIn]]:
-    """A router, a worker that holds `TOKENS` whole, and one that holds their first three blocks."""
+async def setup(fleet: Fleet) -> AsyncIterator[tuple[RunningRouter, StandIn, StandIn]]:
+    """A router, a worker that holds all of `TOKENS`, and one that holds their first three blocks."""
     with RedisServer() as redis:
         whole, some = [await fleet.worker(redis=(redis.url, SPACE)) for _ in range(2)]
         router = await fleet.router(whole, some, redis_url=redis.url, index_namespace=SPACE)
@@ -41,8 +41,8 @@ async def query(router: RunningRouter, path: str = "/query", **fields: Any) -> d
     return answer.json()
 
 
-async def test_a_query_says_how_much_each_worker_holds_in_every_form(asked: tuple[RunningRouter, StandIn, StandIn]) -> None:
-    router, whole, some = asked
+async def test_a_query_returns_how_much_each_worker_holds_in_every_form(setup: tuple[RunningRouter, StandIn, StandIn]) -> None:
+    router, whole, some = setup
     answer = await query(router, token_ids=[*TOKENS, 1, 2, 3], block_size=BLOCK, tenant_id="acme")
     mooncake = answer["instances"][some.address]
     assert mooncake["longest_matched"] == mooncake["gpu"] == mooncake["cpu"] == mooncake["disk"] == mooncake["dp"]["0"] == 48
@@ -53,8 +53,8 @@ async def test_a_query_says_how_much_each_worker_holds_in_every_form(asked: tupl
     assert answer["block_size"] == BLOCK and "seq_hashes" not in answer
 
 
-async def test_hashes_of_one_answer_ask_again_without_the_tokens(asked: tuple[RunningRouter, StandIn, StandIn]) -> None:
-    router, whole, some = asked
+async def test_hashes_of_an_answer_can_be_queried_without_the_tokens(setup: tuple[RunningRouter, StandIn, StandIn]) -> None:
+    router, whole, some = setup
     by_tokens = await query(router, token_ids=TOKENS, return_hashes=True)
     hashes = by_tokens.pop("seq_hashes")
     assert len(hashes) == 8
@@ -67,21 +67,21 @@ async def test_hashes_of_one_answer_ask_again_without_the_tokens(asked: tuple[Ru
     assert set(foreign["scores"]) == {whole.address, some.address} and foreign["frequencies"] == []
 
 
-async def test_one_instance_by_its_address_or_its_pod(asked: tuple[RunningRouter, StandIn, StandIn]) -> None:
-    router, _, some = asked
+async def test_one_worker_can_be_queried_by_address_or_pod(setup: tuple[RunningRouter, StandIn, StandIn]) -> None:
+    router, _, some = setup
     for name in (some.address, some.pod):
         assert list((await query(router, token_ids=TOKENS, instance_id=name))["instances"]) == [some.address]
     assert (await query(router, token_ids=TOKENS, instance_id="nobody"))["instances"] == {}
 
 
 @pytest.mark.parametrize("context", [{"lora_name": "sql"}, {"cache_salt": "w8a8"}])
-async def test_another_context_shares_nothing(asked: tuple[RunningRouter, StandIn, StandIn], context: dict[str, str]) -> None:
-    answer = await query(asked[0], token_ids=TOKENS, **context)
+async def test_another_context_shares_no_blocks(setup: tuple[RunningRouter, StandIn, StandIn], context: dict[str, str]) -> None:
+    answer = await query(setup[0], token_ids=TOKENS, **context)
     assert {count for ranks in answer["scores"].values() for count in ranks.values()} == {0}
 
 
-async def test_nothing_whole_to_ask_about_is_no_match(asked: tuple[RunningRouter, StandIn, StandIn]) -> None:
-    answer = await query(asked[0], token_ids=TOKENS[:15])
+async def test_less_than_one_full_block_is_no_match(setup: tuple[RunningRouter, StandIn, StandIn]) -> None:
+    answer = await query(setup[0], token_ids=TOKENS[:15])
     assert {instance["longest_matched"] for instance in answer["instances"].values()} == {0}
 
 
@@ -108,13 +108,13 @@ async def test_refusals_name_the_field(fleet: Fleet, path: str, body: Any, statu
         assert answer.json()["error"]["param"] == field
 
 
-async def test_a_body_nested_too_deeply_is_no_fault_of_the_router(fleet: Fleet) -> None:
+async def test_a_too_deeply_nested_body_is_a_client_error(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(), redis_url="redis://127.0.0.1:9")
     answer = await router.client.post("/query", content=b'{"x": ' + b"[" * 100_000)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
-async def test_without_an_index_it_says_so(fleet: Fleet) -> None:
+async def test_without_an_index_the_answer_says_so(fleet: Fleet) -> None:
     worker = await fleet.worker()
     for settings in ({}, {"policy": "LeastLoad", "redis_url": "redis://127.0.0.1:9"}):
         router = await fleet.router(worker, **settings)

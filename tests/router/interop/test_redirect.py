@@ -17,19 +17,19 @@ from fairlead_router.router import Router
 CHAT = [{"role": "user", "content": "hello there"}]
 
 
-async def test_httpx_follows_with_the_whole_body(fleet: Fleet) -> None:
+async def test_httpx_follows_the_redirect_with_the_whole_body(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, steering="redirect")
     body = {"model": "stand-in", "prompt": "long " * 5000, "max_tokens": 3}
-    first = await router.client.post("/v1/completions?trace=1", json=body)  # the query is the router's own affair
+    first = await router.client.post("/v1/completions?trace=1", json=body)  # the query string is for the router only
     assert first.status_code == 307 and first.headers["location"] == f"http://{worker.address}/v1/completions"
-    assert not worker.received, "the router has sent nothing itself"
+    assert not worker.received, "the router itself has sent nothing"
     answer = await router.client.post("/v1/completions?trace=1", json=body, follow_redirects=True)
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == " 0 1 2 3 4"
     assert worker.received[0].json == body and worker.received[0].path == "/v1/completions"
 
 
-async def test_the_openai_client_follows_streams_and_keeps_its_key_to_itself(fleet: Fleet) -> None:
+async def test_the_openai_client_follows_streams_and_does_not_forward_its_key(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, steering="redirect")
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{router.port}/v1", api_key="secret", max_retries=0) as client:
@@ -37,10 +37,10 @@ async def test_the_openai_client_follows_streams_and_keeps_its_key_to_itself(fle
         texts = [chunk.choices[0].text async for chunk in stream]  # type: ignore[union-attr]  # stream=True gives a stream
     assert texts == [" 0", " 1", " 2", " 3", " 4"]
     assert worker.received[0].json["prompt"] == "hello"
-    assert "authorization" not in worker.received[0].headers, "dropped on the way to another origin"
+    assert "authorization" not in worker.received[0].headers, "dropped on the redirect to another origin"
 
 
-async def test_who_does_not_follow_is_told_what_to_do_and_can_opt_out(fleet: Fleet) -> None:
+async def test_a_client_that_does_not_follow_is_told_what_to_do_and_can_opt_out(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, steering="redirect")
     answer = await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": CHAT})
@@ -53,7 +53,7 @@ async def test_who_does_not_follow_is_told_what_to_do_and_can_opt_out(fleet: Fle
     assert "x-fairlead-steering" not in worker.received[0].headers
 
 
-async def test_other_paths_and_refusals_are_answered_here(fleet: Fleet) -> None:
+async def test_other_paths_and_refusals_are_answered_by_the_router(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, steering="redirect")
     assert (await router.client.post("/tokenize", json={"prompt": "x"})).status_code == 200
@@ -61,7 +61,7 @@ async def test_other_paths_and_refusals_are_answered_here(fleet: Fleet) -> None:
     assert (await router.client.post("/v1/completions", content=b"{")).status_code == 400
 
 
-async def test_simultaneous_requests_are_spread_although_no_worker_has_reported_them(fleet: Fleet) -> None:
+async def test_simultaneous_requests_are_spread_before_workers_report_them(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(4)]
     router = await fleet.router(*workers, steering="redirect", policy="LeastLoad")
     answers = await asyncio.gather(*(router.complete("word " * 400) for _ in range(40)))
@@ -77,16 +77,16 @@ async def test_no_other_path_is_redirected(fleet: Fleet) -> None:
     assert set(codes.values()) <= {400, 404, 405}, codes
 
 
-class Quiet(StandIn):
-    """Reports no load: nothing but time settles what was reserved on it."""
+class ReportsNoLoad(StandIn):
+    """A worker that reports no load: reservations on it end by time alone."""
 
     async def _report(self, index: IndexWriter) -> None:
         pass
 
 
-async def test_the_reservation_in_the_index_stands(fleet: Fleet) -> None:
+async def test_the_reservation_in_the_index_stays_after_the_redirect(fleet: Fleet) -> None:
     with RedisServer() as redis:
-        worker = await Quiet(redis=(redis.url, "tests/redirect")).start()
+        worker = await ReportsNoLoad(redis=(redis.url, "tests/redirect")).start()
         reader = IndexReader(redis.url, "tests/redirect", deadline=5)
         try:
             await eventually(lambda: worker.joined, "the worker joined")
@@ -98,13 +98,13 @@ async def test_the_reservation_in_the_index_stands(fleet: Fleet) -> None:
 
             await eventually(by_the_index, "a redirect by the index")
             (state,) = await reader.workers()
-            assert state.reserved_tokens >= len("cold prefix " * 400), "although the router's own part is over"
+            assert state.reserved_tokens >= len("cold prefix " * 400), "after the router has finished its part"
         finally:
             await reader.close()
             await worker.kill()
 
 
-async def test_a_worker_that_drains_sends_its_client_back_to_the_router(fleet: Fleet) -> None:
+async def test_a_draining_worker_sends_its_client_back_to_the_router(fleet: Fleet) -> None:
     draining, other = await fleet.worker(behaviour=drains), await fleet.worker()
     router = await fleet.router(draining, other, steering="redirect", policy="RoundRobin")
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{router.port}/v1", api_key="x", max_retries=5) as client:
@@ -119,7 +119,7 @@ async def test_without_a_worker_the_client_waits_and_then_gets_503() -> None:
         assert answer.status_code == 503 and answer.headers["retry-after"]
 
 
-async def test_what_waits_for_a_worker_is_bounded_as_the_proxys_is() -> None:
+async def test_requests_that_wait_for_a_worker_are_bounded_as_in_proxy_mode() -> None:
     async with running_router(workers="static://127.0.0.1:9", steering="redirect", hold_timeout=1, max_queue_requests=1) as router:
         waiting = asyncio.create_task(router.complete())
         await eventually(lambda: len(router.server.router.admission._queue) == 1, "it waits in the common queue")

@@ -1,4 +1,4 @@
-"""`--metrics-names vllm`: production-stack's names, with what this router saw."""
+"""`--metrics-names vllm`: production-stack's metric names with this router's values."""
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.router.harness import Fleet
@@ -23,7 +23,7 @@ DASHBOARD = {
 }
 
 
-async def test_requests_show_under_the_names_of_the_production_stack(fleet: Fleet) -> None:
+async def test_requests_are_counted_under_the_production_stacks_names(fleet: Fleet) -> None:
     workers = [await fleet.worker(load={"running": 3, "waiting": 2, "pages_free": 25, "pages_total": 100}) for _ in range(2)]
     router = await fleet.router(*workers, metrics_names="vllm", policy="RoundRobin")
     for _ in range(4):
@@ -46,13 +46,13 @@ async def test_requests_show_under_the_names_of_the_production_stack(fleet: Flee
     assert "fairlead_router_requests_total" in samples and "fairlead_router_token_cache_bytes" in samples
 
 
-async def test_by_default_only_our_own_names_are_shown(fleet: Fleet) -> None:
+async def test_by_default_only_our_own_names_are_exported(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     await router.complete()
     assert "vllm:" not in (await router.client.get("/metrics")).text
 
 
-def test_what_is_sampled_over_a_minute_ends_with_it() -> None:
+def test_metrics_over_the_last_minute_return_to_zero_after_it() -> None:
     now = 1000.0
     table = WorkerTable(lambda: now)
     table.set_addresses(["a:1"])

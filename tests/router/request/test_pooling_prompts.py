@@ -15,7 +15,7 @@ async def whole(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("path", POOLED)
-async def test_each_path_reaches_a_worker_as_it_came(path: str, fleet: Fleet) -> None:
+async def test_each_pooling_path_reaches_a_worker_unchanged(path: str, fleet: Fleet) -> None:
     worker = await fleet.worker(behaviour=whole)
     router = await fleet.router(worker)
     body = {"input": [TEXT, TEXT], "text_1": "a", "text_2": ["b"], "query": "a", "documents": ["b", {"text": "c"}]}
@@ -26,7 +26,7 @@ async def test_each_path_reaches_a_worker_as_it_came(path: str, fleet: Fleet) ->
 
 
 @pytest.mark.parametrize("given", [TEXT, [TEXT], list(TEXT.encode()), [list(TEXT.encode())]], ids=["text", "texts", "tokens", "lists"])
-async def test_one_text_goes_with_its_tokens_and_nothing_is_foretold(given: object, fleet: Fleet) -> None:
+async def test_a_single_text_is_sent_with_its_tokens_and_no_prediction(given: object, fleet: Fleet) -> None:
     worker = await fleet.worker(behaviour=whole)
     router = await fleet.router(worker)
     prompt = await router.server.router.prompts.read("/v1/embeddings", msgspec.json.encode({"input": given, "cache_salt": "s"}))
@@ -36,15 +36,15 @@ async def test_one_text_goes_with_its_tokens_and_nothing_is_foretold(given: obje
 
 
 @pytest.mark.parametrize("path", sorted({*POOLED} - {EMBEDDINGS}))
-async def test_only_embeddings_have_an_input(path: str, fleet: Fleet) -> None:
-    """Elsewhere it is an unknown field: tokens in front of the body would be taken for its beginning."""
+async def test_input_is_tokenized_for_embeddings_only(path: str, fleet: Fleet) -> None:
+    """Elsewhere `input` is an unknown field: the worker would take tokens before the body for the body's beginning."""
     router = await fleet.router(worker := await fleet.worker(behaviour=whole))
     body = {"input": TEXT, "text_1": "a", "text_2": ["b"], "query": "a", "documents": ["b"]}
     assert (await router.client.post(path, json=body)).status_code == 200
     assert worker.received[0].tokens is None and msgspec.json.decode(worker.received[0].body) == body
 
 
-async def test_what_cannot_be_is_the_workers_to_say(fleet: Fleet) -> None:
+async def test_invalid_pooling_requests_are_refused_by_the_worker(fleet: Fleet) -> None:
     worker = await fleet.worker(behaviour=whole)
     router = await fleet.router(worker)
     for body in ({}, {"input": ""}, {"input": [[]]}, {"input": [True]}, {"input": [2**40]}, {"input": {"text": 1}}, {"query": 3}):
@@ -52,7 +52,7 @@ async def test_what_cannot_be_is_the_workers_to_say(fleet: Fleet) -> None:
     assert all(received.tokens is None for received in worker.received) and len(worker.received) == 7
 
 
-async def test_the_probe_embeds_where_the_model_has_no_head(fleet: Fleet) -> None:
+async def test_the_probe_sends_an_embedding_where_the_model_has_no_lm_head(fleet: Fleet) -> None:
     async def headless(exchange: Exchange) -> None:
         if exchange.request.path == EMBEDDINGS:
             await whole(exchange)

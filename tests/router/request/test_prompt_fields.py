@@ -1,4 +1,4 @@
-"""Fields that change a prompt: the router's tokens are the worker's, or the text goes to the worker as it came."""
+"""Fields that change a prompt: either the router's tokens equal the worker's, or the text is forwarded unchanged."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, processors
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat, digest
 
 
-def with_a_beginning() -> PromptFormat:
-    """A format whose tokenizer puts a token before every text."""
+def format_with_bos() -> PromptFormat:
+    """Return a format whose tokenizer puts a BOS token before every text."""
     format = make_format()
     tokenizer = Tokenizer.from_str(format.tokenizer_json)
     tokenizer.add_special_tokens(["<begin>"])
@@ -43,13 +43,13 @@ PROMPT, CHAT = {"prompt": "hello"}, {"messages": [{"role": "user", "content": "h
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-async def test_tokens_are_the_workers_or_none(fleet: Fleet, path: str, fields: dict[str, Any], tokenized: bool) -> None:
-    format = with_a_beginning()
+async def test_tokens_equal_the_workers_or_are_not_sent(fleet: Fleet, path: str, fields: dict[str, Any], tokenized: bool) -> None:
+    format = format_with_bos()
     worker = await fleet.worker(format=format)
     router = await fleet.router(worker)
     assert (await router.client.post(path, json=fields | {"model": "stand-in"})).status_code == 200
     (received,) = worker.received
-    assert {name: received.json[name] for name in fields} == fields, "the body is as it came"
+    assert {name: received.json[name] for name in fields} == fields, "the body is unchanged"
     special = fields.get("add_special_tokens")
     encoder = PromptEncoder(format)
     if path == "/v1/completions":
@@ -59,7 +59,7 @@ async def test_tokens_are_the_workers_or_none(fleet: Fleet, path: str, fields: d
     assert received.tokens == (expected.tolist() if tokenized else None)
 
 
-async def test_what_is_sure_to_be_too_long_goes_to_the_worker_as_it_came(fleet: Fleet) -> None:
+async def test_a_prompt_that_is_certainly_too_long_is_forwarded_unchanged(fleet: Fleet) -> None:
     """The worker refuses it with its own message, and the router does not tokenize it."""
     format = msgspec.structs.replace(make_format(), max_model_len=100)
     worker = await fleet.worker(format=format)

@@ -1,4 +1,4 @@
-"""Responses and Messages through the router: tokenized as the chats that they are, and every word of the router's own in their form."""
+"""Responses and Messages through the router: tokenized as chats, with errors and events in the form of their API."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("path", BODIES)
 
 
 def events(text: str) -> list[tuple[str, Any]]:
-    """(name, data) of each; comments as ("", text)."""
+    """Return (name, data) of each event; a comment is ("", text)."""
     found = []
     for block in filter(None, text.split("\n\n")):
         lines = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -31,7 +31,7 @@ def events(text: str) -> list[tuple[str, Any]]:
 
 
 @both
-async def test_a_worker_gets_the_tokens_of_the_chat_and_the_clients_own_body(fleet: Fleet, path: str) -> None:
+async def test_a_worker_gets_the_chats_tokens_and_the_clients_own_body(fleet: Fleet, path: str) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     assert (await router.client.post(path, json=BODIES[path])).status_code == 200
@@ -41,7 +41,7 @@ async def test_a_worker_gets_the_tokens_of_the_chat_and_the_clients_own_body(fle
 
 
 @both
-async def test_what_no_chat_can_be_made_of_the_worker_refuses(fleet: Fleet, path: str) -> None:
+async def test_a_body_that_is_no_chat_is_refused_by_the_worker(fleet: Fleet, path: str) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     for wrong in ({"tools": [{"type": "web_search_20260101"}]}, {"temperature": "hot"}, {"messages": 5, "input": 5}):
@@ -49,7 +49,7 @@ async def test_what_no_chat_can_be_made_of_the_worker_refuses(fleet: Fleet, path
         assert worker.received[-1].tokens is None and worker.received[-1].json == BODIES[path] | wrong
 
 
-async def test_tokens_are_counted_by_a_worker(fleet: Fleet) -> None:
+async def test_count_tokens_is_answered_by_a_worker(fleet: Fleet) -> None:
     async def counts(exchange: Exchange) -> None:
         await exchange.whole(200, {"input_tokens": 3})
 
@@ -60,7 +60,7 @@ async def test_tokens_are_counted_by_a_worker(fleet: Fleet) -> None:
 
 
 @both
-async def test_a_held_stream_hears_of_it_and_ends_with_an_error_of_its_own_form(fleet: Fleet, path: str) -> None:
+async def test_a_held_stream_gets_keepalives_and_an_error_in_its_own_form(fleet: Fleet, path: str) -> None:
     router = await fleet.router(ready=0, workers=fleet.list_in_file(), hold_keepalive=0.05, hold_timeout=0.4)
     answer = await router.client.post(path, json=BODIES[path] | {"stream": True})
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
@@ -74,7 +74,7 @@ async def test_a_held_stream_hears_of_it_and_ends_with_an_error_of_its_own_form(
 
 
 @both
-async def test_a_stream_whose_worker_is_lost_ends_with_an_error_of_its_own_form(fleet: Fleet, path: str) -> None:
+async def test_a_stream_whose_worker_is_lost_ends_with_an_error_in_its_own_form(fleet: Fleet, path: str) -> None:
     async def breaks_off(exchange: Exchange) -> None:
         await exchange.head()
         await exchange.chunk(b'event: ping\ndata: {"type": "ping"}\n\n')
@@ -88,7 +88,7 @@ async def test_a_stream_whose_worker_is_lost_ends_with_an_error_of_its_own_form(
     assert "lost" in (error["error"]["message"] if path == "/v1/messages" else error["message"])
 
 
-async def test_errors_of_the_router_are_anthropics_for_its_clients(fleet: Fleet, tmp_path: Any) -> None:
+async def test_router_errors_have_anthropics_form_for_its_clients(fleet: Fleet, tmp_path: Any) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(key_file())
     router = await fleet.router(await fleet.worker(), api_keys_file=str(path))
@@ -103,8 +103,8 @@ async def test_errors_of_the_router_are_anthropics_for_its_clients(fleet: Fleet,
     assert (await router.client.get("/v1/messages", headers={"x-api-key": ANNA})).json()["type"] == "error"
 
 
-async def test_what_is_only_tokenized_is_salted_as_its_tenants_prompts_are(fleet: Fleet, tmp_path: Path) -> None:
-    """A worker remembers the tokens of long texts: how soon it answers must not tell one tenant what another has sent."""
+async def test_tokenize_requests_are_salted_per_tenant(fleet: Fleet, tmp_path: Path) -> None:
+    """A worker caches the tokens of long texts: its response time must not tell one tenant what another has sent."""
     path = tmp_path / "keys.json"
     path.write_text(key_file())
     router = await fleet.router(worker := await fleet.worker(), api_keys_file=str(path))
@@ -115,7 +115,7 @@ async def test_what_is_only_tokenized_is_salted_as_its_tenants_prompts_are(fleet
     assert salts == [salts[0]] * 3 + [salts[3]] * 3 and salts[0] and salts[3] and salts[0] != salts[3]
 
 
-async def test_they_are_counted_by_their_path(fleet: Fleet) -> None:
+async def test_requests_are_counted_by_path(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     for path, body in BODIES.items():
         await router.client.post(path, json=body)

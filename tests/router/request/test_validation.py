@@ -40,7 +40,7 @@ async def empty(fleet: Fleet) -> RunningRouter:
     return await fleet.router(ready=0, workers=fleet.list_in_file(), hold_timeout=0.2)
 
 
-async def test_what_no_worker_would_take_is_refused_at_once(fleet: Fleet) -> None:
+async def test_a_request_that_no_worker_would_accept_is_refused_immediately(fleet: Fleet) -> None:
     router = await empty(fleet)
     began = monotonic()
     for path, body, param, words in WRONG:
@@ -57,16 +57,18 @@ async def test_what_no_worker_would_take_is_refused_at_once(fleet: Fleet) -> Non
             (field,) = fields
             assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(field), answer.text
     demand = json.loads((await router.client.get("/fairlead/demand")).text)
-    assert demand["requests_per_second"] == 0 and demand["idle_seconds"] >= round(monotonic() - began, 1) - 0.1, "it counts as no demand"
+    assert demand["requests_per_second"] == 0 and demand["idle_seconds"] >= round(monotonic() - began, 1) - 0.1, (
+        "it does not count as demand"
+    )
 
 
 @pytest.mark.parametrize(("path", "body"), HELD, ids=[path for path, _ in HELD])
-async def test_what_only_a_worker_knows_waits_for_one(fleet: Fleet, path: str, body: Any) -> None:
+async def test_a_request_that_only_a_worker_can_judge_waits_for_one(fleet: Fleet, path: str, body: Any) -> None:
     answer = await (await empty(fleet)).client.post(path, json=body)
     assert answer.status_code == 503 and "No worker became ready" in answer.text
 
 
-async def test_a_worker_says_it_where_there_is_one(fleet: Fleet) -> None:
+async def test_a_worker_judges_the_request_where_there_is_one(fleet: Fleet) -> None:
     async def refuses(exchange: Exchange) -> None:
         await exchange.whole(400, {"error": {"message": "in the worker's words"}})
 

@@ -26,8 +26,8 @@ from fairlead_router.routing.canary_split import TOLERANCE, belongs_to_canary
 CANARY = {"canary": "new"}
 
 
-def told(folder: Path, weight: int | None, revision: str = "new") -> str:
-    """The file, written as the kubelet would renew it."""
+def write_split(folder: Path, weight: int | None, revision: str = "new") -> str:
+    """Write the split file as the kubelet renews it. Returns its path."""
     file, fresh = folder / "split.json", folder / "split.fresh"
     fresh.write_text("{}" if weight is None else json.dumps({"revision": revision, "weight": weight}))
     fresh.replace(file)
@@ -49,7 +49,7 @@ async def breaks_off(exchange: Exchange) -> None:
     exchange.die()
 
 
-async def says_that_it_broke(exchange: Exchange) -> None:
+async def streams_an_error(exchange: Exchange) -> None:
     await exchange.head()
     await exchange.event("one")
     await exchange.chunk(b'data: {"error": {"message": "the engine has ended"}}\n\n')
@@ -57,21 +57,21 @@ async def says_that_it_broke(exchange: Exchange) -> None:
 
 
 def conversation(number: int, turns: int) -> list[dict[str, str]]:
-    """A chat that grows; all chats begin with the same long instructions."""
+    """Return a chat that grows; all chats begin with the same long instructions."""
     chat = [{"role": "system", "content": "Be brief. " * 50}]
     for turn in range(turns):
         chat += [{"role": "user", "content": f"{number}: question {turn}"}, {"role": "assistant", "content": f"answer {turn}"}]
     return chat[:-1]
 
 
-async def test_a_bad_canary_gets_its_weight_and_no_client_sees_it(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_failing_canary_gets_its_weight_and_no_client_sees_it(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=fails)
-    router = await fleet.router(stable, canary, split_file=told(tmp_path, 20), policy="RoundRobin")
+    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 20), policy="RoundRobin")
     answers = [await router.complete(f"prompt {number}") for number in range(200)]
     assert Counter(answer.status_code for answer in answers) == {200: 200}
     share = len(canary.received)
     assert abs(share - 40) <= TOLERANCE + 4 * math.sqrt(200 * 0.2 * 0.8) + 1
-    assert len(stable.received) == 200, "what the canary failed went to the other side"
+    assert len(stable.received) == 200, "requests that the canary failed went to the other side"
     seen = await report(router)
     assert seen["revision"] == "new" and seen["weight"] == 20
     assert seen["canary"] == {"requests": share, "errors": share, "ttft": {"buckets": {}}}
@@ -81,10 +81,17 @@ async def test_a_bad_canary_gets_its_weight_and_no_client_sees_it(fleet: Fleet, 
     assert await router.metric("fairlead_router_side_errors_total") == share and await router.metric("fairlead_router_canary_weight") == 20
 
 
-async def test_processes_of_their_own_do_the_same(fleet: Fleet, tmp_path: Path) -> None:
-    """Two routers as the operator starts them; the canary dies of every request, and is given up while they serve."""
+async def test_router_processes_started_by_the_operators_command_do_the_same(fleet: Fleet, tmp_path: Path) -> None:
+    """Two routers as the operator starts them; every request kills the canary, and it is given up while they serve."""
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=dies_at_once)
-    flags = ["--workers", f"static://{stable.address},{canary.address}", "--poll-interval", "0.1", "--split-file", told(tmp_path, 40)]
+    flags = [
+        "--workers",
+        f"static://{stable.address},{canary.address}",
+        "--poll-interval",
+        "0.1",
+        "--split-file",
+        write_split(tmp_path, 40),
+    ]
     async with router_process(*flags) as (_, one, _), router_process(*flags) as (_, two, _), httpx.AsyncClient(timeout=30) as client:
         for url in (one, two):
             await eventually(lambda url=url: _both_known(client, url), "both workers are usable")
@@ -92,7 +99,7 @@ async def test_processes_of_their_own_do_the_same(fleet: Fleet, tmp_path: Path) 
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
         sides = [msgspec.json.decode((await client.get(f"{url}/fairlead/split")).content, type=SplitReport) for url in (one, two)]
         assert sum(side.canary.errors for side in sides) == sum(side.canary.requests for side in sides) > 0
-        told(tmp_path, None)
+        write_split(tmp_path, None)
         await eventually(lambda: _given_up(client, one, two), "both have learned that there is no canary")
         before = len(canary.received)
         assert (await client.post(f"{one}/v1/completions", json={"prompt": "after"})).status_code == 200
@@ -110,7 +117,7 @@ async def _given_up(client: httpx.AsyncClient, *urls: str) -> bool:
 
 async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weight_grows(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
-    file = told(tmp_path, 30)
+    file = write_split(tmp_path, 30)
     routers = [await fleet.router(stable, canary, split_file=file) for _ in range(2)]
 
     async def side(number: int, turns: int, router: RunningRouter) -> str:
@@ -121,7 +128,7 @@ async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weigh
     assert set(first) == {stable.pod, canary.pod}
     for turns, router in ((2, routers[1]), (3, routers[0])):
         assert [await side(number, turns, router) for number in range(30)] == first
-    told(tmp_path, 60)
+    write_split(tmp_path, 60)
     await eventually(
         lambda: all(router.server.router.canary.report().weight == 60 for router in routers if router.server.router.canary), "told"
     )
@@ -130,10 +137,10 @@ async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weigh
     assert later.count(canary.pod) > first.count(canary.pod)
 
 
-async def test_what_one_canary_has_failed_does_not_go_to_its_peer(fleet: Fleet, tmp_path: Path) -> None:
-    """Even when the one that failed is gone from the table by then: nothing there tells any more that the request was with it."""
+async def test_a_request_that_one_canary_failed_does_not_go_to_another_canary(fleet: Fleet, tmp_path: Path) -> None:
+    """This holds even when the failed worker has left the table, which then no longer says that the request was with it."""
     stable, listed = await fleet.worker(), fleet.list_in_file()
-    router = await fleet.router(ready=0, workers=listed, split_file=told(tmp_path, 100), policy="RoundRobin")
+    router = await fleet.router(ready=0, workers=listed, split_file=write_split(tmp_path, 100), policy="RoundRobin")
     canaries: list[StandIn] = []
 
     async def leaves_and_dies(exchange: Exchange) -> None:
@@ -147,12 +154,12 @@ async def test_what_one_canary_has_failed_does_not_go_to_its_peer(fleet: Fleet, 
     answer = await router.complete("to a canary")
     assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == stable.pod
     received = sorted(len(one.received) for one in canaries)
-    assert received[0] == 0 and received[1] in (1, 2), "asked again at most where a kept connection may have ended before the request came"
+    assert received[0] == 0 and received[1] in (1, 2), "at most one retry, where a kept connection may have ended before the request came"
 
 
-async def test_a_session_is_a_conversation_and_one_prompt_sent_over_and_over_is_still_shared_out(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_session_is_one_conversation_and_one_repeated_prompt_is_still_split(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
-    router = await fleet.router(stable, canary, split_file=told(tmp_path, 25))
+    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 25))
     for session in range(10):
         pods = set()
         for number in range(3):
@@ -167,9 +174,9 @@ async def test_a_session_is_a_conversation_and_one_prompt_sent_over_and_over_is_
     assert abs(len(canary.received) - before - 60) <= 2 * (TOLERANCE + 4 * math.sqrt(270 * 0.25 * 0.75))
 
 
-async def test_neither_side_is_missed(fleet: Fleet, tmp_path: Path) -> None:
+async def test_each_side_replaces_the_other_when_it_has_no_worker(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
-    router = await fleet.router(stable, canary, split_file=told(tmp_path, 50), hold_timeout=0.5)
+    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 50), hold_timeout=0.5)
     canary.ready = False
     await router.usable(1)
     assert {(await router.complete(f"a{number}")).headers["x-fairlead-pod"] for number in range(10)} == {stable.pod}
@@ -178,10 +185,10 @@ async def test_neither_side_is_missed(fleet: Fleet, tmp_path: Path) -> None:
     await router.usable(1)
     assert {(await router.complete(f"b{number}")).headers["x-fairlead-pod"] for number in range(10)} == {canary.pod}
     canary.behaviour = fails
-    assert (await router.complete("c")).status_code == 500, "without another worker, its answer stands"
+    assert (await router.complete("c")).status_code == 500, "without another worker, the canary's answer stands"
 
 
-async def test_a_canary_without_a_weight_is_a_last_resort_and_a_weight_is_followed(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_canary_without_a_weight_is_a_last_resort_and_a_new_weight_takes_effect(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
     router = await fleet.router(stable, canary, split_file=str(tmp_path / "split.json"))
     split = router.server.router.canary
@@ -191,27 +198,27 @@ async def test_a_canary_without_a_weight_is_a_last_resort_and_a_weight_is_follow
         return {(await router.complete(f"{name}{number}")).headers["x-fairlead-pod"] for number in range(30)}
 
     assert await pods("none") == {stable.pod}
-    told(tmp_path, 50)
+    write_split(tmp_path, 50)
     await eventually(lambda: split.report().weight == 50, "the weight is known")
     assert await pods("half") == {stable.pod, canary.pod}
     (tmp_path / "split.json").write_text("{broken")
     await asyncio.sleep(0)
     assert await pods("as before") == {stable.pod, canary.pod}
-    told(tmp_path, 50, revision="newer")
+    write_split(tmp_path, 50, revision="newer")
     await eventually(lambda: split.report().revision == "newer", "another canary")
-    assert split.report().canary.requests == 0, "counted anew"
+    assert split.report().canary.requests == 0, "a new revision starts a new count"
     assert await pods("of another revision") == {stable.pod}
-    told(tmp_path, None)
+    write_split(tmp_path, None)
     await eventually(lambda: not split.report().revision, "no canary")
     assert await pods("over") == {stable.pod}
     await stable.kill()
     assert (await router.complete("nobody else")).headers["x-fairlead-pod"] == canary.pod
 
 
-@pytest.mark.parametrize("behaviour", [breaks_off, says_that_it_broke])
-async def test_answers_that_break_off_are_errors_of_their_side(fleet: Fleet, tmp_path: Path, behaviour: Any) -> None:
+@pytest.mark.parametrize("behaviour", [breaks_off, streams_an_error])
+async def test_truncated_answers_count_as_errors_of_their_side(fleet: Fleet, tmp_path: Path, behaviour: Any) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=behaviour)
-    router = await fleet.router(stable, canary, split_file=told(tmp_path, 50), poll_interval=0.02)
+    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 50), poll_interval=0.02)
     for number in range(20):
         await router.complete(f"p{number}", stream=True)
     seen = await report(router)
@@ -226,15 +233,17 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("mode", ["remote", "mirror"])
-async def test_two_models_at_once_are_each_steered_by_their_own_blocks(fleet: Fleet, tmp_path: Path, redis: RedisServer, mode: str) -> None:
-    """Same names, other weights and other blocks: each side's prompts are hashed in its own format, and no KV counts for the other side."""
+async def test_two_models_in_one_service_are_each_routed_by_their_own_blocks(
+    fleet: Fleet, tmp_path: Path, redis: RedisServer, mode: str
+) -> None:
+    """Same names, other weights and other blocks: prompts are hashed in each side's own format, and no KV counts for the other side."""
     namespace = f"tests/{uuid.uuid4().hex[:8]}"
     other = make_format(revision="r2")
     other = type(other)(**{name: getattr(other, name) for name in other.__struct_fields__} | {"block_tokens": 32})
     stable = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(2)]
     canary = [await fleet.worker(redis=(redis.url, namespace), load=CANARY, format=other) for _ in range(3)]
     index = {"redis_url": redis.url, "index_namespace": namespace, "index_mode": mode}
-    router = await fleet.router(*stable, *canary, split_file=told(tmp_path, 50), **index)
+    router = await fleet.router(*stable, *canary, split_file=write_split(tmp_path, 50), **index)
     await eventually(lambda: all(worker.joined for worker in (*stable, *canary)), "the workers joined the index")
     formats = router.server.router.formats
     assert formats.current is not None and formats.current.format.block_tokens == 16, "three canaries do not outvote two others"
@@ -251,14 +260,14 @@ async def test_two_models_at_once_are_each_steered_by_their_own_blocks(fleet: Fl
 
 
 async def _repeated(router: RunningRouter, prompt: str, side: list[StandIn]) -> bool:
-    """Whether it went where the router knew of its blocks. A repeat that came before the index knew may have taken them to a second pod."""
+    """Return whether the prompt went where its blocks were known. A repeat before the index knew may have taken them to a second pod."""
     again = await router.complete(prompt)
     assert again.status_code == 200 and again.headers["x-fairlead-pod"] in {worker.pod for worker in side}
     predicted = int(again.headers.get("x-fairlead-predicted-tokens", "0"))
     return 0 <= int(again.headers["x-fairlead-cached-tokens"]) - predicted <= 1 < predicted
 
 
-def test_quantiles_are_near_whatever_was_measured() -> None:
+def test_quantiles_are_close_to_the_measured_values() -> None:
     times = Durations()
     for milliseconds in range(1, 1001):
         times.add(milliseconds / 1000)
@@ -269,10 +278,10 @@ def test_quantiles_are_near_whatever_was_measured() -> None:
     assert Durations().quantile(0.9) == 0.0
 
 
-async def test_requests_by_way_of_a_gateway_count_by_their_answers_heads_and_never_fall_to_a_canary(fleet: Fleet, tmp_path: Path) -> None:
+async def test_gateway_requests_are_counted_by_response_headers_and_never_fall_back_to_a_canary(fleet: Fleet, tmp_path: Path) -> None:
     stable, other, canary = await fleet.worker(), await fleet.worker(), await fleet.worker(load=CANARY)
     settings: dict[str, Any] = {"picker_port": 0, "picker_tls": "off", "policy": "RoundRobin"}
-    router = await fleet.router(stable, other, canary, split_file=told(tmp_path, 0), **settings)
+    router = await fleet.router(stable, other, canary, split_file=write_split(tmp_path, 0), **settings)
     picker, split = router.server.router.picker, router.server.router.canary
     assert picker is not None and split is not None
     async with gateway(picker.port) as asking:
@@ -287,7 +296,7 @@ async def test_requests_by_way_of_a_gateway_count_by_their_answers_heads_and_nev
             return endpoints
 
         assert sorted(await asked(200, x_fairlead_pod=stable.pod)) == sorted([stable.address, other.address])
-        told(tmp_path, 100)
+        write_split(tmp_path, 100)
         await eventually(lambda: split.report().weight == 100, "the router read it")
         assert (await asked(200, x_fairlead_pod=canary.pod))[0] == canary.address
         assert (await asked(500, x_fairlead_pod=canary.pod))[0] == canary.address

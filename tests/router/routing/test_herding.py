@@ -1,6 +1,6 @@
-"""A burst of one cold prefix through several routers at once: it spreads, however the index is read, and without it.
+"""A burst of one cold prefix through several routers: it spreads in every index mode, and without the index.
 
-The burst is quicker than the workers' loads: to the routers all workers stay idle until it is over.
+The burst is quicker than the workers' load reports: to the routers all workers stay idle until it is over.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Choosing without the index."""
+"""Routing policies without the index."""
 
 import asyncio
 import random
@@ -33,11 +33,11 @@ async def table() -> WorkerTable:
     return table
 
 
-def test_a_look_that_changes_nothing_leaves_what_may_be_chosen(table: WorkerTable) -> None:
+def test_an_unchanged_health_check_does_not_change_the_candidates(table: WorkerTable) -> None:
     worker, told = next(iter(table)), list[str]()
     worker.on_eligibility_change = lambda: told.append("changed")
     worker.ready, worker.draining, worker.silent, worker.role, worker.adapters = True, False, False, "", {}
-    assert not told, "as every look sets them"
+    assert not told, "the values that every health check sets"
     worker.adapters = {"a": Adapter()}
     worker.silent = True
     worker.mark_unhealthy()
@@ -51,7 +51,7 @@ async def test_least_load_takes_the_shortest_wait(table: WorkerTable) -> None:
     assert choice and choice.worker.address == "10.0.0.7:8000"
 
 
-async def test_a_burst_spreads_although_no_new_load_was_reported(table: WorkerTable) -> None:
+async def test_a_burst_spreads_before_any_new_load_report(table: WorkerTable) -> None:
     chosen: Counter[str] = Counter()
     for _ in range(80):
         choice = await LeastLoad(table).choose(RoutingRequest(100), ())
@@ -61,13 +61,13 @@ async def test_a_burst_spreads_although_no_new_load_was_reported(table: WorkerTa
     assert max(chosen.values()) == 10
 
 
-async def test_round_robin_takes_turns(table: WorkerTable) -> None:
+async def test_round_robin_gives_each_worker_the_same_number(table: WorkerTable) -> None:
     policy = RoundRobin(table)
     chosen = Counter([choice.worker.address for _ in range(16) if (choice := await policy.choose(RoutingRequest(), ()))])
     assert set(chosen.values()) == {2}
 
 
-async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: WorkerTable) -> None:
+async def test_a_session_moves_only_when_its_worker_goes(table: WorkerTable) -> None:
     async def where(session: str) -> str:
         choice = await Session(table).choose(RoutingRequest(session=session), ())
         assert choice
@@ -82,7 +82,7 @@ async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: Worker
         assert now != lost and (address == lost or now == address)
 
 
-async def test_alone_a_prefix_keeps_to_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
+async def test_without_the_index_a_prefix_stays_on_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
     def chosen(hashes: list[int]) -> str:
         worker = choose_from_table(RoutingRequest(64 * len(hashes), array("Q", hashes)), table)
         assert worker is not None
@@ -91,7 +91,7 @@ async def test_alone_a_prefix_keeps_to_two_workers_until_others_are_much_sooner(
     draw = random.Random(1)
     talk = [draw.getrandbits(64) for _ in range(40)]
     home = chosen(talk)
-    assert chosen([*talk, 5]) == home  # its next turn, for what names it lies within its first thousand tokens
+    assert chosen([*talk, 5]) == home  # the next message of the chat: the key is hashed from the first thousand tokens
     table.get(home).pending_tokens = 100_000  # type: ignore[union-attr]
     second = chosen(talk)
     assert second != home
@@ -134,7 +134,7 @@ async def test_a_request_for_an_adapter_goes_to_a_worker_that_has_it(fleet: Flee
 
 
 @pytest.mark.parametrize("policy", ["PrefixAware", "RoundRobin", "Session"])
-async def test_while_a_rollout_renames_the_model_each_name_goes_to_workers_that_have_it(fleet: Fleet, policy: str) -> None:
+async def test_during_a_rollout_that_renames_the_model_each_name_goes_to_workers_that_have_it(fleet: Fleet, policy: str) -> None:
     before, after = await fleet.worker(format=make_format("before")), await fleet.worker(format=make_format("after"))
     router = await fleet.router(before, after, policy=policy, served_model_name="alias")
     names = ["before", "after"] * 6
@@ -148,14 +148,14 @@ async def test_while_a_rollout_renames_the_model_each_name_goes_to_workers_that_
     assert answer.status_code == 200, "a name that no format has excludes no worker"
 
 
-async def test_waiting_for_a_change_ends_with_it(table: WorkerTable) -> None:
+async def test_waiting_for_a_table_change_ends_with_it(table: WorkerTable) -> None:
     waiting = asyncio.create_task(table.wait_for_change(10))
     await asyncio.sleep(0)
     table.set_addresses([])
     await asyncio.wait_for(waiting, 1)
 
 
-def test_a_breaker_opens_longer_each_time_and_closes_by_a_look() -> None:
+def test_a_circuit_breaker_opens_longer_each_time_and_closes_by_a_health_check() -> None:
     clock = Clock()
     breaker = CircuitBreaker(clock)
     for seconds in (1, 2, 4, 8, 10, 10):
@@ -172,7 +172,7 @@ def test_a_breaker_opens_longer_each_time_and_closes_by_a_look() -> None:
     assert breaker.is_closed
 
 
-async def test_each_policy_serves(fleet: Fleet) -> None:
+async def test_every_policy_serves_requests(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
     for policy in ("LeastLoad", "Random", "RoundRobin", "Session"):
         router = await fleet.router(*workers, policy=policy)

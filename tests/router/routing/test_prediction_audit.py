@@ -32,8 +32,8 @@ def redis() -> Iterator[RedisServer]:
 REQUEST = RoutingRequest(640, HASHES)
 
 
-class Judge:
-    """An audit whose index holds `held` and grants what it is asked for."""
+class AuditHarness:
+    """An audit whose index holds `held` tokens and grants every resync."""
 
     def __init__(self) -> None:
         self.held, self.recalled = 0, list[str]()
@@ -56,51 +56,51 @@ class Judge:
         await asyncio.gather(*self.audit._tasks)
 
 
-async def test_less_than_a_block_is_no_error_and_good_answers_recall_nobody() -> None:
-    judge = Judge()
-    await judge.answers(predicted=320, cached=332, count=40)
-    await judge.answers(predicted=320, cached=310, count=40)
-    assert judge.worker.prediction_error.to_dict() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not judge.recalled
+async def test_an_error_below_one_block_is_ignored_and_causes_no_resync() -> None:
+    harness = AuditHarness()
+    await harness.answers(predicted=320, cached=332, count=40)
+    await harness.answers(predicted=320, cached=310, count=40)
+    assert harness.worker.prediction_error.to_dict() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not harness.recalled
 
 
 async def test_another_adapter_under_the_same_name_is_no_error_of_the_index() -> None:
-    """While a rollout replaces it, prompts are hashed as for most of the workers."""
-    judge = Judge()
-    judge.worker.adapters = {"sql": Adapter("new")}
-    await judge.answers(predicted=0, cached=624, wanted=RoutingRequest(640, HASHES, model="sql", adapter="old"))
-    assert not judge.recalled and not judge.worker.prediction_error.answers
-    await judge.answers(predicted=0, cached=624, wanted=RoutingRequest(640, HASHES, model="sql", adapter="new"))
-    assert judge.recalled
+    """While a rollout replaces an adapter, prompts are hashed with the digest that most workers have."""
+    harness = AuditHarness()
+    harness.worker.adapters = {"sql": Adapter("new")}
+    await harness.answers(predicted=0, cached=624, wanted=RoutingRequest(640, HASHES, model="sql", adapter="old"))
+    assert not harness.recalled and not harness.worker.prediction_error.answers
+    await harness.answers(predicted=0, cached=624, wanted=RoutingRequest(640, HASHES, model="sql", adapter="new"))
+    assert harness.recalled
 
 
-async def test_said_too_much_for_long_recalls_once() -> None:
-    judge = Judge()
-    await judge.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
-    assert not judge.recalled and judge.worker.prediction_error.over == 0.5
-    await judge.answers(predicted=320, cached=0, count=60)
-    assert judge.recalled == ["10.0.0.1:1"]  # and then it is given time
-    assert judge.worker.prediction_error.recalls == 1
+async def test_sustained_overprediction_causes_one_resync() -> None:
+    harness = AuditHarness()
+    await harness.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
+    assert not harness.recalled and harness.worker.prediction_error.over == 0.5
+    await harness.answers(predicted=320, cached=0, count=60)
+    assert harness.recalled == ["10.0.0.1:1"]  # further errors are ignored until the resync has had time
+    assert harness.worker.prediction_error.recalls == 1
 
 
-async def test_said_too_little_counts_only_while_the_index_still_does_not_know() -> None:
-    judge = Judge()
-    judge.held = 640  # followers of a prompt that was under way when they were routed
-    await judge.answers(predicted=0, cached=624, count=60)
-    assert not judge.recalled and judge.worker.prediction_error.under == 0
-    judge.held = 0
-    await judge.answers(predicted=0, cached=624, count=60)
-    assert judge.recalled == ["10.0.0.1:1"]
+async def test_underprediction_counts_only_if_the_index_still_does_not_know_the_blocks() -> None:
+    harness = AuditHarness()
+    harness.held = 640  # blocks of a prompt that was being computed when its followers were routed
+    await harness.answers(predicted=0, cached=624, count=60)
+    assert not harness.recalled and harness.worker.prediction_error.under == 0
+    harness.held = 0
+    await harness.answers(predicted=0, cached=624, count=60)
+    assert harness.recalled == ["10.0.0.1:1"]
 
 
-async def test_a_new_life_begins_without_blame() -> None:
-    judge = Judge()
-    await judge.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
-    judge.worker.generation += 1
-    await judge.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
-    assert not judge.recalled
+async def test_a_new_incarnation_of_a_worker_starts_without_errors() -> None:
+    harness = AuditHarness()
+    await harness.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
+    harness.worker.generation += 1
+    await harness.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
+    assert not harness.recalled
 
 
-async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: RedisServer) -> None:
+async def test_resyncs_are_granted_one_at_a_time_and_repair_the_index(redis: RedisServer) -> None:
     namespace = f"tests/{uuid.uuid4().hex[:8]}"
     writers = [IndexWriter(redis.url, namespace, WorkerCard(pod, f"{pod}:1", 16), lease_seconds=1.0) for pod in "ab"]
     readers = [IndexReader(redis.url, namespace, deadline=2.0) for _ in range(4)]
@@ -121,7 +121,7 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
         held.store(HASHES)
         held.take(len(HASHES))
         held.remove(HASHES[10:][::-1])
-        await scripts.call("apply", me.slot, me.epoch, me.sequence + 1, *pack(held.take(len(HASHES))))  # an index that is wrong
+        await scripts.call("apply", me.slot, me.epoch, me.sequence + 1, *pack(held.take(len(HASHES))))  # make the index wrong
         me.sequence += 1
         assert await shows(10)
         granted = await asyncio.gather(*(reader.recall(address) for reader in readers for address in ("a:1", "b:1")))
@@ -134,7 +134,7 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
 
 
 @pytest.mark.parametrize("mode", ["remote", "mirror"])
-async def test_a_worker_that_lost_its_cache_unsaid_is_found_out(fleet: Fleet, redis: RedisServer, mode: str) -> None:
+async def test_a_worker_that_silently_lost_its_cache_is_detected(fleet: Fleet, redis: RedisServer, mode: str) -> None:
     worker = await fleet.worker(redis=(redis.url, "tests/audit"))
     await eventually(lambda: worker.joined, "it joined")
     router = await fleet.router(worker, redis_url=redis.url, index_namespace="tests/audit", index_mode=mode)
@@ -145,7 +145,7 @@ async def test_a_worker_that_lost_its_cache_unsaid_is_found_out(fleet: Fleet, re
     await eventually(lambda: worker._index.stats.pending == 0, "all is told")
     index = worker._index
     worker.tells = False
-    await asyncio.sleep(0.5)  # The router polls it meanwhile and must still know it by its incarnation.
+    await asyncio.sleep(0.5)  # The router polls the worker meanwhile and must still know it by its incarnation.
     for prompt in prompts:
         worker._cache.clear()
         await router.complete(prompt)

@@ -34,7 +34,7 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def steered(
+async def start_fleet(
     fleet: Fleet, redis: RedisServer, namespace: str, count: int, mode: str = "auto", **settings: Any
 ) -> tuple[RunningRouter, list[StandIn]]:
     workers = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(count)]
@@ -49,7 +49,7 @@ async def steered(
 
 
 async def indexed(redis: RedisServer, namespace: str, worker: StandIn, router: RunningRouter | None = None) -> None:
-    """Until the index knows that the worker holds its last prompt, and the router's copy, if any."""
+    """Wait until the index, and the router's mirror if any, know that the worker holds its last prompt."""
     reader = IndexReader(redis.url, namespace, deadline=1)
     hashes = block_hashes(prompt_root(worker.format), worker.received[-1].tokens, 16)
 
@@ -72,7 +72,7 @@ def holder(workers: list[StandIn], pod: str) -> StandIn:
 
 
 async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 3, mode)
+    router, workers = await start_fleet(fleet, redis, namespace, 3, mode)
     for talk in ("alpha ", "beta ", "gamma "):
         prompt, home, before = talk * 60, "", 0
         for _ in range(4):
@@ -88,14 +88,14 @@ async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, 
     assert await router.metric("fairlead_router_predicted_cached_tokens_total") > 3000
 
 
-async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(
+async def test_a_dead_holder_is_not_tried_again_while_its_lease_still_runs(
     fleet: Fleet, redis: RedisServer, namespace: str, mode: str
 ) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2, mode)
+    router, workers = await start_fleet(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
     await indexed(redis, namespace, first, router)
-    first._index = None  # it dies without a word to the index
+    first._index = None  # it dies without telling the index
     await first.kill()
     answers = await asyncio.gather(*(router.complete(prompt + str(number)) for number in range(20)))
     assert {answer.status_code for answer in answers} == {200}
@@ -103,7 +103,7 @@ async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(
 
 
 async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2, mode)
+    router, workers = await start_fleet(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
     await indexed(redis, namespace, first, router)
@@ -112,10 +112,10 @@ async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: Red
     assert (await router.complete(prompt)).headers["x-fairlead-pod"] != first.pod
 
 
-async def test_a_worker_restarts_on_another_address_under_load_and_no_client_notices(
+async def test_a_worker_that_restarts_on_another_address_under_load_fails_no_request(
     fleet: Fleet, redis: RedisServer, namespace: str, mode: str
 ) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2, mode)
+    router, workers = await start_fleet(fleet, redis, namespace, 2, mode)
     failures, done, stop = [], 0, False
 
     async def client(name: int) -> None:
@@ -140,10 +140,10 @@ async def test_a_worker_restarts_on_another_address_under_load_and_no_client_not
     assert not failures
 
 
-async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_it(
+async def test_killing_redis_fails_no_request_and_prefix_routing_returns_with_it(
     fleet: Fleet, redis: RedisServer, namespace: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router, _ = await steered(fleet, redis, namespace, 2, mode)
+    router, _ = await start_fleet(fleet, redis, namespace, 2, mode)
     caplog.set_level("INFO", "fairlead_router.routing.prefix_aware")
 
     async def burst() -> list[int]:
@@ -166,20 +166,18 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
     assert (await router.client.get("/ready")).status_code == 200
     redis.start()
 
-    async def steers() -> bool:
-        steered = "x-fairlead-predicted-tokens" in (await router.complete("y" * 50)).headers
-        return steered and bool((await router.client.get("/fairlead/workers")).json()["index"] == "ok")
+    async def prefix_is_routed() -> bool:
+        start_fleet = "x-fairlead-predicted-tokens" in (await router.complete("y" * 50)).headers
+        return start_fleet and bool((await router.client.get("/fairlead/workers")).json()["index"] == "ok")
 
-    await eventually(steers, "steering is back", 15)
+    await eventually(prefix_is_routed, "prefix routing is back", 15)
     assert (await router.client.get("/fairlead/workers")).json()["index_reason"] == ""
     levels = [record.levelname for record in caplog.records if record.name == "fairlead_router.routing.prefix_aware"]
     assert levels[:2] == ["WARNING", "INFO"]
 
 
-async def test_a_router_without_requests_says_whether_the_index_answers(
-    fleet: Fleet, redis: RedisServer, namespace: str, mode: str
-) -> None:
-    router, _ = await steered(fleet, redis, namespace, 1, mode)
+async def test_an_idle_router_reports_whether_the_index_answers(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    router, _ = await start_fleet(fleet, redis, namespace, 1, mode)
 
     async def says(index: str, up: int) -> bool:
         picture = (await router.client.get("/fairlead/workers")).json()
@@ -192,8 +190,8 @@ async def test_a_router_without_requests_says_whether_the_index_answers(
     await eventually(lambda: says("ok", 1), "it is back", 15)
 
 
-async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 4, "mirror")
+async def test_a_mirror_routes_by_its_last_state_while_redis_is_down(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await start_fleet(fleet, redis, namespace, 4, "mirror")
     talks = [f"{name} and what was said " * 20 for name in ("ann", "bob", "eve", "joe", "kim", "lee")]
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy._mirror is not None
@@ -214,7 +212,7 @@ async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fl
     assert workers[0].pod not in {answer.headers["x-fairlead-pod"] for answer in answers}
 
 
-async def test_auto_asks_redis_where_the_fleet_is_large(
+async def test_auto_reads_redis_directly_where_the_fleet_is_large(
     fleet: Fleet, redis: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages = {"pages_total": 1000, "pages_free": 1000, "page_size": 16}
@@ -236,8 +234,8 @@ async def test_auto_asks_redis_where_the_fleet_is_large(
     assert policy.read_mode == "remote" and "x-fairlead-predicted-tokens" in answer.headers
 
 
-async def test_a_router_is_exact_within_a_second_of_its_start(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
-    first, workers = await steered(fleet, redis, namespace, 2, mode)
+async def test_a_router_routes_exactly_within_a_second_of_its_start(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    first, workers = await start_fleet(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     home = holder(workers, (await first.complete(prompt)).headers["x-fairlead-pod"])
     await indexed(redis, namespace, home)
@@ -247,7 +245,7 @@ async def test_a_router_is_exact_within_a_second_of_its_start(fleet: Fleet, redi
 
 
 async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2, mode)
+    router, workers = await start_fleet(fleet, redis, namespace, 2, mode)
     await router.complete("a " * 100)
     await workers[0].kill()
     await asyncio.gather(*(router.complete(f"{number} " * 100) for number in range(10)))
@@ -263,10 +261,10 @@ async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Flee
 
 
 async def test_a_dead_worker_that_only_the_index_knows_is_tried_once(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
-    router, (known,) = await steered(fleet, redis, namespace, 1, mode)
+    router, (known,) = await start_fleet(fleet, redis, namespace, 1, mode)
     newer = await fleet.worker(redis=(redis.url, namespace), load={"prefill_rate": 1e6})
     await eventually(lambda: newer.joined, "it joined the index")
-    writer, newer._index = newer._index, None  # it dies without a word to the index, and its lease is kept for longer than the test
+    writer, newer._index = newer._index, None  # it dies without telling the index, and its lease outlasts the test
     await newer.kill()
     try:
         answers = [await router.complete(f"{number} " * 50) for number in range(12)]
@@ -277,7 +275,7 @@ async def test_a_dead_worker_that_only_the_index_knows_is_tried_once(fleet: Flee
 
 
 @pytest.mark.parametrize("setting", ["remote", "mirror", "auto"])
-async def test_a_secret_that_is_missing_is_in_the_status_after_the_operators_one_completion(
+async def test_a_missing_secret_is_in_the_status_after_the_operators_probe(
     fleet: Fleet, redis: RedisServer, namespace: str, setting: str
 ) -> None:
     worker = await fleet.worker()

@@ -24,14 +24,14 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-async def partly_named(fleet: Fleet, redis: RedisServer, named: int, unnamed: int, mode: str) -> RunningRouter:
-    """A router whose discovery knows all workers, and its index the first of them."""
+async def partly_indexed(fleet: Fleet, redis: RedisServer, indexed: int, unindexed: int, mode: str) -> RunningRouter:
+    """Start a router whose discovery knows all workers while its index knows only the first `indexed`."""
     index = (redis.url, NAMESPACE)
-    workers = [await fleet.worker(redis=index if n < named else None, load=ROOM, lease=60.0) for n in range(named + unnamed)]
-    await eventually(lambda: all(worker.joined for worker in workers[:named]), "they joined the index")
-    await asyncio.gather(*(reported(redis, worker.address) for worker in workers[:named]))
+    workers = [await fleet.worker(redis=index if n < indexed else None, load=ROOM, lease=60.0) for n in range(indexed + unindexed)]
+    await eventually(lambda: all(worker.joined for worker in workers[:indexed]), "they joined the index")
+    await asyncio.gather(*(load_reported(redis, worker.address) for worker in workers[:indexed]))
     for worker in workers:
-        worker.reports = False  # what the index says of them changes by reservations alone
+        worker.reports = False  # their load in the index then changes by reservations alone
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=NAMESPACE, index_mode=mode)
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware)
@@ -39,7 +39,7 @@ async def partly_named(fleet: Fleet, redis: RedisServer, named: int, unnamed: in
     return router
 
 
-async def reported(redis: RedisServer, address: str) -> None:
+async def load_reported(redis: RedisServer, address: str) -> None:
     reader = IndexReader(redis.url, NAMESPACE, deadline=1)
 
     async def there() -> bool:
@@ -60,7 +60,7 @@ async def nothing_reserved(redis: RedisServer) -> bool:
 
 
 async def burst(fleet: Fleet, router: RunningRouter) -> Counter[str]:
-    """Requests by pod, each of a prompt of its own; none is answered before all have arrived."""
+    """Count requests by pod, each with its own prompt; none is answered before all have arrived."""
     together = answers_when_all_have_come(REQUESTS)
     for worker in fleet.workers:
         worker.behaviour = together
@@ -70,42 +70,44 @@ async def burst(fleet: Fleet, router: RunningRouter) -> Counter[str]:
 
 
 @pytest.mark.parametrize("mode", ["remote", "mirror", "auto"])
-async def test_the_few_that_joined_again_are_not_flooded(
+async def test_a_few_workers_that_joined_again_are_not_flooded(
     fleet: Fleet, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)  # `auto` asks Redis, as of a large fleet
-    router = await partly_named(fleet, redis, 2, 6, mode)
+    monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)  # `auto` reads Redis, as for a large fleet
+    router = await partly_indexed(fleet, redis, 2, 6, mode)
     taken = await burst(fleet, router)
     assert len(taken) == 8 and max(taken.values()) <= 1.5 * REQUESTS / 8, taken
     await eventually(lambda: nothing_reserved(redis), "every reservation ended")
 
 
 @pytest.mark.parametrize("mode", ["remote", "auto"])
-async def test_nor_are_many_of_a_larger_fleet(fleet: Fleet, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+async def test_the_indexed_workers_of_a_larger_fleet_are_not_flooded(
+    fleet: Fleet, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)
-    router = await partly_named(fleet, redis, 9, 9, mode)  # more than an answer of the index names
+    router = await partly_indexed(fleet, redis, 9, 9, mode)  # more than one answer of the index names
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy._unindexed is not None
-    unnamed = policy._unindexed
+    unindexed = policy._unindexed
 
     async def counted() -> bool:
         await router.complete("one more " * 20)
-        return len(unnamed._missing) == 9
+        return len(unindexed._missing) == 9
 
     await eventually(counted, "the unindexed workers are known")
     taken = await burst(fleet, router)
     assert len(taken) == 18 and max(taken.values()) <= 2 * REQUESTS / 18, taken
 
 
-async def test_what_was_reserved_for_a_worker_that_is_not_used_is_given_back_at_once(fleet: Fleet, redis: RedisServer) -> None:
-    """... while the request is under way elsewhere: nothing else gives it back, for the worker reports no loads."""
+async def test_a_reservation_for_a_worker_that_is_not_used_is_released_immediately(fleet: Fleet, redis: RedisServer) -> None:
+    """It is released while the request runs elsewhere. Nothing else would release it, because the worker reports no loads."""
     busy = ROOM | {"backlog_tokens": 50_000, "prefill_rate": 100.0}
-    named = await fleet.worker(redis=(redis.url, NAMESPACE), load=busy, lease=60.0)
-    unnamed = await fleet.worker(load=ROOM)
-    await eventually(lambda: named.joined, "it joined the index")
-    await reported(redis, named.address)
-    named.reports = False
-    router = await fleet.router(named, unnamed, redis_url=redis.url, index_namespace=NAMESPACE, index_mode="remote")
+    indexed = await fleet.worker(redis=(redis.url, NAMESPACE), load=busy, lease=60.0)
+    unindexed = await fleet.worker(load=ROOM)
+    await eventually(lambda: indexed.joined, "it joined the index")
+    await load_reported(redis, indexed.address)
+    indexed.reports = False
+    router = await fleet.router(indexed, unindexed, redis_url=redis.url, index_namespace=NAMESPACE, index_mode="remote")
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -113,22 +115,22 @@ async def test_what_was_reserved_for_a_worker_that_is_not_used_is_given_back_at_
         await go_on.wait()
         await answers(exchange)
 
-    unnamed.behaviour = waits
+    unindexed.behaviour = waits
     asking = asyncio.create_task(router.complete("prompt " * 100))
     await asyncio.wait_for(asked.wait(), 10)
     await eventually(lambda: nothing_reserved(redis), "the reservation was given back", 5)
     go_on.set()
     answer = await asking
-    assert answer.headers["x-fairlead-pod"] == unnamed.pod and "x-fairlead-predicted-tokens" not in answer.headers
-    assert not named.received
+    assert answer.headers["x-fairlead-pod"] == unindexed.pod and "x-fairlead-predicted-tokens" not in answer.headers
+    assert not indexed.received
 
 
-async def test_a_conversation_stays_with_its_holder_beside_idle_workers_that_are_not_named(fleet: Fleet, redis: RedisServer) -> None:
-    router = await partly_named(fleet, redis, 2, 4, "remote")
+async def test_a_conversation_stays_with_its_holder_beside_idle_unindexed_workers(fleet: Fleet, redis: RedisServer) -> None:
+    router = await partly_indexed(fleet, redis, 2, 4, "remote")
     first = (await router.complete("what was said " * 40)).headers["x-fairlead-pod"]
     reader = IndexReader(redis.url, NAMESPACE, deadline=1)
     holder = next(worker for worker in fleet.workers if worker.pod == first)
-    assert holder.joined, "of equals the index's own best is taken"
+    assert holder.joined, "among equals the index's own best is taken"
     hashes = block_hashes(prompt_root(holder.format), holder.received[-1].tokens or [], holder.format.block_tokens)
 
     async def known() -> bool:

@@ -1,4 +1,4 @@
-"""Admission control: the order under load, shedding, and holding requests while there is no worker."""
+"""Admission control: the order under load, load shedding, and holding requests while there is no worker."""
 
 import asyncio
 import json
@@ -19,17 +19,17 @@ from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Tenant
 
 FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "backlog_tokens": 0}
-"""All of a worker's seats are taken: what it gets more stands in its queue."""
+"""All sequence slots of a worker are in use: further requests wait in its queue."""
 
 
 @dataclass(eq=False)
-class Standing:
+class TenantAccount:
     served_tokens: float = 0.0
 
 
 @dataclass(eq=False)
 class Item:
-    account: Standing
+    account: TenantAccount
     number: int
     priority: int = 0
     size: int = 1
@@ -37,58 +37,58 @@ class Item:
     name: str = field(default="")
 
 
-def popped(queue: FairQueue[Item]) -> Item:
+def pop(queue: FairQueue[Item]) -> Item:
     item = queue.pop()
     assert item is not None
     return item
 
 
-def drained(queue: FairQueue[Item]) -> list[Item]:
-    """Pops all; each is served as many tokens as it has."""
+def pop_all(queue: FairQueue[Item]) -> list[Item]:
+    """Pop all items; each is served as many tokens as it has."""
     items = []
     while queue:
-        items.append(popped(queue))
+        items.append(pop(queue))
         items[-1].account.served_tokens += items[-1].tokens
     return items
 
 
-def test_tenants_take_turns_and_priority_goes_first() -> None:
-    anna, boris, queue = Standing(), Standing(served_tokens=5), FairQueue[Item]()
+def test_tenants_alternate_and_higher_priority_goes_first() -> None:
+    anna, boris, queue = TenantAccount(), TenantAccount(served_tokens=5), FairQueue[Item]()
     for number in range(6):
         queue.push(Item(anna, number))
     for number in range(6, 9):
         queue.push(Item(boris, number))
     queue.push(Item(boris, 9, priority=-1))
-    order = drained(queue)
+    order = pop_all(queue)
     assert order[0].priority == -1
     assert [item.account is boris for item in order[1:7]] == [False, False, True, False, True, False]
-    assert [item.number for item in order if item.account is anna] == list(range(6)), "in their order"
+    assert [item.number for item in order if item.account is anna] == list(range(6)), "first come, first served within a tenant"
 
 
-def test_rest_is_not_saved_up_and_who_comes_back_has_the_old_place() -> None:
-    busy, rested, queue = Standing(served_tokens=1000), Standing(), FairQueue[Item]()
+def test_an_idle_tenant_saves_up_no_credit_and_a_pushed_back_item_keeps_its_place() -> None:
+    busy, rested, queue = TenantAccount(served_tokens=1000), TenantAccount(), FairQueue[Item]()
     items = [Item(busy, number) for number in range(4)]
     for item in items:
         queue.push(item)
     for number in range(4, 8):
         queue.push(Item(rested, number))
-    first = popped(queue)
+    first = pop(queue)
     assert first is items[0] and rested.served_tokens == 1000
     queue.push(first)
     assert queue.pop() is first
 
 
-def test_who_may_not_go_keeps_its_place_and_holds_up_nobody() -> None:
-    anna, boris, queue = Standing(), Standing(served_tokens=5), FairQueue[Item]()
+def test_an_item_that_may_not_go_keeps_its_place_and_blocks_no_other() -> None:
+    anna, boris, queue = TenantAccount(), TenantAccount(served_tokens=5), FairQueue[Item]()
     items = [Item(anna, 0, priority=-1), Item(anna, 1), Item(boris, 2), Item(anna, 3)]
     for item in items:
         queue.push(item)
     assert queue.pop(lambda item: item.number > 1) is items[3] and queue.pop(lambda item: item.number > 1) is items[2]
-    assert queue.pop(lambda item: item.number > 1) is None and drained(queue) == items[:2]
+    assert queue.pop(lambda item: item.number > 1) is None and pop_all(queue) == items[:2]
 
 
-def test_the_one_who_has_most_makes_room() -> None:
-    anna, boris, queue = Standing(), Standing(), FairQueue[Item]()
+def test_the_tenant_with_the_longest_queue_makes_room() -> None:
+    anna, boris, queue = TenantAccount(), TenantAccount(), FairQueue[Item]()
     for number in range(4):
         queue.push(Item(anna, number, priority=number % 2))
     newcomer = Item(boris, 9)
@@ -99,14 +99,14 @@ def test_the_one_who_has_most_makes_room() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1), st.sampled_from(["push", "pop", "discard", "back"]))))
-def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> None:
-    standings, queue, inside, out = [Standing() for _ in range(4)], FairQueue[Item](), [], []
+def test_the_queue_counts_its_items_and_tokens(steps: list[tuple[int, int, str]]) -> None:
+    standings, queue, inside, out = [TenantAccount() for _ in range(4)], FairQueue[Item](), [], []
     for number, (tenant, priority, step) in enumerate(steps):
         if step == "push":
             inside.append(Item(standings[tenant], number, priority, size=number))
             queue.push(inside[-1])
         elif step == "pop" and inside:
-            item = popped(queue)
+            item = pop(queue)
             assert item.priority == min(one.priority for one in inside)
             assert item.number == min(one.number for one in inside if (one.account, one.priority) == (item.account, item.priority))
             inside.remove(item)
@@ -121,7 +121,7 @@ def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> No
 
 
 def gate() -> tuple[asyncio.Semaphore, Any]:
-    """A worker that answers a request for each release."""
+    """A worker that answers one request for each release."""
     turns = asyncio.Semaphore(0)
 
     async def behaviour(exchange: Exchange) -> None:
@@ -146,13 +146,13 @@ async def test_a_light_tenant_does_not_wait_for_a_heavy_ones_queue(fleet: Fleet,
     turns.release()
     await eventually(lambda: len(worker.received) == AHEAD_REQUESTS + 2, "an answer lets one in")
     tenants = [seen.headers["x-fairlead-tenant"] for seen in worker.received[AHEAD_REQUESTS:]]
-    assert sorted(tenants) == ["anna", "boris"], "they take turns, however many of one wait"
+    assert sorted(tenants) == ["anna", "boris"], "tenants alternate, however many requests one has"
     for _ in range(31):
         turns.release()
     assert {(await one).status_code for one in [*flood, light]} == {200}
 
 
-async def test_without_pressure_everything_goes_at_once(fleet: Fleet) -> None:
+async def test_without_pressure_every_request_goes_immediately(fleet: Fleet) -> None:
     turns, behaviour = gate()
     worker = await fleet.worker(behaviour=behaviour, load={"prefill_rate": 5000.0})
     router = await fleet.router(worker)
@@ -163,7 +163,7 @@ async def test_without_pressure_everything_goes_at_once(fleet: Fleet) -> None:
     assert {(await one).status_code for one in asked} == {200}
 
 
-async def test_an_idle_worker_is_never_left_without_work(fleet: Fleet) -> None:
+async def test_a_worker_is_never_idle_while_requests_are_queued(fleet: Fleet) -> None:
     turns, behaviour = gate()
     full, idle = await fleet.worker(behaviour=behaviour, load=FULL), await fleet.worker(behaviour=behaviour)
     router = await fleet.router(full, idle, policy="LeastLoad")
@@ -174,7 +174,7 @@ async def test_an_idle_worker_is_never_left_without_work(fleet: Fleet) -> None:
     assert {(await one).status_code for one in asked} == {200}
 
 
-async def test_the_client_that_goes_leaves_the_queue(fleet: Fleet) -> None:
+async def test_a_client_that_disconnects_leaves_the_queue(fleet: Fleet) -> None:
     _, behaviour = gate()
     worker = await fleet.worker(behaviour=behaviour, load=FULL)
     router = await fleet.router(worker)
@@ -190,7 +190,7 @@ async def test_the_client_that_goes_leaves_the_queue(fleet: Fleet) -> None:
     assert (await router.complete("x")).status_code == 200
 
 
-async def test_a_first_token_that_would_come_too_late_is_refused_with_the_time(fleet: Fleet) -> None:
+async def test_a_request_is_refused_with_retry_after_if_its_first_token_would_come_too_late(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"backlog_tokens": 10_000, "prefill_rate": 100.0})
     router = await fleet.router(worker, max_expected_ttft=40)
     answer = await router.complete("x")
@@ -201,7 +201,7 @@ async def test_a_first_token_that_would_come_too_late_is_refused_with_the_time(f
     assert (await router.complete("x")).status_code == 200
 
 
-async def test_a_full_queue_is_refused_except_for_who_has_less_in_it(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_full_queue_refuses_all_but_tenants_with_less_in_it(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path, max_queue_requests=3)
     turns, worker.behaviour = gate()
     worker.load = FULL
@@ -212,14 +212,14 @@ async def test_a_full_queue_is_refused_except_for_who_has_less_in_it(fleet: Flee
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     light = asyncio.create_task(ask(router, BORIS))
     done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED, timeout=10)
-    assert [one.result().status_code for one in done] == [429], "the heavy one makes room"
+    assert [one.result().status_code for one in done] == [429], "the heavy tenant makes room"
     for _ in range(40):
         turns.release()
     assert (await light).status_code == 200
     assert sorted([(await one).status_code for one in flood]) == [200] * (AHEAD_REQUESTS + 2) + [429]
 
 
-async def test_a_wait_for_ones_turn_ends(fleet: Fleet) -> None:
+async def test_waiting_in_the_queue_is_bounded_in_time(fleet: Fleet) -> None:
     _, behaviour = gate()
     router = await fleet.router(await fleet.worker(behaviour=behaviour, load=FULL), queue_timeout=0.3)
     asked = [asyncio.create_task(router.complete("x")) for _ in range(AHEAD_REQUESTS + 1)]
@@ -233,7 +233,7 @@ async def full_up(exchange: Exchange) -> None:
     await exchange.whole(429, {"error": {"message": "full"}}, x_fairlead_retry="other", retry_after=str(5 + int(exchange.worker.pod[-1])))
 
 
-async def test_a_full_worker_sends_on_and_only_when_all_are_the_client_hears_of_it(fleet: Fleet) -> None:
+async def test_a_full_worker_passes_the_request_on_and_the_client_gets_429_only_when_all_are_full(fleet: Fleet) -> None:
     full = [await fleet.worker(behaviour=full_up) for _ in range(2)]
     free = await fleet.worker()
     router = await fleet.router(*full, free, policy="RoundRobin")
@@ -242,7 +242,7 @@ async def test_a_full_worker_sends_on_and_only_when_all_are_the_client_hears_of_
     assert all(one.usable for one in router.table), "a full worker is not a broken one"
     free.behaviour = full_up
     answer = await router.complete("x")
-    assert answer.status_code == 429 and answer.headers["retry-after"] == "5", "the shortest of them"
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "5", "the shortest retry-after of the workers"
 
 
 # Held
@@ -256,7 +256,7 @@ async def empty(fleet: Fleet, **settings: Any) -> RunningRouter:
     return await fleet.router(ready=0, workers=fleet.list_in_file(), **settings)
 
 
-async def test_a_held_stream_is_told_so_and_then_gets_its_answer(fleet: Fleet) -> None:
+async def test_a_held_stream_gets_keepalives_and_then_its_answer(fleet: Fleet) -> None:
     router = await empty(fleet, hold_keepalive=0.05)
     whole = asyncio.create_task(router.complete("whole"))
     text = b""
@@ -275,8 +275,8 @@ async def test_a_held_stream_is_told_so_and_then_gets_its_answer(fleet: Fleet) -
     assert (await whole).json()["choices"] and (await whole).status_code == 200
 
 
-async def test_nobody_waits_with_those_that_the_workers_there_are_no_use_to(fleet: Fleet) -> None:
-    """As those that ask for an adapter of a worker that restarts."""
+async def test_requests_that_no_current_worker_can_serve_do_not_block_others(fleet: Fleet) -> None:
+    """For example, requests for an adapter of a worker that restarts."""
     router = await fleet.router(await fleet.worker())
     admission, account = router.server.router.admission, Account(Tenant(), lambda: 1.0)
     held = [Ticket(account, 0, 10, 10) for _ in range(AHEAD_REQUESTS)]
@@ -295,7 +295,7 @@ async def test_nobody_waits_with_those_that_the_workers_there_are_no_use_to(flee
         admission.leave(ticket)
 
 
-async def test_looks_for_a_worker_do_not_put_the_comments_off(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_worker_does_not_delay_keepalives(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead_router.serving.admission.RECHECK_SECONDS", 0.05)
     router = await empty(fleet, hold_keepalive=0.4, hold_timeout=2)
     answer = await router.complete("x", stream=True)
@@ -303,7 +303,7 @@ async def test_looks_for_a_worker_do_not_put_the_comments_off(fleet: Fleet, monk
 
 
 @pytest.mark.parametrize("ending", ["error", "timeout", "drain", "death"])
-async def test_what_fails_after_the_comments_ends_with_an_error_event(fleet: Fleet, ending: str) -> None:
+async def test_a_failure_after_keepalives_ends_the_stream_with_an_error_event(fleet: Fleet, ending: str) -> None:
     router = await empty(fleet, hold_keepalive=0.05, hold_timeout=1 if ending == "timeout" else 20)
 
     async def fails(exchange: Exchange) -> None:
@@ -326,7 +326,7 @@ async def test_what_fails_after_the_comments_ends_with_an_error_event(fleet: Fle
     assert router.server.router.handler.body_budget.total == 0
 
 
-async def test_holding_is_bounded_in_number_and_bytes(fleet: Fleet) -> None:
+async def test_held_requests_are_bounded_in_number_and_bytes(fleet: Fleet) -> None:
     router = await empty(fleet, max_queue_requests=2, max_queue_bytes=4000)
     held = [asyncio.create_task(router.complete("x")) for _ in range(2)]
     await eventually(lambda: len(router.server.router.admission._queue) == 2, "two are held")
@@ -338,8 +338,8 @@ async def test_holding_is_bounded_in_number_and_bytes(fleet: Fleet) -> None:
     held[1].cancel()
 
 
-async def test_held_requests_keep_the_promises_of_a_drain(fleet: Fleet) -> None:
-    """A worker that comes within the drain's time still answers them; else they are told to go elsewhere."""
+async def test_held_requests_are_served_or_refused_within_the_drain_timeout(fleet: Fleet) -> None:
+    """A worker that comes within the drain timeout still answers them; otherwise the client is told to retry elsewhere."""
     router = await empty(fleet, drain_grace=0, drain_timeout=3)
     held = asyncio.create_task(router.complete("x"))
     await eventually(lambda: len(router.server.router.admission._queue) == 1, "it is held")
@@ -349,7 +349,7 @@ async def test_held_requests_keep_the_promises_of_a_drain(fleet: Fleet) -> None:
     assert (await held).status_code == 200
 
 
-async def test_priority_without_keys_is_the_requests_own(fleet: Fleet) -> None:
+async def test_without_keys_the_requests_own_priority_counts(fleet: Fleet) -> None:
     turns, behaviour = gate()
     worker = await fleet.worker(behaviour=behaviour, load=FULL)
     router = await fleet.router(worker)
@@ -358,7 +358,7 @@ async def test_priority_without_keys_is_the_requests_own(fleet: Fleet) -> None:
     queue = router.server.router.admission._queue
     for count, priority in enumerate((5, 0, -5), 1):
         asked.append(asyncio.create_task(router.complete("x", priority=priority)))
-        await eventually(lambda: len(queue) == count, "it waits")  # noqa: B023  # over at once
+        await eventually(lambda: len(queue) == count, "it waits")  # noqa: B023  # over immediately
     for _ in range(AHEAD_REQUESTS + 3):
         turns.release()
     await asyncio.gather(*asked)

@@ -17,13 +17,13 @@ MAX_SECONDS = 0.12
 CLIENTS, WAVES = 80, 3
 
 
-def unruly(seed: int) -> Behaviour:
-    """Answers late, dies, refuses, or streams slowly, by chance."""
+def random_faults(seed: int) -> Behaviour:
+    """A worker that answers late, dies, refuses, or streams slowly, at random."""
     chance = random.Random(seed)
 
     async def behave(exchange: Exchange) -> None:
         kind = chance.choice(("at once", "late", "late", "dies", "refuses", "full", "breaks off"))
-        await asyncio.sleep(chance.random() * MAX_SECONDS / 2)  # a worker's own time, not a synchronisation
+        await asyncio.sleep(chance.random() * MAX_SECONDS / 2)  # the worker's own delay, not a synchronisation
         if kind == "dies":
             exchange.die()
         elif kind == "refuses":
@@ -41,13 +41,13 @@ def unruly(seed: int) -> Behaviour:
 
 
 async def one_client(router: RunningRouter, chance: random.Random, headers: tuple[str, ...]) -> None:
-    """Sends a request, whole or in part, and goes after a random time, read or unread."""
+    """Send a request, whole or in part, and disconnect after a random time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     try:
         sent = post({"model": "stand-in", "prompt": "word " * chance.randrange(1, 400), "stream": chance.random() < 0.7}, "1.1", *headers)
         writer.write(sent if chance.random() < 0.85 else sent[: chance.randrange(len(sent))])
         if chance.random() < 0.15:
-            writer.write(sent)  # another ahead
+            writer.write(sent)  # a pipelined request
         async with asyncio.timeout(chance.random() * MAX_SECONDS):
             while await reader.read(4096):
                 pass
@@ -57,7 +57,7 @@ async def one_client(router: RunningRouter, chance: random.Random, headers: tupl
         writer.transport.abort()
 
 
-def at_rest(router: RunningRouter) -> dict[str, float]:
+def nonzero_counters(router: RunningRouter) -> dict[str, float]:
     """Return the counters that are not zero although there are no requests."""
     parts, server = router.server.router, router.server
     queue, bodies = parts.admission._queue, parts.handler.body_budget
@@ -81,8 +81,8 @@ def at_rest(router: RunningRouter) -> dict[str, float]:
     return {what: count for what, count in counts.items() if count}
 
 
-async def come_and_go(workers: list[StandIn], router: RunningRouter, seed: int, *headers: str) -> None:
-    """Waves of clients, and in the last of them moments without any worker."""
+async def run_waves(workers: list[StandIn], router: RunningRouter, seed: int, *headers: str) -> None:
+    """Run waves of clients; in the last wave there are moments without any worker."""
     chance = random.Random(seed)
     for wave in range(WAVES):
         clients = [asyncio.create_task(one_client(router, chance, headers)) for _ in range(CLIENTS)]
@@ -98,39 +98,39 @@ async def come_and_go(workers: list[StandIn], router: RunningRouter, seed: int, 
     for worker in workers:
         worker.behaviour = answers
     await router.usable(len(workers))
-    await eventually(lambda: not at_rest(router), "all counts are zero", 15)
+    await eventually(lambda: not nonzero_counters(router), "all counts are zero", 15)
     credentials = dict(header.split(": ", 1) for header in headers)
     answer = await router.client.post("/v1/completions", json={"model": "stand-in", "prompt": "x"}, headers=credentials)
     assert answer.status_code == 200
-    await eventually(lambda: not at_rest(router), "all counts are zero again", 15)
+    await eventually(lambda: not nonzero_counters(router), "all counts are zero again", 15)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_nothing_stays_counted_of_clients_that_go(fleet: Fleet, tmp_path: Path, seed: int) -> None:
-    workers = [await fleet.worker(behaviour=unruly(seed + number)) for number in range(3)]
+async def test_nothing_stays_counted_after_clients_disconnect(fleet: Fleet, tmp_path: Path, seed: int) -> None:
+    workers = [await fleet.worker(behaviour=random_faults(seed + number)) for number in range(3)]
     keys = tmp_path / "keys.yaml"
     keys.write_text(key_file({"anna": {}}))
     settings: dict = {"api_keys_file": str(keys)} if seed == 2 else {}
     router = await fleet.router(*workers, policy="LeastLoad", **settings)
-    await come_and_go(workers, router, seed, *([f"authorization: Bearer {ANNA}"] if seed == 2 else []))
+    await run_waves(workers, router, seed, *([f"authorization: Bearer {ANNA}"] if seed == 2 else []))
 
 
 @pytest.mark.parametrize("mode", ["remote", "mirror"])
-async def test_nothing_stays_reserved_of_clients_that_go(fleet: Fleet, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the router gives back itself: these workers report no load, which would end whatever it forgot.
+async def test_nothing_stays_reserved_after_clients_disconnect(fleet: Fleet, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Covers what the router itself releases: these workers report no load, which would end any reservation it forgot.
 
-    It waits for Redis as long as it takes: of a call that was given up (after 50 ms, as on a busy machine) Redis may have reserved all the
-    same, and only the worker's next report ends that.
+    The router waits for Redis without a deadline here. Redis may complete a call that the router gave up (after 50 ms, as on a busy
+    machine), and only the worker's next report would end that reservation.
     """
     monkeypatch.setattr(prefix_aware, "index_reader", lambda redis, namespace, groups, trusts: IndexReader(redis, namespace, 30, trusts))
     with RedisServer() as redis:
         where = (redis.url, "tests/cancel")
-        workers = [await fleet.worker(behaviour=unruly(number), redis=where, reports=False, lease=30) for number in range(3)]
+        workers = [await fleet.worker(behaviour=random_faults(number), redis=where, reports=False, lease=30) for number in range(3)]
         await eventually(lambda: all(worker.joined for worker in workers), "the workers joined")
         router = await fleet.router(*workers, redis_url=redis.url, index_namespace=where[1], index_mode=mode)
         reader = IndexReader(*where, deadline=5)
         try:
-            await come_and_go(workers, router, 3)
+            await run_waves(workers, router, 3)
 
             async def released() -> bool:
                 return all(state.reserved_tokens == 0 for state in await reader.workers())

@@ -21,24 +21,24 @@ async def empty(fleet: Fleet, **settings: Any) -> RunningRouter:
     return await fleet.router(ready=0, workers=fleet.list_in_file(), **settings)
 
 
-async def test_it_counts_what_comes_waits_and_was_cached(fleet: Fleet) -> None:
+async def test_demand_counts_arrivals_waiting_requests_and_prefill_rate(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"prefill_rate": 1234.0, "running": 3, "waiting": 2, "pages_total": 10, "pages_free": 4})
     router = await fleet.router(worker)
     assert (await demand(router))["idle_seconds"] < 30
     for _ in range(4):
         assert (await router.complete("one two three four five six seven eight")).status_code == 200
-    said = await demand(router)
-    assert said["prompt_tokens_per_second"] > 0 and said["requests_per_second"] > 0 and said["active"] == said["queued"] == 0
-    assert said["prefill_rate"] == 1234.0 and said["idle_seconds"] < 5
-    (one,) = said["workers"]
+    answer = await demand(router)
+    assert answer["prompt_tokens_per_second"] > 0 and answer["requests_per_second"] > 0 and answer["active"] == answer["queued"] == 0
+    assert answer["prefill_rate"] == 1234.0 and answer["idle_seconds"] < 5
+    (one,) = answer["workers"]
     assert (one["pod"], one["usable"], one["running"], one["waiting"]) == ("pod-0", True, 3, 2)
     assert (one["pages_total"], one["pages_free"], one["held_alone_share"]) == (10, 4, None)
     await worker.kill()
     await router.usable(0)
-    assert (await demand(router))["prefill_rate"] == 1234.0, "what is known of workers outlives them"
+    assert (await demand(router))["prefill_rate"] == 1234.0, "the last known rate outlives the workers"
 
 
-async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_time(fleet: Fleet) -> None:
+async def test_a_long_poll_is_answered_by_the_first_request_or_the_timeout(fleet: Fleet) -> None:
     router = await empty(fleet, hold_timeout=5)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -46,8 +46,8 @@ async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_tim
     asking = asyncio.create_task(demand(router, "?wait=60"))
     await asyncio.sleep(0)
     burst = [asyncio.create_task(router.complete("hello")) for _ in range(20)]
-    said = await asyncio.wait_for(asking, 5)
-    assert said["active"] == 20 and said["queued"] >= 19 and said["idle_seconds"] == 0 and said["prompt_tokens_per_second"] > 0
+    answer = await asyncio.wait_for(asking, 5)
+    assert answer["active"] == 20 and answer["queued"] >= 19 and answer["idle_seconds"] == 0 and answer["prompt_tokens_per_second"] > 0
     assert (await demand(router, "?wait=60"))["active"] == 20, "immediately, while requests wait"
     worker = await fleet.worker()
     fleet.list_in_file(worker)
@@ -55,7 +55,7 @@ async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_tim
     await eventually(lambda: router.server.router.demand._active == 0, "the burst is over")
 
 
-async def test_a_router_that_drains_keeps_nobody_waiting(fleet: Fleet) -> None:
+async def test_draining_ends_long_polls(fleet: Fleet) -> None:
     router = await empty(fleet)
     asking = asyncio.create_task(demand(router, "?wait=60"))
     await eventually(lambda: bool(router.server.router.demand._has_requests._waiters), "it waits")
@@ -63,14 +63,14 @@ async def test_a_router_that_drains_keeps_nobody_waiting(fleet: Fleet) -> None:
     assert (await asyncio.wait_for(asking, 5))["draining"] is True
 
 
-async def test_what_is_no_number_is_refused_by_name(fleet: Fleet) -> None:
+async def test_a_parameter_that_is_no_number_is_named_in_the_refusal(fleet: Fleet) -> None:
     router = await empty(fleet)
     for query, name in (("wait=soon", "wait"), ("wanted=-1", "wanted"), ("wait=nan", "wait")):
         answer = await router.client.get(f"/fairlead/demand?{query}")
         assert answer.status_code == 400 and name in answer.json()["error"]["message"]
 
 
-async def test_who_waited_in_vain_is_told_how_far_the_workers_are(fleet: Fleet) -> None:
+async def test_a_request_that_waited_in_vain_is_told_the_workers_startup_progress(fleet: Fleet) -> None:
     router = await empty(fleet, hold_timeout=0.2)
     plain = await router.complete("hello")
     assert plain.status_code == 503 and plain.headers["retry-after"] == "5" and "Try again later" in plain.text
@@ -80,14 +80,12 @@ async def test_who_waited_in_vain_is_told_how_far_the_workers_are(fleet: Fleet) 
     message = told.json()["error"]["message"]
     assert message == "No worker became ready within 0.2 s: 1 of 2 workers being started, for 41 s now, Loading. Try again in 41 s."
     await demand(router, "?wanted=2&starting=1&seconds=41&reason=%3Cscript%3E")
-    assert "script" not in (await router.complete("hello")).text, "anybody may say it: one word, and no markup"
+    assert "script" not in (await router.complete("hello")).text, "anybody may set this text: it is one word without markup"
     await demand(router, "?wanted=0&starting=0")
     assert "the service is scaled to zero" in (await router.complete("hello")).text
 
 
-async def test_while_workers_advance_requests_wait_beyond_the_default_and_no_longer_once_they_are_held_up(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_wait_beyond_the_default_only_while_starting_workers_progress(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead_router.serving.admission.HOLD_SECONDS", 0.2)
     monkeypatch.setattr("fairlead_router.serving.admission.RECHECK_SECONDS", 0.05)
     router = await empty(fleet, hold_timeout=None)
@@ -96,7 +94,7 @@ async def test_while_workers_advance_requests_wait_beyond_the_default_and_no_lon
     held = asyncio.create_task(router.complete("hello"))
     given_up = asyncio.create_task(router.complete("hello"))
     done, _ = await asyncio.wait({held, given_up}, timeout=0.6)
-    assert not done, "three times as long as without a word"
+    assert not done, "three times as long as without a progress report"
     await demand(router, "?wanted=1&starting=1&seconds=2&reason=FailedScheduling")
     refused = await given_up
     assert refused.status_code == 503 and "FailedScheduling" in refused.text and refused.headers["retry-after"]
@@ -107,27 +105,27 @@ async def test_while_workers_advance_requests_wait_beyond_the_default_and_no_lon
     assert (await answered).status_code == 200
 
 
-async def test_a_time_that_somebody_chose_is_kept_however_far_workers_are(fleet: Fleet) -> None:
+async def test_an_explicit_hold_timeout_is_kept_whatever_the_progress(fleet: Fleet) -> None:
     router = await empty(fleet, hold_timeout=0.2)
     await demand(router, "?wanted=1&starting=1&seconds=1&reason=Loading&advancing=1")
     assert (await router.complete("hello")).status_code == 503
 
 
-async def test_ready_without_workers_only_where_the_flag_says_so(fleet: Fleet) -> None:
+async def test_the_router_is_ready_without_workers_only_with_the_flag(fleet: Fleet) -> None:
     plain, zero = await empty(fleet), await empty(fleet, ready_without_workers=True)
     assert (await plain.client.get("/ready")).status_code == 503
     assert (await zero.client.get("/ready")).status_code == 200
 
 
-async def test_a_probe_brings_nothing_back_from_zero(fleet: Fleet) -> None:
+async def test_a_probe_does_not_scale_up_from_zero(fleet: Fleet) -> None:
     router = await empty(fleet, hold_timeout=30)
     answer = await router.client.get("/fairlead/probe")
     assert answer.status_code == 503 and "No worker is ready" in answer.text
-    said = await demand(router)
-    assert said["active"] == said["queued"] == 0
+    answer = await demand(router)
+    assert answer["active"] == answer["queued"] == 0
 
 
-async def test_a_burst_beyond_the_queue_is_held_or_told_when_to_come_back(fleet: Fleet) -> None:
+async def test_a_burst_beyond_the_queue_is_held_or_gets_retry_after(fleet: Fleet) -> None:
     router = await empty(fleet, max_queue_requests=120)
     await demand(router, "?wanted=1&starting=1&seconds=12&reason=Loading")
     burst = [asyncio.create_task(router.complete("hello", stream=number % 2 == 0)) for number in range(200)]
@@ -141,7 +139,7 @@ async def test_a_burst_beyond_the_queue_is_held_or_told_when_to_come_back(fleet:
     assert all(answer.headers["retry-after"].isdigit() and "being started" in answer.text for answer in told)
 
 
-def test_what_is_said_of_starting_workers_grows_old() -> None:
+def test_a_startup_report_expires() -> None:
     now = [1000.0]
     coming = ScaleUpStatus(lambda: now[0])
     assert coming.description == "" and coming.retry_after == 5
@@ -152,7 +150,7 @@ def test_what_is_said_of_starting_workers_grows_old() -> None:
     assert coming.description == "" and coming.retry_after == 5
 
 
-def test_a_rate_is_that_of_the_window() -> None:
+def test_a_rate_is_measured_over_the_window() -> None:
     now = [0.0]
     arrivals = Arrivals(lambda: now[0])
     for _ in range(100):

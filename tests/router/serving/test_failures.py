@@ -1,4 +1,4 @@
-"""Worker failures are invisible to clients, unless a part of the answer was sent."""
+"""Worker failures are invisible to clients, unless a part of the answer was already sent."""
 
 import asyncio
 import json
@@ -12,15 +12,15 @@ from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.workers import Worker
 
 
-async def test_a_refused_connection_is_tried_elsewhere(fleet: Fleet) -> None:
+async def test_a_refused_connection_is_retried_on_another_worker(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
-    router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)  # the router is told nothing by its looks
+    router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)  # health checks do not find it first
     await workers[0].kill()
     codes = [(await router.complete(f"p{number}")).status_code for number in range(6)]
     assert codes == [200] * 6 and len(workers[1].received) == 6
 
 
-async def test_a_draining_worker_is_asked_once_and_then_left_alone(fleet: Fleet) -> None:
+async def test_a_draining_worker_is_tried_once_and_then_avoided(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
     router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)
     workers[0].behaviour = drains
@@ -36,11 +36,11 @@ async def test_a_worker_that_dies_before_its_answer_is_replaced_without_the_clie
     assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
 
 
-async def test_a_connection_lost_before_its_answer_is_no_verdict_on_the_only_worker(fleet: Fleet) -> None:
-    """The request is sent once more, on a new connection, as soon as a look finds the worker well: not refused after the whole hold."""
+async def test_a_connection_lost_before_its_answer_is_retried_on_the_only_worker(fleet: Fleet) -> None:
+    """The request is sent once more on a new connection as soon as a health check succeeds, not refused after the whole hold timeout."""
     worker = await fleet.worker()
     router = await fleet.router(worker, hold_timeout=5)
-    for new in (False, True):  # a connection that the looks have kept, and one of its own
+    for new in (False, True):  # one connection that health checks keep, and one of its own
         worker.received.clear()
 
         async def dies_on_the_first(exchange: Exchange, kept: bool = not new) -> None:
@@ -59,8 +59,8 @@ async def test_a_connection_lost_before_its_answer_is_no_verdict_on_the_only_wor
         assert len(worker.received) == 2
 
 
-async def test_a_request_that_no_worker_answers_is_refused_at_once(fleet: Fleet) -> None:
-    """All of them live and reset it: each sees it twice, and the client does not wait for others that are not there."""
+async def test_a_request_that_every_worker_resets_is_refused_immediately(fleet: Fleet) -> None:
+    """All workers are alive and reset the request: each sees it twice, and the client does not wait for other workers."""
     workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(2)]
     router = await fleet.router(*workers, hold_timeout=30)
     for worker in router.table:
@@ -68,10 +68,10 @@ async def test_a_request_that_no_worker_answers_is_refused_at_once(fleet: Fleet)
     async with asyncio.timeout(10):
         answer = await router.complete("x")
     assert answer.status_code == 502 and answer.json()["error"]["code"] == "bad_gateway"
-    assert all(1 <= len(worker.received) <= 3 for worker in workers)  # 3: one on a connection that the looks had kept
+    assert all(1 <= len(worker.received) <= 3 for worker in workers)  # 3: one attempt used a connection that the health checks had kept
 
 
-async def test_one_deadline_holds_for_all_attempts_of_a_request(fleet: Fleet) -> None:
+async def test_one_deadline_covers_all_attempts_of_a_request(fleet: Fleet) -> None:
     """Each of three workers loses the request after most of the time that an answer may take."""
 
     async def dies_late(exchange: Exchange) -> None:
@@ -84,22 +84,22 @@ async def test_one_deadline_holds_for_all_attempts_of_a_request(fleet: Fleet) ->
 
 
 async def crashes(exchange: Exchange) -> None:
-    """As a process that ends: nothing listens afterwards."""
+    """Die as a process that ends: nothing listens afterwards."""
     exchange.worker._server.close()
     for writer in list(exchange.worker._connections):
         writer.transport.abort()
 
 
-async def dies_of_it(exchange: Exchange) -> None:
+async def dies_with_it(exchange: Exchange) -> None:
     await asyncio.sleep(0.1)
     exchange.die()
 
 
-async def engine_dies_of_it(exchange: Exchange) -> None:
+async def engine_dies_with_it(exchange: Exchange) -> None:
     await exchange.whole(503, {"error": {"message": "the engine has ended"}}, x_fairlead_retry="lost")
 
 
-@pytest.mark.parametrize("behaviour", [dies_of_it, engine_dies_of_it])
+@pytest.mark.parametrize("behaviour", [dies_with_it, engine_dies_with_it])
 async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet, behaviour: Behaviour) -> None:
     workers = [await fleet.worker(behaviour=behaviour) for _ in range(5)]
     router = await fleet.router(*workers)
@@ -107,8 +107,8 @@ async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet,
     assert sum(1 for worker in workers if worker.received) == 3
 
 
-async def test_a_request_is_not_blamed_for_workers_that_all_die_at_once(fleet: Fleet) -> None:
-    """As when a whole fleet is killed: it goes from one dying worker to the next, and is held until one is back."""
+async def test_a_request_is_not_blamed_for_workers_that_all_die_together(fleet: Fleet) -> None:
+    """When a whole fleet is killed, the request goes from one dying worker to the next and is held until one is back."""
     workers = [await fleet.worker(behaviour=crashes) for _ in range(3)]
     router = await fleet.router(*workers, workers=fleet.list_in_file(*workers))
     for worker in router.table:
@@ -132,7 +132,7 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error_event(fleet: Fleet)
     assert (await router.metric("fairlead_router_broken_streams_total")) == 1
 
 
-async def test_a_whole_answer_whose_worker_dies_is_seen_to_be_cut(fleet: Fleet) -> None:
+async def test_a_whole_answer_is_visibly_truncated_when_its_worker_dies(fleet: Fleet) -> None:
     async def dies_midway(exchange: Exchange) -> None:
         await exchange.head(200, 1000, "application/json")
         exchange.writer.write(b'{"object":')
@@ -184,18 +184,18 @@ async def test_requests_are_held_while_the_only_worker_restarts_elsewhere(fleet:
     assert len(new.received) == 10
 
 
-async def test_a_worker_that_restarts_on_its_own_address_may_be_asked_again(fleet: Fleet) -> None:
+async def test_a_worker_that_restarts_on_its_own_address_may_be_tried_again(fleet: Fleet) -> None:
     worker = await fleet.worker(behaviour=crashes)
     router = await fleet.router(worker)
     held = asyncio.create_task(router.complete("x"))
     await eventually(lambda: bool(worker.received), "the request was sent")
     await worker.kill()
-    await eventually(lambda: all(worker.was_unready for worker in router.table), "a look found it down")
+    await eventually(lambda: all(worker.was_unready for worker in router.table), "a health check found it down")
     again = await fleet.worker(port=int(worker.address.split(":")[1]))
     assert (await held).status_code == 200 and len(again.received) == 1
 
 
-async def test_a_worker_that_leaves_discovery_is_gone_at_once_and_its_streams_go_on(fleet: Fleet) -> None:
+async def test_a_worker_removed_from_discovery_gets_no_requests_and_its_streams_continue(fleet: Fleet) -> None:
     gate = asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -217,15 +217,15 @@ async def test_a_worker_that_leaves_discovery_is_gone_at_once_and_its_streams_go
     assert (await stream).text.endswith("[DONE]\n\n")
 
 
-async def test_without_any_worker_the_client_gets_503_after_the_hold(fleet: Fleet) -> None:
+async def test_without_any_worker_the_client_gets_503_after_the_hold_timeout(fleet: Fleet) -> None:
     router = await fleet.router(workers="static://127.0.0.1:9", hold_timeout=0.2)
     answer = await router.complete("x")
     assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
     assert answer.json()["error"]["code"] == "service_unavailable"
 
 
-async def test_a_stopped_worker_loses_the_requests_that_it_has_not_begun(fleet: Fleet) -> None:
-    """As after SIGSTOP, or a node cut off: connections stand, nothing answers."""
+async def test_a_stopped_worker_loses_the_requests_that_it_has_not_started(fleet: Fleet) -> None:
+    """As after SIGSTOP or on an unreachable node: connections stay open and nothing answers."""
     stopped, other = await fleet.worker(), await fleet.worker()
     router = await fleet.router(stopped, policy="RoundRobin", workers=fleet.list_in_file(stopped))
 
@@ -240,7 +240,7 @@ async def test_a_stopped_worker_loses_the_requests_that_it_has_not_begun(fleet: 
     assert (await waiting).status_code == 200 and len(other.received) == 1
 
 
-async def test_the_only_worker_is_given_up_when_it_stays_silent_and_taken_back_when_it_wakes(fleet: Fleet) -> None:
+async def test_the_only_worker_is_given_up_while_silent_and_used_again_when_it_resumes(fleet: Fleet) -> None:
     async def silent(exchange: Exchange) -> None:
         await exchange.until_client_gone()
 
@@ -256,7 +256,7 @@ async def test_the_only_worker_is_given_up_when_it_stays_silent_and_taken_back_w
     assert (await router.complete("y")).status_code == 200
 
 
-async def test_a_stream_of_a_worker_that_fell_silent_ends_with_an_error_event(fleet: Fleet) -> None:
+async def test_a_stream_of_a_worker_that_became_silent_ends_with_an_error_event(fleet: Fleet) -> None:
     async def falls_silent(exchange: Exchange) -> None:
         await exchange.head()
         await exchange.event("one")
@@ -269,26 +269,26 @@ async def test_a_stream_of_a_worker_that_fell_silent_ends_with_an_error_event(fl
     assert len(events) == 2 and json.loads(events[1].removeprefix("data: "))["error"]["code"] == "stream_cut"
 
 
-async def test_a_long_prefill_is_no_silence(fleet: Fleet) -> None:
-    """Longer than the silence timeout without a byte, while the worker answers looks."""
+async def test_a_long_prefill_does_not_count_as_silence(fleet: Fleet) -> None:
+    """No byte for longer than the silence timeout, while the worker answers health checks."""
 
-    async def thinks(exchange: Exchange) -> None:
+    async def prefills_slowly(exchange: Exchange) -> None:
         await asyncio.sleep(2.6)
         await exchange.head()
         await exchange.event("one")
         await asyncio.sleep(2.6)
         await exchange.end()
 
-    worker = await fleet.worker(behaviour=thinks)
-    router = await fleet.router(worker, await fleet.worker(behaviour=thinks), silence_timeout=2)
+    worker = await fleet.worker(behaviour=prefills_slowly)
+    router = await fleet.router(worker, await fleet.worker(behaviour=prefills_slowly), silence_timeout=2)
     answer = await router.complete("x", stream=True)
     assert answer.text.endswith("[DONE]\n\n") and await router.metric("fairlead_router_retries_total") == 0
 
 
 async def test_a_request_that_kills_processes_does_not_kill_them_all(fleet: Fleet) -> None:
-    """On kept connections, and with nothing listening afterwards: as a crash of the process looks."""
+    """The worker dies on kept connections and nothing listens afterwards, as when a process crashes."""
 
-    async def crashes_of_it(exchange: Exchange) -> None:
+    async def crashes_with_it(exchange: Exchange) -> None:
         await asyncio.sleep(0.1)
         await crashes(exchange)
 
@@ -297,12 +297,12 @@ async def test_a_request_that_kills_processes_does_not_kill_them_all(fleet: Flee
     assert [(await router.complete("fine")).status_code for _ in range(5)] == [200] * 5
     for worker in workers:
         worker.received.clear()
-        worker.behaviour = crashes_of_it
+        worker.behaviour = crashes_with_it
     assert (await router.complete("poison")).status_code == 502
     assert sum(1 for worker in workers if worker.received) == 3
 
 
-async def test_a_worker_lost_in_mid_stream_is_not_asked_again(fleet: Fleet) -> None:
+async def test_a_request_lost_in_mid_stream_is_not_retried(fleet: Fleet) -> None:
     async def dies_midway(exchange: Exchange) -> None:
         await exchange.head()
         await exchange.event("some")
@@ -317,19 +317,21 @@ async def test_a_worker_lost_in_mid_stream_is_not_asked_again(fleet: Fleet) -> N
     assert await router.metric("fairlead_router_retries_total") == 0
 
 
-async def test_a_held_request_goes_on_although_nobody_said_that_a_worker_is_back(fleet: Fleet) -> None:
+async def test_a_held_request_continues_without_a_notification_that_a_worker_is_back(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, poll_interval=30, hold_timeout=8)
     (known,) = router.table
     known.ready = False
     held = asyncio.create_task(router.complete("x"))
     await eventually(lambda: router.server.router.admission._num_waiting_for_worker() == 1, "it is held")
-    known.ready = True  # as when a breaker closes: nothing pulses
+    known.ready = True  # as when a circuit breaker closes: nothing is notified
     async with asyncio.timeout(5):
         assert (await held).status_code == 200
 
 
-async def test_a_look_that_began_before_a_suspicion_does_not_clear_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_health_check_begun_before_a_failure_does_not_mark_the_worker_healthy(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     router = await fleet.router(await fleet.worker(), poll_interval=0.05)
     (known,) = router.table
     poller = router.server.router._poller
@@ -344,15 +346,15 @@ async def test_a_look_that_began_before_a_suspicion_does_not_clear_it(fleet: Fle
 
     monkeypatch.setattr(poller, "_check", slow)
     await begun.wait()
-    looks = len(seen)
+    checks = len(seen)
     known.mark_unhealthy()
     gate.set()
-    await eventually(lambda: len(seen) > looks, "it is looked at again")
-    assert seen[looks] is False
-    await eventually(lambda: known.usable, "the look that came after clears it")
+    await eventually(lambda: len(seen) > checks, "it is checked again")
+    assert seen[checks] is False
+    await eventually(lambda: known.usable, "the next health check clears it")
 
 
-async def test_requests_of_a_silent_worker_that_was_dropped_are_taken_elsewhere(fleet: Fleet) -> None:
+async def test_requests_of_a_silent_worker_that_leaves_discovery_are_retried_elsewhere(fleet: Fleet) -> None:
     async def silent(exchange: Exchange) -> None:
         await exchange.until_client_gone()
 
@@ -366,31 +368,31 @@ async def test_requests_of_a_silent_worker_that_was_dropped_are_taken_elsewhere(
     assert (await waiting).status_code == 200 and len(other.received) == 1
 
 
-async def test_a_worker_whose_look_fails_beyond_reason_is_looked_at_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_is_checked_again_after_an_unexpected_exception(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     router = await fleet.router(await fleet.worker())
     poller = router.server.router._poller
     really, failing = poller._check, True
 
-    async def look(worker: Worker) -> str:
+    async def check(worker: Worker) -> str:
         if failing:
             raise KeyError("surprise")
         return await really(worker)
 
-    monkeypatch.setattr(poller, "_check", look)
+    monkeypatch.setattr(poller, "_check", check)
     await router.usable(0)
     failing = False
     await router.usable(1)
 
 
-async def test_records_of_another_incarnation_do_not_keep_a_slow_look_from_counting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_of_another_incarnation_do_not_discard_a_slow_health_check(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     really = Poller._check
 
-    async def look(poller: Poller, worker: Worker) -> str:
+    async def check(poller: Poller, worker: Worker) -> str:
         reason = await really(poller, worker)
-        worker.checked_at -= 1.0  # it took a second, and such a record was met meanwhile
+        worker.checked_at -= 1.0  # the check took a second, and such a record arrived meanwhile
         worker.request_check()
         return reason
 
-    monkeypatch.setattr(Poller, "_check", look)
+    monkeypatch.setattr(Poller, "_check", check)
     router = await fleet.router(await fleet.worker())
     assert (await router.complete("x")).status_code == 200

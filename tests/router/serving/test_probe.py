@@ -9,7 +9,7 @@ from tests.router.stand_in_worker import Exchange
 from tests.router.tenancy.test_access import guarded
 
 
-async def test_a_hundred_who_ask_cost_one_completion(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hundred_concurrent_probes_cost_one_completion(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead_router.serving.probe.FRESH_SECONDS", 60)
     router, worker = await guarded(fleet, tmp_path)
     asked = await asyncio.gather(*[router.client.get("/fairlead/probe") for _ in range(100)])
@@ -18,7 +18,7 @@ async def test_a_hundred_who_ask_cost_one_completion(fleet: Fleet, tmp_path: Pat
     assert (await router.client.post("/fairlead/probe", json={"prompt": "mine"})).status_code == 405
 
 
-async def test_it_says_what_a_client_would_be_told(fleet: Fleet) -> None:
+async def test_the_probe_reports_the_error_that_a_client_would_get(fleet: Fleet) -> None:
     async def broken(exchange: Exchange) -> None:
         await exchange.whole(500, {"error": {"message": "no"}})
 

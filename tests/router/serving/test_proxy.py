@@ -15,7 +15,7 @@ from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_index.hashing import block_hashes, prompt_root
 
 
-async def test_a_completion_is_passed_both_ways_tokenized_once(fleet: Fleet) -> None:
+async def test_a_completion_is_proxied_both_ways_and_tokenized_once(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     answer = await router.complete("hi", max_tokens=3)
@@ -25,14 +25,14 @@ async def test_a_completion_is_passed_both_ways_tokenized_once(fleet: Fleet) -> 
     assert answer.headers["x-fairlead-pod"] == "pod-0" and answer.headers["x-request-id"] == seen.headers["x-request-id"]
 
 
-async def test_a_chat_is_rendered_in_the_models_template(fleet: Fleet) -> None:
+async def test_a_chat_is_rendered_with_the_models_template(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": [{"role": "user", "content": "yo"}]})
     assert len(worker.received[0].tokens) == len("<user>yo\n<assistant>")
 
 
-async def test_a_chat_with_tools_is_tokenized_once_as_its_worker_would(fleet: Fleet) -> None:
+async def test_a_chat_with_tools_is_tokenized_as_its_worker_would(fleet: Fleet) -> None:
     template = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + make_format().chat_template
     format = msgspec.structs.replace(make_format(), chat_template=template)
     worker = await fleet.worker(format=format)
@@ -57,7 +57,7 @@ async def test_a_chat_with_tools_is_tokenized_once_as_its_worker_would(fleet: Fl
         ({"add_generation_prompt": False}, "T<user>yo\n"),
     ],
 )
-async def test_tokens_stand_for_a_prompt_whatever_is_said_of_its_tools(fleet: Fleet, fields: dict[str, Any], text: str) -> None:
+async def test_a_prompts_tokens_do_not_depend_on_tool_fields(fleet: Fleet, fields: dict[str, Any], text: str) -> None:
     template = "{% if tools %}T{% endif %}{{ reasoning_effort or '' }}" + make_format().chat_template
     worker = await fleet.worker(format=msgspec.structs.replace(make_format(), chat_template=template))
     router = await fleet.router(worker)
@@ -86,7 +86,7 @@ async def test_a_stream_arrives_event_by_event(fleet: Fleet) -> None:
         assert [line async for line in lines if line][-1] == "data: [DONE]"
 
 
-async def test_several_prompts_and_n_go_as_they_came(fleet: Fleet) -> None:
+async def test_several_prompts_and_n_are_forwarded_unchanged(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     await router.complete(["one", "two"])
@@ -101,7 +101,7 @@ async def test_token_ids_are_taken_as_the_prompt(fleet: Fleet) -> None:
     assert worker.received[0].tokens == [5, 6, 7]
 
 
-async def test_the_workers_own_refusals_pass_unchanged(fleet: Fleet) -> None:
+async def test_the_workers_own_refusals_are_forwarded_unchanged(fleet: Fleet) -> None:
     async def refuses(exchange: Exchange) -> None:
         await exchange.whole(400, {"error": {"message": "max_tokens: must be >= 1", "param": "max_tokens"}})
 
@@ -110,7 +110,7 @@ async def test_the_workers_own_refusals_pass_unchanged(fleet: Fleet) -> None:
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "max_tokens"
 
 
-async def test_clients_cannot_speak_the_routers_own_headers_or_leak_their_keys_to_workers(fleet: Fleet) -> None:
+async def test_clients_cannot_set_the_routers_own_headers_or_leak_their_keys_to_workers(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     headers = {"x-fairlead-prompt-tokens": "9", "authorization": "Bearer secret", "traceparent": "00-1", "x-request-id": "mine"}
@@ -120,7 +120,7 @@ async def test_clients_cannot_speak_the_routers_own_headers_or_leak_their_keys_t
     assert seen["traceparent"] == "00-1" and seen["x-request-id"] == "mine"
 
 
-async def test_headers_that_the_client_names_as_of_the_hop_stay_here(fleet: Fleet) -> None:
+async def test_headers_listed_in_connection_are_not_forwarded(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     headers = {"connection": "keep-alive, X-Hop", "x-hop": "1", "x-through": "2"}
@@ -128,7 +128,7 @@ async def test_headers_that_the_client_names_as_of_the_hop_stay_here(fleet: Flee
     assert "x-hop" not in worker.received[0].headers and worker.received[0].headers["x-through"] == "2"
 
 
-async def test_tokens_stay_home_where_they_would_make_the_body_too_large_for_the_worker(fleet: Fleet) -> None:
+async def test_tokens_are_not_sent_if_they_would_make_the_body_too_large_for_the_worker(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, max_body_bytes=4096)
     await router.complete("a" * 500)
@@ -136,7 +136,7 @@ async def test_tokens_stay_home_where_they_would_make_the_body_too_large_for_the
     assert [seen.tokens is None for seen in worker.received] == [False, True]
 
 
-async def test_bad_requests_are_refused_in_openais_shape(fleet: Fleet) -> None:
+async def test_bad_requests_are_refused_in_openais_form(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     bad = await router.client.post("/v1/completions", content=b"{nope")
     assert bad.status_code == 400 and bad.json()["error"]["type"] == "invalid_request_error"
@@ -147,7 +147,7 @@ async def test_bad_requests_are_refused_in_openais_shape(fleet: Fleet) -> None:
     assert (await router.client.get("/v2/none")).status_code == 404
 
 
-async def test_a_wrong_method_is_told_the_right_one(fleet: Fleet) -> None:
+async def test_a_wrong_method_gets_the_allowed_one(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     for path, method, allowed in (
         ("/v1/completions", "GET", "POST"),
@@ -164,7 +164,7 @@ async def test_a_wrong_method_is_told_the_right_one(fleet: Fleet) -> None:
         assert answer.headers["allow"] == allowed
 
 
-async def test_a_packed_body_is_refused_by_name(fleet: Fleet) -> None:
+async def test_a_compressed_body_is_refused_with_its_encoding_named(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     packed = gzip.compress(b'{"model": "m", "prompt": "x"}')
@@ -183,7 +183,7 @@ async def test_a_huge_body_is_refused_before_it_is_read(fleet: Fleet) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413")
     writer.close()
-    # and a real client that sends all of it gets the answer, not a reset
+    # a real client that sends all of it gets the answer, not a reset
     answer = await router.client.post("/v1/completions", content=b"x" * (100 << 20))
     assert answer.status_code == 413
 
@@ -204,7 +204,7 @@ async def test_headers_are_bounded(fleet: Fleet) -> None:
     assert (await router.client.get("/health")).status_code == 200
 
 
-async def test_a_client_that_goes_closes_the_workers_connection_at_once(fleet: Fleet) -> None:
+async def test_a_client_that_disconnects_closes_the_workers_connection(fleet: Fleet) -> None:
     async def endless(exchange: Exchange) -> None:
         await exchange.head()
         await exchange.event("first")
@@ -245,10 +245,10 @@ async def test_a_slow_reader_slows_the_worker_and_takes_no_memory(fleet: Fleet) 
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     await reader.readuntil(b"\r\n\r\n")
     before = -1
-    while before != written:  # until it stands still for a while
+    while before != written:  # until the amount no longer changes
         before = written
         await asyncio.sleep(0.3)
-    assert written < 40 << 20  # socket buffers of the kernel, on both sides, and ours: not the 131 MB of the answer
+    assert written < 40 << 20  # The kernel's socket buffers on both sides and ours, not the 131 MB of the answer.
     total = 0
     while piece := await reader.read(1 << 20):
         total += len(piece)
@@ -258,7 +258,7 @@ async def test_a_slow_reader_slows_the_worker_and_takes_no_memory(fleet: Fleet) 
     writer.close()
 
 
-async def test_two_hundred_streams_at_once(fleet: Fleet) -> None:
+async def test_two_hundred_concurrent_streams(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
     router = await fleet.router(*workers)
 
@@ -271,7 +271,7 @@ async def test_two_hundred_streams_at_once(fleet: Fleet) -> None:
     assert sum(len(worker.received) for worker in workers) == 200
 
 
-async def test_pages(fleet: Fleet) -> None:
+async def test_the_routers_own_pages(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"running": 3, "backlog_tokens": 50})
     router = await fleet.router(worker)
     assert (await router.client.get("/ready")).status_code == 200
@@ -285,7 +285,7 @@ async def test_pages(fleet: Fleet) -> None:
     assert await router.metric("fairlead_router_requests_total") == 1
 
 
-async def test_a_router_is_ready_once_it_can_read_prompts_and_stays_so_without_workers(fleet: Fleet) -> None:
+async def test_a_router_is_ready_once_it_can_read_prompts_and_stays_ready_without_workers(fleet: Fleet) -> None:
     worker = await fleet.worker()
     worker.ready = False
     router = await fleet.router(worker, ready=0)
@@ -295,10 +295,10 @@ async def test_a_router_is_ready_once_it_can_read_prompts_and_stays_so_without_w
     assert (await router.client.get("/ready")).status_code == 200
     worker.ready = False
     await router.usable(0)
-    assert (await router.client.get("/ready")).status_code == 200, "requests are held, not refused the connection"
+    assert (await router.client.get("/ready")).status_code == 200, "requests are held; connections are not refused"
 
 
-async def test_the_hashes_are_the_workers(fleet: Fleet) -> None:
+async def test_the_routers_block_hashes_equal_the_workers(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     prompt = await router.server.router.prompts.read("/v1/completions", json.dumps({"prompt": "a" * 40}).encode())

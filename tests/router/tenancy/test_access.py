@@ -22,7 +22,7 @@ ANNA, BORIS = "fl-anna-key-which-is-random-in-life", "fl-boris-key-which-is-rand
 
 
 def key_file(tenants: dict[str, dict[str, Any]] | None = None) -> str:
-    """Tenants anna and boris, each with one key."""
+    """Return a key file with tenants anna and boris, each with one key."""
     found: dict[str, dict[str, Any]] = {"anna": {}, "boris": {}} if tenants is None else tenants
     for (name, said), key in zip(found.items(), (ANNA, BORIS), strict=False):
         said.setdefault("keys", [{"name": f"{name}-1", "sha256": sha256(key.encode()).hexdigest()}])
@@ -46,7 +46,7 @@ async def ask(router: RunningRouter, key: str, prompt: str = "hello there", **fi
     return await router.client.post("/v1/completions", json={"prompt": prompt, **fields}, headers=bearer(key))
 
 
-async def test_a_key_is_asked_for_in_openais_words(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_missing_key_is_refused_in_openais_words(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path)
     for headers in ({}, bearer("fl-wrong"), {"authorization": ANNA}, {"authorization": f"Basic {ANNA}"}, {"x-api-key": "no"}):
         for method, path in (
@@ -66,12 +66,12 @@ async def test_a_key_is_asked_for_in_openais_words(fleet: Fleet, tmp_path: Path)
         assert (await router.client.post("/v1/completions?key=k", json={"prompt": "x"}, headers=headers)).status_code == 200
         assert (await router.client.get("/v1/models", headers=headers)).json()["data"]
     seen = worker.received[-1]
-    assert seen.path == "/v1/completions", "no query, which may hold a key"
+    assert seen.path == "/v1/completions", "no query string: it may hold a key"
     assert not {"authorization", "x-api-key"} & seen.headers.keys()
     assert (await router.client.get("/health")).status_code == (await router.client.get("/metrics")).status_code == 200
 
 
-async def test_the_tenant_is_the_keys_whatever_the_request_says(fleet: Fleet, tmp_path: Path) -> None:
+async def test_the_key_determines_the_tenant_whatever_the_request_says(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path, {"anna": {"priority": -5}, "boris": {"salt": "shared"}})
     forged = {
         "X-Fairlead-Tenant": "anna",
@@ -106,8 +106,8 @@ async def test_tenants_hash_their_prompts_apart(fleet: Fleet, tmp_path: Path) ->
     assert hashes[ANNA] == list(block_hashes(root, plain.tokens, worker.format.block_tokens)), "as the worker hashes them"
 
 
-async def test_the_file_is_followed_and_a_broken_one_is_not_used(fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As the kubelet does it: `keys.yaml -> ..data/keys.yaml`, and `..data` is swapped."""
+async def test_a_changed_key_file_is_loaded_and_a_broken_one_is_not(fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file changes as the kubelet does it: `keys.yaml -> ..data/keys.yaml`, and `..data` is swapped."""
     secret = tmp_path / "secret"
     secret.mkdir()
 
@@ -135,14 +135,14 @@ async def test_the_file_is_followed_and_a_broken_one_is_not_used(fleet: Fleet, t
     assert await answers(ANNA, 200)() and await answers(BORIS, 200)()
     assert await router.metric("fairlead_router_key_file_ok") == 0
     assert "stay in use" in caplog.text and BORIS not in caplog.text, "a broken file is not quoted"
-    swap("v4", "a: !!timestamp x")  # of which PyYAML's own constructor says AttributeError
+    swap("v4", "a: !!timestamp x")  # PyYAML's own constructor raises AttributeError for this one
     await eventually(lambda: "AttributeError" in router.server.router.handler.keys.problem, "so was one that its reader stumbles over")
     swap("v5", key_file({"anna": {"keys": []}, "boris": {}}))
     await eventually(answers(ANNA, 401), "a key that was taken out ends")
     assert await router.metric("fairlead_router_key_file_ok") == 1
 
 
-async def test_without_a_usable_file_nobody_is_served_until_it_is_repaired(fleet: Fleet, tmp_path: Path) -> None:
+async def test_without_a_usable_key_file_all_requests_are_refused_until_it_is_repaired(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     router = await fleet.router(await fleet.worker(), api_keys_file=str(path))
     answer = await ask(router, ANNA)
@@ -168,7 +168,7 @@ async def test_without_a_usable_file_nobody_is_served_until_it_is_repaired(fleet
         ({"tenants": {"a": {"keys": [{"sha256": "a" * 64}]}, "b": {"keys": [{"sha256": "a" * 64}]}}}, "tenant b is key"),
     ],
 )
-def test_a_key_file_is_refused_by_its_field(change: dict[str, Any], where: str) -> None:
+def test_an_invalid_key_file_is_refused_with_the_field_named(change: dict[str, Any], where: str) -> None:
     with pytest.raises(KeyFileError, match=where):
         read_keys(yaml.safe_dump({"saltSecret": SECRET, "tenants": {}} | change).encode())
 
@@ -201,7 +201,7 @@ async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_pat
     said = "\n".join(
         f"{record.name} {record.getMessage()} {record.exc_text or ''}" for record in caplog.records if not record.name.startswith("http")
     )
-    assert "caller=anna/anna-1" in said, "the log names the caller"
+    assert "caller=anna/anna-1" in said, "the log names the tenant"
     salt = cache_salt(SECRET.encode(), "tenant:anna")
     for secret in ("xyzzy", "secret", ANNA, BORIS, sha256(ANNA.encode()).hexdigest(), SECRET, salt, "4000123456"):
         assert secret not in said, secret
@@ -209,8 +209,8 @@ async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_pat
     assert ANNA not in text and "xyzzy" not in text
 
 
-async def test_tokenizing_takes_quota_and_a_place_in_the_queue(fleet: Fleet, tmp_path: Path) -> None:
-    """It costs a worker's CPU as a prompt does: a tenant cannot have more of it than of prompts, nor overtake them."""
+async def test_tokenize_requests_count_against_quota_and_wait_in_the_queue(fleet: Fleet, tmp_path: Path) -> None:
+    """Tokenizing costs a worker's CPU as a prompt does: a tenant cannot have more of it than of prompts, nor overtake them."""
     router, worker = await guarded(fleet, tmp_path, {"anna": {"tokensPerMinute": 6, "burstTokens": 1000}, "boris": {}})
     text = {"prompt": "word " * 1000}
     answered = await router.client.post("/tokenize", json=text, headers=bearer(ANNA))

@@ -19,11 +19,11 @@ from fairlead_router.tenancy.tenants import Tenant
 from fairlead_router.tenancy.usage import UsageMeter
 
 SLOW = {"anna": {"tokensPerMinute": 60, "burstTokens": 1000}, "boris": {}}
-"""A token a second: within a test the bucket does not fill."""
+"""One token per second: the bucket does not refill within a test."""
 
 
-def told(prompt: int, output: int) -> Any:
-    """A worker that says what it used."""
+def reports_usage(prompt: int, output: int) -> Any:
+    """A worker that reports this usage."""
 
     async def behaviour(exchange: Exchange) -> None:
         if not exchange.request.json.get("stream"):
@@ -32,7 +32,7 @@ def told(prompt: int, output: int) -> Any:
         assert exchange.request.headers["x-fairlead-usage"] == "1"
         await exchange.head()
         await exchange.event("one")
-        await exchange.chunk(b": usage %d %d\n" % (prompt, output))  # and the rest of it in another packet
+        await exchange.chunk(b": usage %d %d\n" % (prompt, output))  # the rest of the event comes in another packet
         await exchange.chunk(b"\n")
         await exchange.end()
 
@@ -44,15 +44,15 @@ def level(router: RunningRouter, tenant: str = "anna") -> float:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: Path, stream: bool) -> None:
+async def test_a_tenant_is_charged_what_the_worker_reports(fleet: Fleet, tmp_path: Path, stream: bool) -> None:
     router, worker = await guarded(fleet, tmp_path, SLOW)
-    worker.behaviour = told(300, 450)
+    worker.behaviour = reports_usage(300, 450)
     answer = await ask(router, ANNA, stream=stream)
     assert answer.status_code == 200 and answer.headers["x-ratelimit-limit-tokens"] == "1000"
     await eventually(lambda: 245 <= level(router) <= 255, "750 of 1000 tokens were charged")
     assert (await ask(router, BORIS)).status_code == 200
-    worker.behaviour = told(300, 200)
-    assert (await ask(router, ANNA, max_tokens=10)).status_code == 200  # now below zero
+    worker.behaviour = reports_usage(300, 200)
+    assert (await ask(router, ANNA, max_tokens=10)).status_code == 200  # below zero now
     refused = await ask(router, ANNA, max_tokens=1)
     error = refused.json()["error"]
     assert refused.status_code == 429 and error["code"] == "rate_limit_exceeded" and error["type"] == "tokens"
@@ -64,11 +64,11 @@ async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: P
     assert await router.metric("fairlead_router_refused_total") == 1
 
 
-async def test_a_request_that_was_sent_again_is_charged_once(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_request_that_was_retried_is_charged_once(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"anna": {"tokensPerMinute": 6, "burstTokens": 1000}}))
     lost = [await fleet.worker(behaviour=dies_at_once) for _ in range(2)]
-    worker = await fleet.worker(behaviour=told(20, 30))
+    worker = await fleet.worker(behaviour=reports_usage(20, 30))
     router = await fleet.router(*lost, worker, policy="RoundRobin", api_keys_file=str(path))
     for left in (950, 900, 850):
         assert (await ask(router, ANNA, "hello", max_tokens=40)).status_code == 200
@@ -76,7 +76,7 @@ async def test_a_request_that_was_sent_again_is_charged_once(fleet: Fleet, tmp_p
     assert await router.metric("fairlead_router_retries_total") >= 2, "some were sent to workers that died"
 
 
-async def test_what_was_not_computed_is_not_charged_and_what_was_cut_is_estimated(fleet: Fleet, tmp_path: Path) -> None:
+async def test_uncomputed_requests_are_free_and_truncated_ones_are_estimated(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path, SLOW)
 
     async def refuses(exchange: Exchange) -> None:
@@ -103,29 +103,29 @@ async def test_what_was_not_computed_is_not_charged_and_what_was_cut_is_estimate
     await eventually(lambda: 800 < level(router) <= 901, "the events that came were charged")
 
 
-async def test_a_broken_bucket_of_one_tenant_is_common_to_all_routers(fleet: Fleet, tmp_path: Path) -> None:
+async def test_an_empty_bucket_of_one_tenant_is_shared_by_all_routers(fleet: Fleet, tmp_path: Path) -> None:
     with RedisServer() as redis:
         path = tmp_path / "keys.yaml"
         path.write_text(key_file(SLOW))
-        worker = await fleet.worker(behaviour=told(400, 400))
+        worker = await fleet.worker(behaviour=reports_usage(400, 400))
         settings = {"api_keys_file": str(path), "redis_url": redis.url, "policy": "LeastLoad"}
         one, two = [await fleet.router(worker, **settings) for _ in range(2)]
         accounts = [router.server.router.handler._accounts for router in (one, two)]
         await eventually(lambda: all(one.is_shared and one._replicas == 2 for one in accounts), "both share")
         assert (await ask(one, ANNA, max_tokens=1)).status_code == 200
-        assert (await ask(two, ANNA, max_tokens=1)).status_code in (200, 429)  # it may not know yet
+        assert (await ask(two, ANNA, max_tokens=1)).status_code in (200, 429)  # the router may not know it yet
         await eventually(lambda: accounts[1].of(accounts[1]._accounts["anna"].tenant).refill() < 300, "the other router knows")
         assert (await ask(two, ANNA, "x" * 4 * 400)).status_code == 429
         redis.stop()
         await eventually(lambda: not accounts[0].is_shared and not accounts[1].is_shared, "both noticed")
-        assert accounts[0]._replicas == 2 and level(one) <= 500, "each goes on with its half"
+        assert accounts[0]._replicas == 2 and level(one) <= 500, "each router continues with its half"
         assert (await ask(one, BORIS)).status_code == 200
 
 
-def test_a_bucket_fills_holds_its_most_and_lets_pass_what_is_larger_than_it() -> None:
+def test_a_bucket_refills_to_its_limit_and_admits_a_request_larger_than_it() -> None:
     now = [0.0]
     account = Account(Tenant("t", rate=10, burst=100), lambda: 1.0, lambda: now[0])
-    account.check(5000)  # full: it goes into debt
+    account.check(5000)  # full: the bucket goes into debt
     account.use(5000)
     now[0] = 100.0
     with pytest.raises(Exception, match="Try again in 391 s"):
@@ -139,8 +139,8 @@ def test_a_bucket_fills_holds_its_most_and_lets_pass_what_is_larger_than_it() ->
     assert account.refill() == 75
 
 
-def test_two_routers_of_one_tenant_hold_its_rate_over_time() -> None:
-    """With Redis away each has its share: together they give what the tenant may have."""
+def test_two_routers_together_hold_a_tenants_rate_over_time() -> None:
+    """While Redis is down each router has its share: together they grant what the tenant may have."""
     now, given = [0.0], 0.0
     accounts = [Account(Tenant("t", rate=100, burst=100), lambda: 0.5, lambda: now[0]) for _ in range(2)]
     for _ in range(10_000):
@@ -156,7 +156,7 @@ def test_two_routers_of_one_tenant_hold_its_rate_over_time() -> None:
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
-def test_usage_is_read_however_the_stream_is_cut(cut: int) -> None:
+def test_usage_is_read_wherever_the_stream_is_split(cut: int) -> None:
     stream = b'data: {"text": "a"}\n\ndata: {"text": ": usage 9 9\\n\\n"}\n\n: usage 12 345\n\ndata: [DONE]\n\n'
     meter = UsageMeter(1)
     for piece in (stream[: cut + 30], stream[cut + 30 :]):
@@ -172,17 +172,17 @@ def quick_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def test_a_tenant_in_debt_is_refused_before_its_body_is_read(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path, SLOW)
-    worker.behaviour = told(900, 900)
+    worker.behaviour = reports_usage(900, 900)
     assert (await ask(router, ANNA, max_tokens=1)).status_code == 200
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ANNA}\r\ncontent-length: 1000000\r\n\r\n"
-    writer.write(head.encode())  # and nothing of the body
+    writer.write(head.encode())  # nothing of the body
     assert b" 429 " in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
 
 
-async def test_a_call_whose_reply_was_lost_charges_once() -> None:
-    """Redis did it, and the answer never came: the same call goes again, under its number."""
+async def test_a_charge_whose_reply_was_lost_is_applied_once() -> None:
+    """Redis applied the call and the reply was lost: the router repeats it with the same number."""
     with RedisServer() as redis:
         scripts = Scripts(redis.url, "tests/quota", timeout=5.0)
         accounts = Accounts(scripts, 1, Metrics(WorkerTable()).task_failures)

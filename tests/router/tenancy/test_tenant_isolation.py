@@ -34,7 +34,7 @@ def worker(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 async def cached(router: RunningRouter, key: str, **fields: Any) -> tuple[int, int]:
-    """Cached tokens as the worker says and as the index foretold."""
+    """Return cached tokens as reported by the worker and as predicted by the index."""
     body = {"prompt": TALK, "max_tokens": 1, **fields}
     answer = await router.client.post("/v1/completions", json=body, headers=bearer(key))
     assert answer.status_code == 200, answer.text
@@ -55,15 +55,15 @@ async def test_no_tenant_sees_what_another_has_cached(worker: WorkerProcess, red
         await router.usable(1)
         assert await cached(router, ANNA) == (0, 0)
 
-        async def foretold() -> bool:
+        async def is_predicted() -> bool:
             said, predicted = await cached(router, ANNA)
             assert said > 0 or predicted == 0
             return predicted > 0 and said > 0
 
-        await eventually(foretold, "anna's own prompt is cached, and steered to")
+        await eventually(is_predicted, "anna's own prompt is cached and predicted")
         assert await cached(router, BORIS, user="anna", cache_salt="tenant:anna") == (0, 0)
         firsts = [await cached(router, BORIS, cache_salt=f"probe {n}") for n in range(4)]
-        assert firsts == [(0, 0)] * 4, "nothing of anna's by any salt of boris'"
+        assert firsts == [(0, 0)] * 4, "none of anna's blocks under any salt of boris'"
 
         async def own() -> bool:
             return (await cached(router, BORIS, cache_salt="probe 0"))[0] > 0

@@ -1,4 +1,4 @@
-"""What clients may write on a connection, and what they read there."""
+"""HTTP/1.x between a client and the router: accepted requests, pipelining, refusals and timeouts."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ async def wire(router: RunningRouter) -> AsyncIterator[tuple[asyncio.StreamReade
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers, and a body with a length."""
+    """Return status, headers, and a body of known length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head[1:])
     return int(head[0].split(" ")[1]), headers, await reader.readexactly(int(headers.get("content-length", 0)))
@@ -55,7 +55,7 @@ async def test_an_http_1_0_client_may_keep_its_connection_for_answers_with_a_len
         assert status == 200 and headers["connection"] == "close" and not await reader.read()
 
 
-async def test_requests_sent_ahead_are_answered_in_order(fleet: Fleet) -> None:
+async def test_pipelined_requests_are_answered_in_order(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     async with wire(router) as (reader, writer):
@@ -66,14 +66,14 @@ async def test_requests_sent_ahead_are_answered_in_order(fleet: Fleet) -> None:
         assert [(await answer(reader))[0] for _ in range(3)] == [200] * 3
 
 
-async def test_one_request_at_most_is_read_ahead(fleet: Fleet) -> None:
-    """A client that sends requests behind one that takes its time must not fill the memory with them."""
+async def test_at_most_one_pipelined_request_is_read_ahead(fleet: Fleet) -> None:
+    """A client that sends requests behind a slow one must not fill the memory with them."""
 
     def parsed() -> int:
         return sum(isinstance(one, Request) for one in gc.get_objects())
 
     router = await fleet.router(await fleet.worker())
-    before = parsed()  # those of other tests
+    before = parsed()  # requests of other tests
     async with wire(router) as (reader, writer):
         writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\n\r\n")
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000)
@@ -81,13 +81,13 @@ async def test_one_request_at_most_is_read_ahead(fleet: Fleet) -> None:
         for _ in range(20):
             assert (await router.client.get("/health")).status_code == 200
         assert parsed() - before <= 4
-        assert (await router.complete("x")).status_code == 200  # the demand's answer
+        assert (await router.complete("x")).status_code == 200  # the answer to /fairlead/demand
         for _ in range(1001):
             assert (await answer(reader))[0] == 200
 
 
-async def test_a_request_starts_when_the_answer_before_it_is_taken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that asks and never reads holds the bytes of one answer, not of all that it asked for."""
+async def test_a_pipelined_request_starts_when_the_previous_answer_is_taken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that never reads holds the bytes of one answer, not of all that it requested."""
     router = await fleet.router(await fleet.worker())
     size, count, built = 50_000, 400, 0
 
@@ -112,8 +112,8 @@ async def test_a_request_starts_when_the_answer_before_it_is_taken(fleet: Fleet,
             assert (await answer(reader))[0] == 200
 
 
-async def test_a_connection_that_is_gone_leaves_nothing_for_the_garbage_collector(fleet: Fleet) -> None:
-    """Full collections hold the event loop up for as long as there are objects, so they are rare."""
+async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(fleet: Fleet) -> None:
+    """Full collections block the event loop for as long as there are objects, so they are rare."""
     router = await fleet.router(await fleet.worker())
     gc.collect()
     gc.disable()
@@ -129,7 +129,7 @@ async def test_a_connection_that_is_gone_leaves_nothing_for_the_garbage_collecto
         gc.enable()
 
 
-async def test_a_client_that_asks_first_is_told_to_send_its_body(fleet: Fleet) -> None:
+async def test_expect_100_continue_is_answered_with_100(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     head, _, body = post(WHOLE, "1.1", "expect: 100-continue").partition(b"\r\n\r\n")
     async with wire(router) as (reader, writer):
@@ -139,8 +139,8 @@ async def test_a_client_that_asks_first_is_told_to_send_its_body(fleet: Fleet) -
         assert (await answer(reader))[0] == 200
 
 
-async def test_a_client_that_asks_first_and_is_refused_is_not_told_to_send(fleet: Fleet) -> None:
-    """An interim answer after the final one would be taken for the answer to its next request."""
+async def test_expect_100_continue_that_is_refused_gets_no_100(fleet: Fleet) -> None:
+    """The client would take an interim answer after the final one for the answer to its next request."""
     router = await fleet.router(await fleet.worker())
     async with wire(router) as (reader, writer):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 900000000\r\n\r\n")
@@ -149,7 +149,7 @@ async def test_a_client_that_asks_first_and_is_refused_is_not_told_to_send(fleet
         assert not await reader.read()
 
 
-async def test_bodies_in_chunks_with_trailers_and_targets_with_an_origin_are_understood(fleet: Fleet) -> None:
+async def test_chunked_bodies_with_trailers_and_absolute_targets_are_accepted(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     async with wire(router) as (reader, writer):
@@ -169,7 +169,7 @@ async def test_head_has_no_body(fleet: Fleet) -> None:
         assert (await answer(reader))[2] == b'{"status":"ok"}'
 
 
-async def test_an_upgrade_that_is_not_spoken_is_answered_as_if_not_asked_for(fleet: Fleet) -> None:
+async def test_an_unsupported_upgrade_is_ignored(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     async with wire(router) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
@@ -203,7 +203,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-async def test_what_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: bytes) -> None:
+async def test_a_request_that_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: bytes) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     async with wire(router) as (reader, writer):
@@ -214,7 +214,7 @@ async def test_what_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: byt
     assert not worker.received
 
 
-async def test_what_follows_a_request_and_is_not_http_gets_no_answer_in_its_place(fleet: Fleet) -> None:
+async def test_garbage_after_a_request_does_not_replace_its_answer(fleet: Fleet) -> None:
     gate = asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -228,14 +228,14 @@ async def test_what_follows_a_request_and_is_not_http_gets_no_answer_in_its_plac
         await eventually(lambda: bool(worker.received), "it is at the worker")
         writer.write(GARBAGE["two lengths"] + post(WHOLE))
         (connection,) = router.server._connections
-        await eventually(lambda: connection._closing, "the rest was looked at")
+        await eventually(lambda: connection._closing, "the garbage was parsed")
         gate.set()
         assert (await answer(reader))[0] == 200, "the first request's own answer"
         assert not await reader.read(), "and then the end"
     assert len(worker.received) == 1
 
 
-async def test_a_head_too_long_is_refused_however_it_comes(fleet: Fleet) -> None:
+async def test_a_too_long_head_is_refused_however_it_is_split(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
     for tail in (b"", b"\r\n\r\n" + post(WHOLE)):
@@ -243,11 +243,11 @@ async def test_a_head_too_long_is_refused_however_it_comes(fleet: Fleet) -> None
             writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 70_000 + tail)
             assert (await answer(reader))[0] == 431
             assert not await reader.read()
-    assert not worker.received, "what follows a refusal is not looked at"
+    assert not worker.received, "bytes after a refusal are not parsed"
 
 
-async def test_a_client_that_closes_its_half_counts_as_gone(fleet: Fleet) -> None:
-    """As nginx has it: a client that was killed looks the same, and its tokens cost a GPU's time."""
+async def test_a_half_closed_connection_counts_as_a_disconnect(fleet: Fleet) -> None:
+    """nginx does the same: a killed client looks identical, and its tokens cost GPU time."""
 
     async def never_begins(exchange: Exchange) -> None:
         await exchange.until_client_gone()
@@ -263,7 +263,7 @@ async def test_a_client_that_closes_its_half_counts_as_gone(fleet: Fleet) -> Non
     await eventually(lambda: worker.gone == 1, "the worker saw its client go")
 
 
-async def test_clients_that_stand_still_are_dropped_and_others_are_not(fleet: Fleet) -> None:
+async def test_idle_clients_are_dropped_and_waiting_ones_are_not(fleet: Fleet) -> None:
     gate = asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -284,7 +284,7 @@ async def test_clients_that_stand_still_are_dropped_and_others_are_not(fleet: Fl
         assert (await answer(waiting))[0] == 200
 
 
-async def test_a_client_that_takes_nothing_is_dropped(fleet: Fleet) -> None:
+async def test_a_client_that_reads_nothing_is_dropped(fleet: Fleet) -> None:
     async def pours(exchange: Exchange) -> None:
         await exchange.head()
         while True:
@@ -302,7 +302,7 @@ async def test_a_client_that_takes_nothing_is_dropped(fleet: Fleet) -> None:
         await eventually(lambda: worker.gone == 1, "the worker was told")
 
 
-async def test_what_a_get_brings_is_not_kept(fleet: Fleet) -> None:
+async def test_the_body_of_a_get_is_not_kept(fleet: Fleet) -> None:
     """No handler reads this body, and the answer takes long: without a limit the body would fill memory."""
     router = await fleet.router(await fleet.worker())
     async with wire(router) as (reader, writer):
@@ -316,7 +316,7 @@ async def test_what_a_get_brings_is_not_kept(fleet: Fleet) -> None:
         assert (await answer(reader))[0] == 200
 
 
-async def test_requests_without_an_answer_get_503_when_the_drain_is_over(fleet: Fleet) -> None:
+async def test_requests_without_an_answer_get_503_when_the_drain_ends(fleet: Fleet) -> None:
     async def never_begins(exchange: Exchange) -> None:
         await exchange.until_client_gone()
 
@@ -330,7 +330,7 @@ async def test_requests_without_an_answer_get_503_when_the_drain_is_over(fleet: 
         assert status == 503 and headers["retry-after"] and headers["connection"] == "close"
 
 
-async def test_a_fault_on_a_page_is_a_500_and_no_silence(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_exception_in_a_page_is_a_500(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     router = await fleet.router(await fleet.worker())
 
     def fails() -> bytes:

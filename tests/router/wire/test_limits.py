@@ -1,4 +1,4 @@
-"""Bounds on what clients may send, and how slowly."""
+"""Limits on the size of requests, and on how slowly clients may send them."""
 
 import asyncio
 import importlib.metadata
@@ -6,20 +6,20 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, send_headers_forever, send_raw
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded
 
 
-async def test_headers_are_bounded_in_number_and_bytes(fleet: Fleet) -> None:
+async def test_headers_are_limited_in_number_and_bytes(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(), max_headers=20, max_header_bytes=2000)
-    assert await answered(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
-    assert await answered(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
+    assert await send_raw(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
+    assert await send_raw(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
     assert (await router.complete("x")).status_code == 200
 
 
-async def test_what_is_no_json_has_the_workers_code(fleet: Fleet) -> None:
+async def test_a_body_that_is_no_json_gets_the_workers_status(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     for path in ("/v1/chat/completions", "/v1/messages"):
         for body in (b"", b"{", b'{"x": NaN}', b'{"x": ' + b"[" * 100_000):
@@ -27,7 +27,7 @@ async def test_what_is_no_json_has_the_workers_code(fleet: Fleet) -> None:
             assert refused.status_code == 400 and refused.json()["error"].get("code", "invalid_json") == "invalid_json"
 
 
-async def test_a_number_that_nothing_can_hold_is_named(fleet: Fleet) -> None:
+async def test_an_unrepresentable_number_is_named(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     for number in (b"9" * 5000, b"1e999"):
         refused = await router.client.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": ' + number + b"}")
@@ -35,40 +35,40 @@ async def test_a_number_that_nothing_can_hold_is_named(fleet: Fleet) -> None:
         assert refused.status_code == 400 and error["param"] == "max_tokens" and "out of range" in error["message"]
 
 
-async def test_the_router_says_its_version_as_a_worker_does(fleet: Fleet) -> None:
+async def test_the_router_reports_its_version_as_a_worker_does(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     assert (await router.client.get("/version")).json() == {"version": importlib.metadata.version("fairlead")}
     assert (await router.client.post("/version")).status_code == 405
 
 
 @pytest.mark.parametrize(("sent", "expected"), SLOW, ids=["nothing", "headers", "body", "chunk"])
-async def test_who_is_slow_to_say_what_it_wants_is_let_go(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
+async def test_a_client_that_sends_its_request_too_slowly_is_dropped(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
     router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
-    assert await answered(router.port, sent) == expected
+    assert await send_raw(router.port, sent) == expected
     assert router.server.router.handler.body_budget.total == 0
 
 
 @pytest.mark.parametrize("sent", UNBOUNDED.values(), ids=UNBOUNDED)
 async def test_trailers_and_chunk_extensions_count_as_headers(fleet: Fleet, sent: bytes) -> None:
-    """The parser joins a trailer's pieces in quadratic time, so one connection could stall the event loop until the body timeout."""
+    """The parser joins a trailer's pieces in quadratic time, so one connection could block the event loop until the body timeout."""
     router = await fleet.router(await fleet.worker())
-    assert await answered(router.port, sent) == (431, "headers_too_large")
+    assert await send_raw(router.port, sent) == (431, "headers_too_large")
     assert router.server.router.handler.body_budget.total == 0
 
 
-async def test_a_coding_that_is_not_known_is_refused(fleet: Fleet) -> None:
+async def test_an_unknown_transfer_coding_is_refused(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
-    assert await answered(router.port, UNKNOWN_CODING) == (400, "bad_request")
+    assert await send_raw(router.port, UNKNOWN_CODING) == (400, "bad_request")
 
 
-async def test_a_slow_drip_does_not_help(fleet: Fleet) -> None:
-    """A byte now and then: time is counted from the request's first one."""
+async def test_sending_a_byte_now_and_then_does_not_extend_the_timeout(fleet: Fleet) -> None:
+    """The time is counted from the request's first byte."""
     router = await fleet.router(await fleet.worker(), header_timeout=0.5)
-    assert b" 408 " in await dripped(router.port)
+    assert b" 408 " in await send_headers_forever(router.port)
 
 
-async def test_a_long_answer_is_not_a_slow_request(fleet: Fleet) -> None:
-    """Also not when another request follows it on the same connection, half sent."""
+async def test_a_long_answer_does_not_count_as_a_slow_request(fleet: Fleet) -> None:
+    """Also not when another request follows on the same connection, half sent."""
     gate = asyncio.Event()
 
     async def waits(exchange: Exchange) -> None:
@@ -79,22 +79,22 @@ async def test_a_long_answer_is_not_a_slow_request(fleet: Fleet) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(HEAD + b'content-length: 15\r\n\r\n{"prompt": "x"}' + HEAD)
     await eventually(lambda: any(one.unanswered for one in router.table), "it is asked")
-    router.server._guard.close_overdue(monotonic() + 100)  # as if so much time had gone
+    router.server._guard.close_overdue(monotonic() + 100)  # as if that much time had passed
     gate.set()
     assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
     writer.close()
 
 
-async def test_connections_are_bounded_and_probes_still_get_through(fleet: Fleet) -> None:
+async def test_connections_are_limited_and_probes_still_get_through(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(), max_connections=4)
     await router.client.aclose()
     opened = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(4)]
     for _, writer in opened:
-        writer.write(HEAD)  # under way, so that none is idle
+        writer.write(HEAD)  # they run, so none is idle
     guard = router.server._guard
     await eventually(lambda: len(guard) == 4 and not guard._idle, "four connections")
     request = HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}'
-    assert await answered(router.port, request) == (503, "too_many_connections")
+    assert await send_raw(router.port, request) == (503, "too_many_connections")
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b" 200 " in await reader.readline()
@@ -103,7 +103,7 @@ async def test_connections_are_bounded_and_probes_still_get_through(fleet: Fleet
         writer.close()
 
 
-async def test_an_idle_connection_gives_way_to_a_new_one(fleet: Fleet) -> None:
+async def test_an_idle_connection_is_closed_for_a_new_one(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(), max_connections=2)
     await router.client.aclose()
     idle = []
@@ -119,7 +119,7 @@ async def test_an_idle_connection_gives_way_to_a_new_one(fleet: Fleet) -> None:
         one.close()
 
 
-async def test_the_bodies_that_are_kept_are_bounded_and_fairly(fleet: Fleet, tmp_path: Path) -> None:
+async def test_kept_request_bodies_are_limited_fairly_between_tenants(fleet: Fleet, tmp_path: Path) -> None:
     router, _ = await guarded(fleet, tmp_path, max_inflight_bytes=10_000)
     streams = []
     for key in (ANNA, BORIS):
@@ -127,9 +127,9 @@ async def test_the_bodies_that_are_kept_are_bounded_and_fairly(fleet: Fleet, tmp
         head = HEAD + b"authorization: Bearer " + key.encode() + b"\r\ncontent-length: 8000\r\n\r\n"
         writer.write(head + b"x" * 4900)
         streams.append((reader, writer))
-        await eventually(lambda: router.server.router.handler.body_budget.total == 4900 * len(streams), "it is kept")  # over at once
+        await eventually(lambda: router.server.router.handler.body_budget.total == 4900 * len(streams), "it is kept")  # over immediately
     refused = await ask(router, ANNA, "x" * 300)
-    assert refused.status_code == 503 and refused.headers["retry-after"], "no more for anybody"
+    assert refused.status_code == 503 and refused.headers["retry-after"], "no more for any tenant"
     streams[1][1].close()
     await eventually(lambda: router.server.router.handler.body_budget.total == 4900, "what went is not kept")
     refused = await ask(router, ANNA, "x" * 150)

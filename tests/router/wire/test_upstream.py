@@ -29,7 +29,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(fleet: Fleet)
         assert (await router.complete("x")).json() == {"a": 1}
 
 
-async def test_interim_answers_are_passed_over(fleet: Fleet) -> None:
+async def test_interim_responses_are_skipped(fleet: Fleet) -> None:
     async def early(exchange: Exchange) -> None:
         exchange.writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n")
         await answers(exchange)
@@ -40,8 +40,8 @@ async def test_interim_answers_are_passed_over(fleet: Fleet) -> None:
         assert answer.status_code == 200 and "link" not in answer.headers and answer.json()["choices"]
 
 
-async def test_a_worker_that_closes_a_kept_connection_just_as_a_request_comes_is_asked_again_on_a_new_one(fleet: Fleet) -> None:
-    """Its idle timer and our request cross on the way: nothing was done there, and no other worker needs to be asked."""
+async def test_a_request_is_retried_on_a_new_connection_if_the_worker_closes_a_kept_one(fleet: Fleet) -> None:
+    """Its idle timeout and our request cross: the worker did nothing, and no other worker needs to be tried."""
     served: Counter[asyncio.StreamWriter] = Counter()
 
     async def once_each(exchange: Exchange) -> None:
@@ -58,8 +58,8 @@ async def test_a_worker_that_closes_a_kept_connection_just_as_a_request_comes_is
     assert await router.metric("fairlead_router_retries_total") == 0
 
 
-async def test_long_headers_pass_and_endless_ones_are_a_failure_of_that_worker(fleet: Fleet) -> None:
-    async def wordy(exchange: Exchange) -> None:
+async def test_long_headers_pass_and_endless_headers_are_a_failure_of_the_worker(fleet: Fleet) -> None:
+    async def long_headers(exchange: Exchange) -> None:
         await exchange.whole(200, {}, x_long="a" * (MAX_HEAD_BYTES // 2))
 
     async def endless(exchange: Exchange) -> None:
@@ -68,7 +68,7 @@ async def test_long_headers_pass_and_endless_ones_are_a_failure_of_that_worker(f
             exchange.writer.write(b"a" * 65536)
             await exchange.writer.drain()
 
-    bad, good = await fleet.worker(behaviour=endless), await fleet.worker(behaviour=wordy)
+    bad, good = await fleet.worker(behaviour=endless), await fleet.worker(behaviour=long_headers)
     router = await fleet.router(bad, good, policy="RoundRobin", poll_interval=30)
     codes = [answer.status_code for answer in [await router.complete(f"p{number}") for number in range(4)]]
     assert codes == [200] * 4 and len(good.received) == 4
@@ -92,7 +92,7 @@ async def test_a_worker_lost_within_a_chunk(fleet: Fleet, kind: str) -> None:
     assert text.startswith("data: half an ev\n\ndata: ") and '"stream_cut"' in text and text.endswith("\n\n")
 
 
-async def test_a_second_answer_to_one_request_is_nobodys(fleet: Fleet) -> None:
+async def test_a_second_answer_to_one_request_is_discarded(fleet: Fleet) -> None:
     async def twice(exchange: Exchange) -> None:
         answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\nx-turn: %d\r\n\r\n{}"
         exchange.writer.write(answer % 1 + answer % 2)
@@ -104,7 +104,7 @@ async def test_a_second_answer_to_one_request_is_nobodys(fleet: Fleet) -> None:
         assert answer.headers["x-turn"] == "1" and answer.content == b"{}"
 
 
-async def test_connections_to_a_worker_that_are_not_needed_any_more_are_closed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_surplus_connections_to_a_worker_are_closed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     arrived, gate = 0, asyncio.Event()
 
     async def all_at_once(exchange: Exchange) -> None:
@@ -121,11 +121,11 @@ async def test_connections_to_a_worker_that_are_not_needed_any_more_are_closed(f
     assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
     assert len(worker._connections) >= 20, "kept for the next requests"
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
-    await eventually(lambda: len(worker._connections) <= 2, "a look found them old")
+    await eventually(lambda: len(worker._connections) <= 2, "a health check closed the old ones")
 
 
 async def test_three_hundred_streams_leave_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third ends, a third is cut by its client, a third by its worker. Then no task, socket, object or count is left."""
+    """A third ends, a third is cut by its client, a third by its worker. Afterwards no task, socket, object or count is left."""
 
     async def streams(exchange: Exchange) -> None:
         kind = exchange.request.headers["x-kind"]
@@ -138,7 +138,7 @@ async def test_three_hundred_streams_leave_nothing_behind(fleet: Fleet, monkeypa
         else:
             await exchange.end()
 
-    # pytest keeps records, and they the frames of errors
+    # pytest keeps log records, and they keep the frames of errors
     monkeypatch.setattr(logging.getLogger("fairlead_router.serving.proxy"), "disabled", True)
     worker = await fleet.worker(behaviour=streams)
     router = await fleet.router(worker)
@@ -169,6 +169,6 @@ async def test_three_hundred_streams_leave_nothing_behind(fleet: Fleet, monkeypa
 
     def same() -> bool:
         now = left()
-        return all(now[kind] <= before[kind] + 2 for kind in now)  # the looks have one connection, and its two ends
+        return all(now[kind] <= before[kind] + 2 for kind in now)  # the health checks have one connection with two ends
 
     await eventually(same, "nothing is left", 10)

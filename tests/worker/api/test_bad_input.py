@@ -153,7 +153,7 @@ def test_bad_json(shared: WorkerProcess, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1e999"])
-def test_a_number_that_nothing_can_hold_is_named(shared: WorkerProcess, number: str) -> None:
+def test_an_unrepresentable_number_is_named(shared: WorkerProcess, number: str) -> None:
     for field, named in (("max_tokens", "max_tokens"), ("no_such_field", None)):
         response = shared.client.post("/v1/completions", content=f'{{"prompt": "x", "{field}": {number}}}')
         error = response.json()["error"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, UPGRADES, WHOLE, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, UPGRADES, WHOLE, send_headers_forever, send_raw
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
@@ -105,8 +105,8 @@ async def test_a_client_that_makes_no_progress_gets_a_reason_and_is_disconnected
     serve: Any, sent: bytes, expected: tuple[int, str]
 ) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
-        assert await answered(served.port, sent) == expected
-        assert (await answered(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
+        assert await send_raw(served.port, sent) == expected
+        assert (await send_raw(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
         await until(lambda: not len(served.connections.guard))
 
 
@@ -114,18 +114,18 @@ async def test_trailers_are_no_headers(serve: Any) -> None:
     """Otherwise a trailer could set a header that only a router may send."""
     async with serve() as served:
         head = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-        assert (await answered(served.port, head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 100 + b"\r\n"))[0] == 200
+        assert (await send_raw(served.port, head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 100 + b"\r\n"))[0] == 200
         assert [name for name, _ in served.headers] == [b"host", b"connection", b"transfer-encoding"]
 
 
-async def test_a_slow_drip_does_not_help(serve: Any) -> None:
+async def test_sending_a_byte_now_and_then_does_not_extend_the_timeout(serve: Any) -> None:
     async with serve(header_timeout=0.5) as served:
-        assert b" 408 " in await dripped(served.port)
+        assert b" 408 " in await send_headers_forever(served.port)
 
 
 async def test_a_client_that_leaves_in_its_body_is_no_request(serve: Any) -> None:
     async with serve(body_timeout=0.2) as served:
-        assert (await answered(served.port, HEAD + b"content-length: 9\r\n\r\n{"))[0] == 408
+        assert (await send_raw(served.port, HEAD + b"content-length: 9\r\n\r\n{"))[0] == 408
         assert served.gone == 1, "the application heard of it"
 
 
@@ -160,7 +160,7 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
         writer.close()
 
 
-async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
+async def test_at_most_one_pipelined_request_is_read_ahead(serve: Any) -> None:
     """A client that pipelines requests behind a slow one must not fill the memory with them."""
     async with serve() as served:
         served.may.clear()
@@ -168,7 +168,7 @@ async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
         writer.write(WHOLE * 20_000)
         await until(lambda: any(one.pipeline for one in served.connections.guard))
         for _ in range(100):
-            assert (await answered(served.port, b"no HTTP\r\n\r\n"))[0] == 400
+            assert (await send_raw(served.port, b"no HTTP\r\n\r\n"))[0] == 400
         assert sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects()) <= 3
         served.may.set()
         for _ in range(1000):
@@ -176,7 +176,7 @@ async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
         writer.close()
 
 
-async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -> None:
+async def test_a_pipelined_request_starts_when_the_previous_answer_is_taken(serve: Any) -> None:
     """A client that sends requests and never reads holds the bytes of one response, not of all."""
     async with serve() as served:
         served.size, count = 60_000, 200
@@ -186,7 +186,7 @@ async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -
         guard = served.connections.guard
         await until(lambda: any(one._stalled is not None for one in guard))
         for _ in range(100):
-            assert (await answered(served.port, b"no HTTP\r\n\r\n"))[0] == 400
+            assert (await send_raw(served.port, b"no HTTP\r\n\r\n"))[0] == 400
         started = served.started
         (connection,) = (one for one in guard if one._stalled is not None)
         assert started < count and connection.transport.get_write_buffer_size() < 2 * served.size
@@ -203,7 +203,7 @@ async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(serv
         gc.disable()
         try:
             for _ in range(20):
-                await answered(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))
+                await send_raw(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))
             await until(lambda: not len(served.connections.guard))
             await asyncio.sleep(0)
             assert sum(isinstance(one, Connection) for one in gc.get_objects()) <= 1
@@ -211,7 +211,7 @@ async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(serv
             gc.enable()
 
 
-async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) -> None:
+async def test_connections_are_limited_and_probes_still_get_through(serve: Any) -> None:
     async with serve(max_connections=3) as served:
         idle = [await served.open() for _ in range(2)]
         for reader, writer in idle:
@@ -223,8 +223,8 @@ async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) 
         assert await asyncio.wait_for(idle[0][0].read(), PATIENCE_SECONDS) == b"", "the longest idle one gave way"
         guard = served.connections.guard
         await until(lambda: len(guard) == 3 and all(one._framing.overhead for one in guard))
-        assert await answered(served.port, WHOLE) == (503, "too_many_connections")
-        assert (await answered(served.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
+        assert await send_raw(served.port, WHOLE) == (503, "too_many_connections")
+        assert (await send_raw(served.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
         for _, writer in (*idle, *busy):
             writer.close()
 
