@@ -10,13 +10,13 @@ from fairlead_worker.messages import HotPrefix
 MIN_HITS = 1
 """Fewest hits of a hot page: an unused page is not worth sending."""
 MAX_LENGTH_FACTOR = 16
-"""Times the budget that prefixes may be long together. Each is told whole: of ten thousand questions about one long document, which share
-all pages but one, the answer and the requests that compute it would be as long as ten thousand documents."""
+"""Limit of the prefixes' total length, as a multiple of the budget. Each prefix is sent whole: ten thousand questions about one long
+document share all pages but one, and would be as long as ten thousand documents."""
 
 
 def find_hot_prefixes(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
-    """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first; the
-    last ones are left out where all of them would be longer than MOST_TOLD times as much.
+    """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first. The
+    last ones are left out if all of them would be longer than MAX_LENGTH_FACTOR times as much.
 
     A page's hits count every lease at or below it, so none has more than its parent: taking the page with the most hits again and again
     gives the best set, and one that holds each page's parents. Time grows with the pages taken and their children, not with the cache.
