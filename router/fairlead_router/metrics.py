@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_common.histogram import PlainHistogram
 from fairlead_common.prompts.token_cache import TokenCache
-from fairlead_router.distribution import Distribution
 from fairlead_router.fleet.workers import WorkerTable
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -28,15 +28,17 @@ class Metrics:
             "fairlead_router_broken_streams", "Answers truncated because the worker's connection was lost", registry=registry
         )
         self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
-        self.ttfb = Distribution("fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", _SECONDS, registry)
-        self.overhead = Distribution(
+        self.ttfb = PlainHistogram(
+            "fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", _SECONDS, registry
+        ).labels()
+        self.overhead = PlainHistogram(
             "fairlead_router_prepare_seconds", "Reading, rendering, tokenizing and hashing a prompt", _SECONDS, registry
-        )
+        ).labels()
         self.predicted = Counter("fairlead_router_predicted_cached_tokens", "Cached tokens that the index expected", registry=registry)
         self.actual = Counter("fairlead_router_actual_cached_tokens", "Cached tokens that workers reported", registry=registry)
-        self.prediction_error = Distribution(
+        self.prediction_error = PlainHistogram(
             "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", _TOKENS, registry
-        )
+        ).labels()
         self.recalls = Counter(
             "fairlead_router_recalls",
             "Times that a worker was made to resync with the index after sustained prediction error",

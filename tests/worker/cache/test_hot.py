@@ -13,9 +13,9 @@ from fairlead_worker.cache.prefix import PrefixCache
 PAGE = 4
 
 
-def run(cache: PrefixCache, root: int, tokens: "array[int]") -> None:
+def run(cache: PrefixCache, root: int, tokens: "array[int]", adapted: bool = False) -> None:
     """One request: attach to what is cached, compute the rest, leave it to the cache."""
-    match = cache.track(root, tokens)
+    match = cache.track(root, tokens, adapted=adapted)
     lease = cache.attach(cache.match(match))
     cache.untrack(match)
     cache.grow(lease, len(tokens))
@@ -35,6 +35,15 @@ def test_the_shared_prefix_of_each_root_comes_first_and_single_prompts_never() -
     assert [(each.root, array("I", each.tokens).tolist()) for each in found] == [(7, list(range(16))), (9, [50] * 8)]
     assert [len(each.tokens) // 4 for each in find_hot_prefixes(cache, 8)] == [8], "two pages of the hottest"
     assert find_hot_prefixes(cache, PAGE - 1) == ()
+
+
+def test_prefixes_of_adapters_count_like_those_of_the_base_model() -> None:
+    cache = PrefixCache(PagePool(200, PAGE), 2 * PAGE, extend)
+    for _ in range(2):
+        run(cache, 7, array("I", range(9)))
+    for _ in range(3):
+        run(cache, 8, array("I", range(9)), adapted=True)
+    assert [each.root for each in find_hot_prefixes(cache, 1000)] == [8, 7]
 
 
 def test_many_questions_about_one_long_document_are_not_told_with_the_document_each() -> None:

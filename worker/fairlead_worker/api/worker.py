@@ -38,7 +38,7 @@ INLINE_ENCODE_SIZE = 4096
 Encoded = TypeVar("Encoded")
 
 MAX_ROOTS = 4096
-"""Root hashes of client salts to remember."""
+"""Root hashes to remember, one for each client salt and adapter."""
 
 
 class Worker:
@@ -55,8 +55,9 @@ class Worker:
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        self.base_model_roots: OrderedDict[int, None] = OrderedDict()
-        """Root hashes of recent requests to the base model. Peers must not compute prefixes under any other root hash."""
+        self.recent_roots: OrderedDict[int, str] = OrderedDict()
+        """Root hash of recent requests -> digest of their LoRA adapter, empty for the base model. Peers compute prefixes under these only.
+        """
         self.started = int(time.time())
         self.incarnation: Callable[[], str] = lambda: ""
         """The incarnation that the index knows this worker by. Routers use the index's records only if the worker reports the same value.
@@ -83,13 +84,13 @@ class Worker:
         self.adapters.set_initial(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
-    def base_model_root(self, salt: str) -> int:
-        """Return the root hash of a base-model prompt, whose KV no adapter affects. Remember the hash."""
-        root = prompt_root(self.encoder.format, salt=salt)
-        self.base_model_roots[root] = None
-        self.base_model_roots.move_to_end(root)
-        if len(self.base_model_roots) > MAX_ROOTS:
-            self.base_model_roots.popitem(last=False)
+    def root_of(self, adapter: str, salt: str) -> int:
+        """Return the root hash of a prompt, and remember it. `adapter`: the digest of the LoRA adapter; empty: the base model."""
+        root = prompt_root(self.encoder.format, adapter, salt)
+        self.recent_roots[root] = adapter
+        self.recent_roots.move_to_end(root)
+        if len(self.recent_roots) > MAX_ROOTS:
+            self.recent_roots.popitem(last=False)
         return root
 
     @property

@@ -185,12 +185,12 @@ class PrefixCache:
         return array("Q", (node.chain for node in self.nodes() if not node.depth % self._block_pages))
 
     def roots(self) -> Iterator[Node]:
-        """Iterate over the root nodes without adapter; `chain` is the root number."""
-        return iter(self._roots.values())
+        """Iterate over the root nodes, with and without adapter; `chain` is the root number."""
+        return iter([*self._roots.values(), *self._adapter_roots.values()])
 
     def nodes(self) -> Iterator[Node]:
         """Yield every cached page, parents before children."""
-        pending = [*self._roots.values(), *self._adapter_roots.values()]
+        pending = list(self.roots())
         while pending:
             node = pending.pop()
             pending.extend(node.children.values())

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.lora import save_adapter
 from tests.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess
+from transformers import AutoModelForCausalLM
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
@@ -50,6 +52,23 @@ def test_a_peer_that_does_not_answer_does_not_delay_the_start(start: Callable[..
         peer = f"static://127.0.0.1:{silent.getsockname()[1]}"
         worker = start("--peers", peer, "--warm-tokens", "4096", "--warm-seconds", "0.5").wait_ready()
         assert "warm-up ended after 0.5 s" in worker.log.read_text()
+
+
+def test_adapters_prefixes_are_computed_with_the_adapter_and_only_where_it_is_loaded(
+    model: Path, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    save_adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter", 1)
+    lora = ("--lora", f"first=file://{tmp_path / 'adapter'}")
+    flags = ("--warm-tokens", "4096", "--warm-seconds", "60", "--admin-port", str(free_port()), "--host")
+    first = start(*flags, "127.0.0.2", *lora).wait_ready()
+    answers = [first.complete(prompt=SYSTEM, max_tokens=8, model="first", temperature=0, ignore_eos=True) for _ in range(3)]
+    peers = ("--peers", f"static://127.0.0.2:{first.port}")
+    same, without = start(*flags, "127.0.0.3", *peers, *lora), start(*flags, "127.0.0.4", *peers)
+    answer = same.wait_ready().complete(prompt=SYSTEM, max_tokens=8, model="first", temperature=0, ignore_eos=True)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    assert answer["choices"][0]["text"] == answers[0]["choices"][0]["text"]
+    assert cached(same, SYSTEM) == 0, "the base model's KV is another"
+    assert cached(without.wait_ready(), SYSTEM) == 0
 
 
 async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:

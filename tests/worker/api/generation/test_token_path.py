@@ -10,34 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.sampling import OutputOptions
-from fairlead_worker.api.metrics.histogram import PlainHistogram
-from fairlead_worker.api.metrics.worker_metrics import GAPS
 from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.replies import _send_document
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
-
-
-def scraped(registry: CollectorRegistry) -> list[str]:
-    return [line for line in generate_latest(registry).decode().splitlines() if "_created{" not in line]
-
-
-def test_the_plain_histogram_is_scraped_as_the_librarys() -> None:
-    plain, ours = CollectorRegistry(), CollectorRegistry()
-    library = Histogram("gap_seconds", "Between outputs.", ("model_name", "kind"), buckets=GAPS, registry=plain)
-    histogram = PlainHistogram("gap_seconds", "Between outputs.", GAPS)
-    ours.register(histogram)
-    for kind in ("decode", "mixed"):
-        series, theirs = histogram.labels(model_name="m", kind=kind), library.labels("m", kind)
-        for value in (0.0, 0.001, 0.0011, 0.3, 79.9, 80.0, 80.1, 1e6):
-            theirs.observe(value)
-            series.observe(value)
-    assert scraped(ours) == scraped(plain)
 
 
 class Answered:

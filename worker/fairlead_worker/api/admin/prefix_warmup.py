@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from array import array
+from contextlib import ExitStack
 
 import msgspec
 
@@ -22,7 +23,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.messages import HotPrefix, Sampling
+from fairlead_worker.messages import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,21 @@ MAX_PEERS = 3
 PEER_SECONDS = 3.0
 
 
+class WarmPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """A prefix for a peer to compute: whole pages of token ids (uint32) under a root hash."""
+
+    root: int
+    tokens: bytes
+    adapter: str = ""
+    """Digest of the LoRA adapter; empty: the base model. Adapter numbers differ between workers."""
+
+
 class HotPrefixes(msgspec.Struct, frozen=True):
     """A peer's response."""
 
     format: str
     """ETag of the peer's prompt format. With another format, its tokens and root hashes mean nothing here."""
-    prefixes: tuple[HotPrefix, ...]
+    prefixes: tuple[WarmPrefix, ...]
 
 
 def should_warm_up(config: WorkerConfig) -> bool:
@@ -73,7 +83,7 @@ async def warm_up(worker: Worker) -> None:
         logger.info("warmed in %.1f s: %s", time.monotonic() - began, what)
 
 
-async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]:
+async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[WarmPrefix, ...]]:
     """Return the first peer with prefixes, and the prefixes."""
     import httpx  # imported late with its dependencies, because most workers never need it
 
@@ -100,16 +110,26 @@ async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]
     return "", ()
 
 
-async def _compute(worker: Worker, prefixes: tuple[HotPrefix, ...]) -> int:
-    """Run each prefix through the engine, hottest first, and return the number of tokens. Omit prefixes that the engine would refuse."""
-    submissions = [Submission(tokens, _ONE_TOKEN, prefix.root) for prefix in prefixes if (tokens := _valid_tokens(worker, prefix))]
-    async with worker.engine.generate(submissions) as generation:
-        async for _ in generation.outputs():
-            pass
+async def _compute(worker: Worker, prefixes: tuple[WarmPrefix, ...]) -> int:
+    """Run each prefix through the engine, hottest first, and return the number of tokens.
+
+    Omit prefixes that the engine would refuse, and those of adapters that this worker has not loaded.
+    """
+    with ExitStack() as held:
+        infos = [held.enter_context(worker.adapters.use(adapter.info.name)) for adapter in worker.adapters]
+        numbers = {"": 0} | {info.digest: info.number for info in infos if info}
+        submissions = [
+            Submission(tokens, _ONE_TOKEN, prefix.root, adapter=numbers[prefix.adapter])
+            for prefix in prefixes
+            if prefix.adapter in numbers and (tokens := _valid_tokens(worker, prefix))
+        ]
+        async with worker.engine.generate(submissions) as generation:
+            async for _ in generation.outputs():
+                pass
     return sum(len(each.tokens) for each in submissions)
 
 
-def _valid_tokens(worker: Worker, prefix: HotPrefix) -> "array[int]":
+def _valid_tokens(worker: Worker, prefix: WarmPrefix) -> "array[int]":
     """Return the prefix's tokens, or none if they are not in this model's vocabulary: a larger id would index past the embedding."""
     tokens = tokens_from_bytes(prefix.tokens)
     return tokens if tokens and max(tokens) < worker.ready.vocabulary_size else array("I")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixes, build_bearer
+from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixes, WarmPrefix, build_bearer
 from fairlead_worker.api.engine.index_publisher import worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import RequestContext
@@ -89,8 +89,9 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
     most = min(worker.config.warm_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
     prefixes = await worker.engine.hot_prefixes(min(int(requested), most)) if worker.serving and most else ()
-    plain = tuple(prefix for prefix in prefixes if prefix.root in worker.base_model_roots)
-    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, plain))
+    known = worker.recent_roots
+    warm = tuple(WarmPrefix(prefix.root, prefix.tokens, known[prefix.root]) for prefix in prefixes if prefix.root in known)
+    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, warm))
     await context.respond(200, data, type="application/msgpack")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from fairlead_common.protocols.paths import NO_GENERATION
-from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.bad_words import token_sequences
@@ -97,12 +96,7 @@ def prepare(
     `field`, the prompts' field.
     """
     base = resolve_sampling(worker, sampling_request)
-    # Peers compute warm-up prefixes with the base model, so an adapter's prefixes are not offered to them.
-    root = (
-        prompt_root(worker.encoder.format, adapter.digest, sampling_request.salt)
-        if adapter
-        else worker.base_model_root(sampling_request.salt)
-    )
+    root = worker.root_of(adapter.digest if adapter else "", sampling_request.salt)
     number = adapter.number if adapter else 0
     submissions, choices = [], []
     prompts = [

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_common.histogram import PlainHistogram
 from fairlead_common.metric_aliases import add_aliases
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.metrics.histogram import PlainHistogram
 from fairlead_worker.messages import Drafts, HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
@@ -47,23 +47,19 @@ class Metrics:
             )
         }
         sizes = {
-            name: PlainHistogram(f"fairlead_request_{name}_tokens", f"Tokens of a request's {name}.", SIZES)
+            name: PlainHistogram(f"fairlead_request_{name}_tokens", f"Tokens of a request's {name}.", SIZES, self.registry)
             for name in ("prompt", "generation")
         }
         self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
-        for size in sizes.values():
-            self.registry.register(size)
         self.time_to_first_token = histogram["time_to_first_token_seconds"]
-        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Time between outputs of one sequence.", GAPS)
+        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Time between outputs of one sequence.", GAPS, self.registry)
         self.inter_token_latency = gaps.labels(model_name=model_name)
         self.e2e_latency = histogram["e2e_request_latency_seconds"]
         self.queue_time = histogram["request_queue_time_seconds"]
         self.prefill_time = histogram["request_prefill_time_seconds"]
         self.decode_time = histogram["request_decode_time_seconds"]
-        steps = PlainHistogram("fairlead_step_seconds", "Step time by kind: prefill, decode, or mixed.", GAPS)
+        steps = PlainHistogram("fairlead_step_seconds", "Step time by kind: prefill, decode, or mixed.", GAPS, self.registry)
         self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
-        self.registry.register(gaps)
-        self.registry.register(steps)
         stall = Counter(
             "fairlead_decode_stall_seconds",
             "Time that decodes waited for prefill in their step, summed over them.",
