@@ -57,5 +57,5 @@ def _plan_prompts(tokens: int, context: int, page_size: int, samples: bool) -> S
 
 def _row(number: int, start: int, count: int, page_size: int, samples: bool) -> Row:
     known = start + count
-    request = Request(f"rehearsal {number}", array("I", bytes(4 * known)), known, Sampling(max_tokens=1), 0, number)
+    request = Request(f"warmup {number}", array("I", bytes(4 * known)), known, Sampling(max_tokens=1), 0, number)
     return Row(request, start, count, array("i", bytes(4 * -(-known // page_size))), samples)

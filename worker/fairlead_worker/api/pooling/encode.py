@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
-from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.errors import ApiError, failed, invalid
 from fairlead_worker.api.http import ClientGone, RequestContext
@@ -72,7 +71,7 @@ async def compute_embeddings(
     size = sum(len(text) for _, text in texts)
     tokens = await worker.encode(lambda: [_tokens(worker, name, text, origin.salt) for name, text in texts], size)
     with worker.adapters.use(model) as adapter:
-        root = prompt_root(worker.encoder.format, adapter.digest, origin.salt) if adapter else worker.base_model_root(origin.salt)
+        root = worker.root_of(adapter.digest if adapter else "", origin.salt)
         priority = (request.priority or 0) if origin.priority is None else origin.priority
         tenant = (request.user or "") if origin.tenant is None else origin.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
