@@ -1,4 +1,4 @@
-"""Names and labels of everything that belongs to a service (docs/reference/contracts.md)."""
+"""Names and labels of everything that belongs to a service (docs/reference/objects.md)."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Desired state as a pure function: whatever the manifest says, the promises of docs/reference/contracts.md hold."""
+"""Desired state as a pure function: whatever the manifest says, docs/reference/objects.md and manifest-to-flags.md are true."""
 
 import json
 import re

@@ -1,1 +1,1 @@
-"""Generated API reference: the OpenAPI document and the table of request fields."""
+"""API reference: the OpenAPI document, and notes on each request field."""

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the tables of docs/reference/api.md."""
+"""`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the request structs and the notes of `fields.py`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,0 +1,182 @@
+"""Write the pages of reference/api/ that list request fields, from the worker's request schemas.
+
+mkdocs calls `on_files` at each build, so that these pages cannot differ from the code.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from fairlead_common.protocols.fields import SHARED_FIELDS
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
+from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, to_json
+from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
+from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
+from fairlead_worker.api.reference.fields import (
+    ENDPOINTS,
+    LORA_NOTES,
+    NOTES,
+    OWN_NOTES,
+    POOLED,
+    POOLED_NOTES,
+    REFUSED,
+    TOKEN_NOTES,
+    TOKENS,
+    VALUES,
+)
+from fairlead_worker.api.schema import LoadLoraRequest
+
+GENERATED = "<!-- Generated from the code by docs/generate/api.py. -->\n\n"
+Row = tuple[str, str]
+INTRODUCTIONS = {
+    COMPLETIONS: """# Completions
+
+`POST /v1/completions` is OpenAI's text completion API with vLLM's extra fields.
+[HTTP API](index.md) explains streams, headers and unknown fields. [Limits](../limits.md) lists the bounds of each value.
+[Structured output](../../guides/structured-output.md) explains `response_format`, `structured_outputs` and the `guided_` fields.
+""",
+    CHAT: """# Chat completions
+
+`POST /v1/chat/completions` is OpenAI's chat API with vLLM's extra fields.
+[HTTP API](index.md) explains streams, headers and unknown fields. [Limits](../limits.md) lists the bounds of each value.
+[Structured output](../../guides/structured-output.md) explains `response_format`, `structured_outputs` and the `guided_` fields.
+[Tool calls and reasoning](../../guides/tools.md) explains `tools`, `tool_choice` and `reasoning_effort`.
+""",
+    RESPONSES: """# Responses
+
+`POST /v1/responses` is OpenAI's Responses API without server-side state.
+[Responses and Messages](../protocols.md) explains how it maps to chat completions.
+""",
+    MESSAGES: """# Messages
+
+`POST /v1/messages` is Anthropic's Messages API without server-side state.
+[Responses and Messages](../protocols.md) explains how it maps to chat completions.
+
+`POST /v1/messages/count_tokens` takes the same fields and returns `input_tokens`. It generates nothing. It refuses what `/v1/messages`
+refuses, except a prompt that is too long.
+""",
+    EMBEDDINGS: """# Embeddings, scores and reranking
+
+Embeddings have unit length. They are the last hidden states of the model, pooled as the model's files or `--pooling` define. A score is the
+cosine of two embeddings. [Models](../../guides/models.md#embeddings-and-scores) says which models can do this. These requests run in the
+same engine steps as generation, and count as prompt tokens.
+""",
+    "/tokenize": """# Tokenize and detokenize
+
+These two endpoints have vLLM's form. They count against a tenant's token quota with one token for four bytes of the body.
+""",
+    "/v1/load_lora_adapter": """# LoRA adapters at run time
+
+`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter` load and unload adapters on one worker, as in vLLM.
+A worker serves them on its admin port, and only with `--allow-runtime-lora-updating`; otherwise it answers 403. The router does not have
+them. The response is one line of text. Prefer to declare adapters in the manifest: [LoRA adapters](../../guides/lora.md).
+""",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Return the Markdown of each page, by its path."""
+    made = {
+        "completions": [INTRODUCTIONS[COMPLETIONS], *_openai_sections(COMPLETIONS)],
+        "chat": [INTRODUCTIONS[CHAT], *_openai_sections(CHAT)],
+        "responses": [INTRODUCTIONS[RESPONSES], *_protocol_sections(RESPONSES)],
+        "messages": [INTRODUCTIONS[MESSAGES], *_protocol_sections(MESSAGES)],
+        "embeddings": [INTRODUCTIONS[EMBEDDINGS], *(_section(_title(paths), _notes(body, POOLED_NOTES)) for paths, body in POOLED.items())],
+        "tokenize": [INTRODUCTIONS["/tokenize"], *(_section(_title(paths), _notes(body, TOKEN_NOTES)) for paths, body in TOKENS.items())],
+        "lora": [INTRODUCTIONS["/v1/load_lora_adapter"], _section("Request fields", _notes(LoadLoraRequest, LORA_NOTES))],
+    }
+    return {f"reference/api/{name}.md": GENERATED + "\n".join(sections) for name, sections in made.items()}
+
+
+def _title(paths: Iterable[str]) -> str:
+    return f"POST {', '.join(paths)}"
+
+
+def _section(title: str, rows: Iterable[Row], header: Row = ("Field", "Values")) -> str:
+    lines = [f"## {title}", "", f"| {' | '.join(header)} |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| `{name}` | {text} |" for name, text in rows)]) + "\n"
+
+
+def _notes(body: type[msgspec.Struct], notes: Mapping[str, str]) -> Iterator[Row]:
+    """Yield rows for a struct whose fields the notes describe completely."""
+    return ((name, notes[name]) for name in sorted(body.__struct_fields__))
+
+
+def _openai_sections(path: str) -> Iterator[str]:
+    """Yield the sections of the completion or the chat API."""
+    properties = _properties(ENDPOINTS[path])
+    supported = [name for name in sorted(properties) if name not in HINTS and name not in REFUSALS]
+
+    def describe(name: str) -> str:
+        parts = [VALUES.get(name) or describe_values(properties[name])]
+        parts += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]
+        parts.append(REFUSED.get(name, ""))
+        return "; ".join(filter(None, parts))
+
+    yield _section("Supported fields", ((name, describe(name)) for name in supported))
+    yield _section(
+        "Unsupported fields",
+        ((name, _describe_refusal(REFUSALS[name].accepted, REFUSALS[name].reason)) for name in sorted(properties.keys() & REFUSALS.keys())),
+        ("Field", "Accepted values and reason"),
+    )
+    if hints := sorted(properties.keys() & HINTS.keys()):
+        yield _section("Fields without effect", ((name, HINTS[name]) for name in hints), ("Field", "Reason"))
+
+
+def _describe_refusal(accepted: tuple[Any, ...], reason: str) -> str:
+    values = " or ".join(f"`{to_json(value)}`" for value in accepted)
+    return f"{f'only {values}' if values else 'refused'}: {reason}"
+
+
+def _protocol_sections(path: str) -> Iterator[str]:
+    """Yield the sections of the Responses or the Messages API."""
+    body, module = PROTOCOL_BODIES[path]
+    properties = _properties(body)
+    limited = module.REFUSED.keys() | module.ALLOWED.keys()
+
+    def describe(name: str) -> str:
+        # Fields that the rules of chats check have no type of their own.
+        kind = describe_values(properties[name]) if properties[name].keys() & {"type", "anyOf"} else ""
+        return "; ".join(filter(None, (kind, PROTOCOL_NOTES[path].get(name))))
+
+    own = (name for name in sorted(properties) if name not in limited and name not in SHARED_FIELDS)
+    yield _section("Supported fields", ((name, describe(name)) for name in own))
+    shared = ", ".join(f"`{name}`" for name in sorted(SHARED_FIELDS))
+    yield f"## Fields of chat completions\n\nThese fields work as in [chat completions](chat.md): {shared}.\n"
+    rows = [(name, f"refused: {reason}") for name, reason in module.REFUSED.items()]
+    rows += [(name, "only " + " or ".join(f"`{value}`" for value in values)) for name, values in module.ALLOWED.items()]
+    yield _section("Unsupported fields", sorted(rows), ("Field", "Accepted values and reason"))
+
+
+def _properties(body: type[msgspec.Struct]) -> dict[str, Any]:
+    properties: dict[str, Any] = msgspec.json.schema(body)["$defs"][body.__name__]["properties"]
+    return properties
+
+
+def describe_values(node: Mapping[str, Any]) -> str:
+    """Return `integer, 1 to 128` for the schema of a field, without the null that every field accepts."""
+    kinds = [kind for kind in node.get("anyOf", [node]) if kind.get("type") != "null"]
+    return " or ".join(_describe_type(kind) for kind in kinds)
+
+
+def _describe_type(node: Mapping[str, Any]) -> str:
+    if "items" in node:
+        most = f", at most {node['maxItems']}" if "maxItems" in node else ""
+        return f"array of {describe_values(node['items'])}{most}"
+    if "exclusiveMinimum" in node:
+        bounds = f", above {node['exclusiveMinimum']}, at most {node['maximum']}"
+    elif "maximum" in node:
+        bounds = f", {node['minimum']} to {node['maximum']}"
+    else:
+        bounds = f", {node['minimum']} or more" if "minimum" in node else ""
+    return f"{node.get('type', 'object')}{bounds}"
