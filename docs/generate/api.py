@@ -3,6 +3,7 @@
 mkdocs calls `on_files` at each build, so that these pages cannot differ from the code.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -153,7 +154,7 @@ def _protocol_sections(path: str) -> Iterator[str]:
     yield _section("Supported fields", ((name, describe(name)) for name in own))
     shared = ", ".join(f"`{name}`" for name in sorted(SHARED_FIELDS))
     yield f"## Fields of chat completions\n\nThese fields work as in [chat completions](chat.md): {shared}.\n"
-    rows = [(name, f"refused: {reason}") for name, reason in module.REFUSED.items()]
+    rows = [(name, re.sub(r"^(not supported[;:,] )?", "refused: ", reason)) for name, reason in module.REFUSED.items()]
     rows += [(name, "only " + " or ".join(f"`{value}`" for value in values)) for name, values in module.ALLOWED.items()]
     yield _section("Unsupported fields", sorted(rows), ("Field", "Accepted values and reason"))
 
