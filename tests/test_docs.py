@@ -18,7 +18,6 @@ NOT_YET_SPLIT = {
     "design/index.md",
     "design/router.md",
     "guides/gpu.md",
-    "reference/contracts.md",
 }
 """Pages that exceed these limits until they are split."""
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
