@@ -1,5 +1,5 @@
 -- Shared by the scripts: redis/scripts.py prepends the parts that a script uses. p is the key prefix (KEYS[1], `fl4:{namespace}:`);
--- A slot is the numbered place of one incarnation (one run of a worker). Slots are 2-byte strings, hashes 8-byte strings. Routers write `r:` and `q:` keys only (access_rules.py). See docs/design/index.md.
+-- A slot is the numbered place of one incarnation (one run of a worker). Slots are 2-byte strings, hashes 8-byte strings. Routers write `r:` and `q:` keys only (access_rules.py). See docs/design/prefix-index/keys.md.
 
 local LIVE = '<ddc8dHc0Hc0Hc0ddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
 local HEAD = '<ddc8dHc0Hc0'            -- its beginning, up to the pod

@@ -1,7 +1,7 @@
 """Client connection: requests are parsed with httptools, answered one after the other, and bounded in every direction.
 
 The router has its own HTTP server because all its work is between two sockets. Under uvicorn a small request took twice the time, and each
-piece of a stream woke a task (docs/design/router.md has the figures).
+piece of a stream woke a task (docs/benchmarks/router.md has the figures).
 """
 
 import asyncio
