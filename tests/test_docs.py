@@ -1,4 +1,4 @@
-"""The pages of the documentation are short, do not scroll sideways, and name tests that exist."""
+"""The pages of the documentation are short, do not scroll sideways, and name tests and benchmarks that exist."""
 
 import ast
 import importlib.util
@@ -8,15 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bench.catalog import benchmarks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
-NOT_YET_SPLIT = {
-    "design/engine.md",
-    "guides/gpu.md",
-}
-"""Pages that exceed these limits until they are split."""
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
 
@@ -46,13 +42,18 @@ def code_lines(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_at_most_1500_words(page: str) -> None:
     words = len(PAGES[page].split())
-    assert words <= WORDS or page in NOT_YET_SPLIT, f"{page} has {words} words: split it"
+    assert words <= WORDS, f"{page} has {words} words: split it"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_code_line_scrolls_sideways(page: str) -> None:
     wide = [line for line in code_lines(PAGES[page]) if len(line) > CODE_COLUMNS]
-    assert not wide or page in NOT_YET_SPLIT, wide
+    assert not wide, wide
+
+
+def test_every_benchmark_is_on_the_index_page() -> None:
+    page = PAGES["benchmarks/index.md"]
+    assert [name for name in benchmarks() if f"| `{name}` |" not in page] == []
 
 
 @cache

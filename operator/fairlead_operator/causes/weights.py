@@ -72,7 +72,7 @@ _KINDS = (
     (
         r"unsupported|not supported|quantized",
         "ModelUnsupported",
-        "Choose a model, dtype or quantization that is supported (docs/design/engine.md).",
+        "Choose a model, dtype or quantization that is supported (docs/guides/weights.md).",
     ),
 )
 
