@@ -13,6 +13,8 @@ from bench.catalog import benchmarks
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
+OTHER_PROGRAMS_FLAGS = {"cascade", "location", "skip-tests", "take-ownership"}
+"""Flags of helm, kubectl and curl that the pages explain."""
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
 
@@ -56,16 +58,35 @@ def test_every_benchmark_is_on_the_index_page() -> None:
     assert [name for name in benchmarks() if f"| `{name}` |" not in page] == []
 
 
+def test_named_benchmarks_exist() -> None:
+    named = {name for text in PAGES.values() for name in re.findall(r"python -m bench ([a-z_]+/[a-z_]+)", text)}
+    assert named
+    assert named - set(benchmarks()) == set()
+
+
+def test_named_flags_exist() -> None:
+    reference = _load("reference")
+    pages = [reference.flags_page("", config) for config in (reference.WorkerConfig, reference.RouterConfig, reference.OperatorConfig)]
+    served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
+    sources = [path.read_text() for folder in ("cli", "bench") for path in (ROOT / folder).rglob("*.py")]
+    ours = served | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
+    stale = {
+        (page, flag)
+        for page, text in PAGES.items()
+        for flag in re.findall(r"`--([a-z-]+)", text)
+        if flag not in ours | OTHER_PROGRAMS_FLAGS
+    }
+    assert stale == set()
+
+
 @cache
 def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("page", ["design/threat-model.md", "operate/security.md", "concepts/faults.md", "guides/weights.md"])
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if TEST.search(text)])
 def test_named_tests_exist(page: str) -> None:
-    named = TEST.findall(PAGES[page])
-    assert named
-    for path, name in named:
+    for path, name in TEST.findall(PAGES[page]):
         file = ROOT / path if path.startswith(("tests/", "e2e/")) else ROOT / "tests" / path
         assert file.exists(), path
         assert not name or name in functions_of(file), f"{path} has no {name}"
