@@ -13,7 +13,7 @@ from bench.catalog import benchmarks
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
-OTHER_PROGRAMS_FLAGS = {"cascade", "location", "skip-tests", "take-ownership"}
+OTHER_PROGRAMS_FLAGS = {"cascade", "location", "set", "skip-tests", "take-ownership"}
 """Flags of helm, kubectl and curl that the pages explain."""
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
