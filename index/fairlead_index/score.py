@@ -1,4 +1,4 @@
-"""The score of `route.lua` in Python, for choices without Redis. A test compares the two; docs/design/prefix-index/score.md explains the score."""
+"""The score of `route.lua` in Python, for choices without Redis. A test compares the two; docs/design/prefix-index/score.md explains it."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
