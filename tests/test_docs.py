@@ -53,6 +53,13 @@ def test_no_code_line_scrolls_sideways(page: str) -> None:
     assert not wide, wide
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_pages_of_the_repository_are_short_and_narrow(page: str) -> None:
+    lines = (ROOT / page).read_text().splitlines()
+    assert len(lines) <= 120
+    assert [line for line in code_lines("\n".join(lines)) if len(line) > CODE_COLUMNS] == []
+
+
 def test_every_benchmark_is_on_the_index_page() -> None:
     page = PAGES["benchmarks/index.md"]
     assert [name for name in benchmarks() if f"| `{name}` |" not in page] == []
