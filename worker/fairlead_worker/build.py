@@ -121,7 +121,6 @@ def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerC
         max_num_seqs=config.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size,
         idle_prefill_chunks=config.idle_prefill_chunks,
-        prefill_delay_percent=config.prefill_delay_percent,
         max_prefill_tokens=config.max_prefill_tokens,
         prefill_max_requests=config.prefill_max_requests,
         dedupe_tokens=config.dedupe_tokens,

@@ -72,9 +72,6 @@ class WorkerConfig(BaseSettings):
     idle_prefill_chunks: Annotated[
         Positive, Field(description="chunks of --chunked-prefill-size that a step may prefill while nothing decodes")
     ] = 5
-    prefill_delay_percent: Annotated[
-        int, Field(ge=0, le=100, description="of its own time that prefill may wait for others about to come, in percent; 0: never")
-    ] = 10
     enable_mixed_chunk: Annotated[bool, Field(description="decodes ride along in steps with prefill; off: a step is one or the other")] = (
         True
     )

@@ -96,8 +96,6 @@ class EngineModel:
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
         self.told: dict[str, Told] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
-        self.admit: Callable[[], bool] = lambda: True
-        """Whether a step beside others may admit: who gathers says no now and then."""
         self.guess: Callable[[int], int] = lambda right: right
         """The draft model: a token for what the next one will be. Method "draft" only."""
         self.plans: list[list[tuple[str, int, int]]] = []
@@ -133,8 +131,7 @@ class EngineModel:
         self._tell(self.scheduler.abort(name))
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        # A plan without work ends the prefill delay.
-        plan = self.scheduler.plan(self.admit(), early_start_tokens=1) or self.scheduler.plan()
+        plan = self.scheduler.plan()
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
         assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
         assert plan.samples == sum(row.samples for row in plan.rows)

@@ -50,9 +50,7 @@ class OverlappedModel(EngineModel):
             self._tell(output)
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        self.overlap.step(self.admit(), early_start_tokens=1)
-        if not self.overlap.is_busy:
-            self.overlap.step()
+        self.overlap.step()
         self.between()
         if abort_in_flight is not None:
             self.abort(abort_in_flight)

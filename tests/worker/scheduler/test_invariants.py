@@ -122,7 +122,6 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
     machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
-    machine.admit = lambda: noise.random() < 0.8
     machine.guess = lambda right: right if noise.random() < acceptance else noise.randrange(VOCABULARY)
     play(machine, events)
 

@@ -24,7 +24,6 @@ from fairlead_worker.messages import (
     UnloadAdapter,
 )
 from fairlead_worker.scheduler.plan import Runner, StepResult
-from fairlead_worker.scheduler.prefill_delayer import PrefillDelayer
 from fairlead_worker.scheduler.scheduler import Scheduler
 from fairlead_worker.scheduler.step_outputs import StepOutputs
 from fairlead_worker.scheduler.validation import refusal
@@ -83,7 +82,7 @@ def run_plain(
             outputs_before = handler.serve(messages)
             if outputs_before is None:
                 return 0
-            plan, result, outputs = scheduler.plan(*handler.admission), StepResult([]), StepOutputs()
+            plan, result, outputs = scheduler.plan(), StepResult([]), StepOutputs()
             is_busy = bool(plan)
             if is_busy:
                 timer.record_plan(plan)
@@ -114,31 +113,18 @@ class MessageHandler:
         self._scheduler, self._inbox, self._outbox, self._timer, self._adapters = scheduler, inbox, outbox, timer, adapters
         self._reconcile = reconcile
         self._grammar_queue = GrammarQueue(_submit_safely(scheduler), compiler)
-        self._prefill_delayer = PrefillDelayer(scheduler)
-        self._wait = 0.0
-        """Remaining prefill delay, in seconds."""
-
-    @property
-    def admission(self) -> tuple[bool, int]:
-        """The arguments `admit` and `early_start_tokens` of the next `Scheduler.plan`."""
-        return self._wait == 0.0, self._prefill_delayer.early_start_tokens
 
     def load(self) -> Load:
         """Return the scheduler's load plus the requests that wait for their grammars."""
         return self._grammar_queue.add_to_load(self._scheduler.load())
 
     def receive(self, is_busy: bool) -> list[ToEngine]:
-        """Return the available messages. An idle engine waits for one: at most a heartbeat, and at most the prefill delay."""
+        """Return the available messages. An idle engine waits for one, at most a heartbeat."""
         most = POLL_SECONDS if self._grammar_queue else HEARTBEAT_SECONDS
-        return self._inbox.receive(0.0 if is_busy else min(self._wait or most, most))
+        return self._inbox.receive(0.0 if is_busy else most)
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
         """Apply the messages. Return the outputs to send now, or None after `Stop`."""
-        outputs = self._serve(messages)
-        self._wait = self._prefill_delayer.seconds()
-        return outputs
-
-    def _serve(self, messages: list[ToEngine]) -> list[Output] | None:
         scheduler, outputs = self._scheduler, list[Output]()
         for message in messages:
             if isinstance(message, Stop):

@@ -68,7 +68,7 @@ def run_overlapped(
                 overlap.reconcile()
                 return 0
             pending += outputs
-            reported = overlap.step(*handler.admission)
+            reported = overlap.step()
         except Exception as error:
             return handler.report_failure(error)
         if pending or not reported:
@@ -90,12 +90,12 @@ class Overlap:
         self._scheduler, self._runner, self._timer, self._report = scheduler, runner, timer, report
         self._in_flight: tuple[StepPlan, Launched] | None = None
 
-    def step(self, admit: bool = True, early_start_tokens: int = 0) -> bool:
-        """Launch a step, if there is work, and read the step before it. Return whether a step was reported. Arguments: `Scheduler.plan`."""
+    def step(self) -> bool:
+        """Launch a step, if there is work, and read the step before it. Return whether a step was reported."""
         scheduler, runner, reported = self._scheduler, self._runner, False
         if not scheduler.can_plan_ahead:
             reported = self.reconcile()
-        plan = scheduler.plan(admit, early_start_tokens)
+        plan = scheduler.plan()
         self.is_busy = bool(plan) or reported or self._in_flight is not None
         if not plan:
             return self.reconcile() or reported

@@ -1,5 +1,5 @@
 """Steps before the first request: what they make (memory, plans, caches of every library) is there when it comes, and how fast prompts are
-computed here is known, on which idle steps and the prefill delayer depend. A worker that says that it is ready has computed something."""
+computed here is known, on which idle steps depend. A worker that says that it is ready has computed something."""
 
 import time
 from array import array

@@ -30,18 +30,6 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def leave_last_page(self, tokens: int, least: int) -> bool:
-        """Lower the budget so that the last page of a prompt with `tokens` uncomputed tokens stays uncomputed.
-
-        Return False, and leave the budget as it is, if fewer than `least` tokens or less than a page would be computed, or if chunking
-        is off.
-        """
-        count = (tokens - 1) // self._page_size * self._page_size
-        if not self._chunking or count < max(least, self._page_size):
-            return False
-        self.left = min(self.left, count)
-        return True
-
     def cut(self, tokens: int, start: int) -> int:
         """Return how many of `tokens` prompt tokens from `start` may be computed now: all, a whole number of pages, or none."""
         left = self.left

@@ -26,8 +26,6 @@ class SchedulerConfig:
     """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
     prefill_max_requests: int = 0
     """Prompts of one step at most (SGLang's name); 1: one at a time, for comparison; 0: as many as the tokens allow."""
-    prefill_delay_percent: int = 0
-    """Of the time that they all take, what waiting prompts may wait for others that are likely to come (`scheduler/prefill_delayer.py`)."""
     itl_target_ms: float = 0.0
     """Most milliseconds of a step with decodes: prefill gives way (`scheduler/chunk_sizer.py`); 0: the fixed size."""
     chunks_grow: bool = True
@@ -70,7 +68,7 @@ class SchedulerConfig:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens", "idle_prefill_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("prefill_delay_percent", "prefill_max_requests", "dedupe_tokens"):
+        for name in ("prefill_max_requests", "dedupe_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name.replace('_', '-')} must be 0 (off) or more, not {getattr(self, name)}")
         if not 0 <= self.itl_target_ms < float("inf"):

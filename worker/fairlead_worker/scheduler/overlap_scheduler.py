@@ -39,10 +39,10 @@ class OverlapScheduler(Scheduler):
         preempts = self.config.policy == "priority" and len(self.waiting) > 0
         return self.speculation is None and not preempts and len(self._growing) <= self.cache.available
 
-    def plan(self, admit: bool = True, early_start_tokens: int = 0) -> StepPlan:
+    def plan(self) -> StepPlan:
         """Choose the work of one step, as `Scheduler.plan` does."""
         self._without_token.clear()  # the plan was reconciled before this one, so there are no void rows
-        return super().plan(admit, early_start_tokens)
+        return super().plan()
 
     def drop_finished(self, plan: StepPlan) -> None:
         """Remove the rows of finished requests from a plan that has not run yet.

@@ -41,8 +41,6 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = WaitingQueue(config, cache)
         self.chunked_req: Request | None = None
-        self.held_chunk: Request | None = None
-        """`chunked_req` while it is paused: a chunk that started on an idle engine waits until admissions reopen."""
         self.reserve = OutputReserve(config)
         self.chunk_sizer = ChunkSizer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.speculation = Speculation(config) if config.speculative_method != "none" else None
@@ -54,8 +52,8 @@ class Scheduler:
         """Decoding requests whose next token needs a page."""
         self.admission = AdmissionControl(config, cache, self.reserve, self.running, self._growing)
         self._deferred_frees = DeferredFrees()
-        self.arrivals = self.ended = 0
-        """Requests accepted so far, and requests finished so far."""
+        self._arrivals = 0
+        """Requests accepted so far."""
         self._exclude_decodes = False  # the next step computes prompt logprobs without decodes; the step after it has them again
         self._page_size = cache.page_size
 
@@ -66,10 +64,10 @@ class Scheduler:
         if message.id in self._requests:
             return refusal(message.id, f"a request with the id {message.id!r} already exists")
         try:
-            request = validate(message, self.arrivals, self.config, self.cache.pool.total, self._page_size)
+            request = validate(message, self._arrivals, self.config, self.cache.pool.total, self._page_size)
         except InvalidRequest as error:
             return refusal(message.id, str(error))
-        self.arrivals += 1
+        self._arrivals += 1
         self._requests[request.id] = request
         self.waiting.add(request)
         return None
@@ -104,25 +102,20 @@ class Scheduler:
 
     # Step
 
-    def plan(self, admit: bool = True, early_start_tokens: int = 0) -> StepPlan:
+    def plan(self) -> StepPlan:
         """Choose the work of one step: decodes first, then the open chunk, then admissions, within the token and page budget.
-
-        `admit`: whether waiting requests may be admitted. Running requests are not affected.
-        `early_start_tokens`: used while `admit` is false and nothing runs. The first waiting request with at least so many tokens to
-        compute before its last page starts, and pauses there until admissions reopen. 0: no request starts early.
 
         With mixing off, a step holds the prefill if there is any, and else the decodes. Rows come in arrival order. An empty plan means
         that there is nothing to do.
         """
         plan = StepPlan()
-        if self.config.policy == "priority" and admit:
+        if self.config.policy == "priority":
             self._preempt_for_priority()
         mixed, self._exclude_decodes = self.config.enable_mixed_chunk and not self._exclude_decodes, False
         if mixed:
             self._extend_running(plan)
-        early_start_tokens = 0 if admit or self.running else early_start_tokens
-        if (self.chunked_req is not None and (admit or self.held_chunk is None)) or (len(self.waiting) and (admit or early_start_tokens)):
-            self._add_prefill(plan, admit, early_start_tokens)
+        if self.chunked_req is not None or len(self.waiting):
+            self._add_prefill(plan)
         if not mixed and not plan.rows:
             self._extend_running(plan)
         if self.speculation is not None and plan.decodes:
@@ -325,7 +318,7 @@ class Scheduler:
         request.lost = request.computed
         request.computed = request.cached = 0
 
-    def _add_prefill(self, plan: StepPlan, admit: bool, early_start_tokens: int) -> None:
+    def _add_prefill(self, plan: StepPlan) -> None:
         """Add the next chunk of the partly prefilled request, then admissions. The chunk always fits: admission leased its pages."""
         prefill_budget = (
             None
@@ -338,12 +331,12 @@ class Scheduler:
                 self._exclude_decodes = True
                 return
             self._prefill(self.chunked_req, plan, budget)
-        if len(self.waiting) and (admit or early_start_tokens):
-            self._admit_waiting(plan, budget, early_start_tokens)
+        if len(self.waiting):
+            self._admit_waiting(plan, budget)
         plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
-    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, early_start_tokens: int) -> None:
-        """Admit waiting requests in policy order while tokens and pages last. `early_start_tokens`: as in `plan`."""
+    def _admit_waiting(self, plan: StepPlan, budget: StepBudget) -> None:
+        """Admit waiting requests in policy order while tokens and pages last."""
         self.waiting.refresh()
         if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
             return
@@ -356,8 +349,6 @@ class Scheduler:
                 assert request.prefix_match is not None, "candidates are waiting requests"
                 node = self.cache.match(request.prefix_match)
                 cached = node.depth * self._page_size
-                if early_start_tokens and not budget.leave_last_page(len(request.tokens) - cached, early_start_tokens):
-                    continue
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
                 if self.admission.missing_pages(request, node) <= 0:
@@ -366,9 +357,6 @@ class Scheduler:
                         return
                     self._admit(request, node)
                     self._prefill(request, plan, budget)
-                    if early_start_tokens:
-                        self.held_chunk = request
-                        return
 
     def _admit(self, request: Request, node: Node) -> None:
         """Lease pages for all known tokens of a request, and share the cached ones."""
@@ -391,7 +379,6 @@ class Scheduler:
 
     def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget) -> None:
         """Add as much of the request as the budget allows. An incomplete request becomes `chunked_req` and reserves no output yet."""
-        self.held_chunk = None
         count = budget.cut(request.uncomputed, request.computed)
         budget.spend(count, request.computed)
         is_whole = count == request.uncomputed
@@ -441,7 +428,6 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
-        self.ended += 1
         self._stop_running(request)
         self._deferred_frees.add(request)
 
@@ -459,7 +445,7 @@ class Scheduler:
         if request in self._growing:
             self._growing.remove(request)
         if request is self.chunked_req:
-            self.chunked_req = self.held_chunk = None
+            self.chunked_req = None
 
 
 _arrival, _row_arrival = attrgetter("arrival"), attrgetter("request.arrival")

@@ -25,7 +25,6 @@ class WaitingQueue:
         self.tokens = 0
         """Known tokens of all waiting requests."""
         self._cache = cache
-        self._page_size = cache.page_size
         self._max_bypass = config.max_bypass
         self._scan_limit = config.admission_scan_limit
         self._refresh_limit = config.match_refresh_limit
@@ -46,16 +45,6 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._preempted)
-
-    @property
-    def has_urgent(self) -> bool:
-        """Whether a waiting request must not be delayed: a preempted one, or any with policy priority."""
-        return bool(self._preempted) or self._priority
-
-    def count_uncached_tokens(self) -> int:
-        """Return the known tokens of all waiting requests that are not cached, as of their latest match. O(waiting)."""
-        retracted = [request.prefix_match.depth for request in self._preempted if request.prefix_match is not None]
-        return self.tokens - sum([*[prefix_match.depth for prefix_match in self._requests], *retracted]) * self._page_size
 
     def add(self, request: Request) -> None:
         """Add a new request, or one preempted for priority. Its arrival decides its place among equals."""
