@@ -16,7 +16,7 @@ class RedisCluster:
     """Primaries that share the slots evenly; `add_replica` and `move` change the cluster while it runs."""
 
     def __init__(self, version: str, primaries: int = 3) -> None:
-        self.nodes = [RedisServer(version, options=OPTIONS, port=_port()) for _ in range(primaries)]
+        self.nodes = [RedisServer(version, options=OPTIONS, port=free_port()) for _ in range(primaries)]
         self._version = version
 
     @property
@@ -28,9 +28,10 @@ class RedisCluster:
         for node in self.nodes:
             node.start()
         share = -(-SLOTS // len(self.nodes))
-        for at, node in enumerate(self.nodes):
+        for at, node in enumerate(self.nodes):  # before any of them meets another: a node that knows others refuses an epoch
             node.command("CLUSTER", "SET-CONFIG-EPOCH", at + 1)
             node.command("CLUSTER", "ADDSLOTSRANGE" if self._version != "6.2" else "ADDSLOTS", *self._slots(at, share))
+        for node in self.nodes[1:]:
             node.command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
         self._until(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in self.nodes))
         self._until(lambda: all(len(_nodes(node)) == len(self.nodes) for node in self.nodes))
@@ -53,7 +54,7 @@ class RedisCluster:
         raise LookupError(slot)
 
     def add_replica(self, primary: RedisServer) -> RedisServer:
-        replica = RedisServer(self._version, options=OPTIONS, port=_port()).start()
+        replica = RedisServer(self._version, options=OPTIONS, port=free_port()).start()
         self.nodes.append(replica)
         replica.command("CLUSTER", "MEET", "127.0.0.1", primary.port)
         own = primary.command("CLUSTER", "MYID")
@@ -99,10 +100,3 @@ def _nodes(node: RedisServer) -> list[bytes]:
     """Return the ids of the nodes that `node` is connected to, itself included."""
     rows = [line.split() for line in node.command("CLUSTER", "NODES").splitlines()]
     return [row[0] for row in rows if row[7] == b"connected"]
-
-
-def _port() -> int:
-    """Return a free port whose bus port, 10,000 above, is valid too."""
-    while (port := free_port()) > 55000:
-        pass
-    return port

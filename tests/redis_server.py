@@ -1,6 +1,9 @@
 """Real redis-servers for tests: quick to start, on a free port or a unix socket, stopped by their own process id."""
 
 import contextlib
+import itertools
+import os
+import random
 import shutil
 import socket
 import subprocess
@@ -58,7 +61,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self.directory}/redis.sock"
 
     def start(self) -> "RedisServer":
-        """Start it and return when it answers."""
+        """Start it and return when it answers. Raises `ConnectionError` if another server took the port meanwhile."""
         where = ["--port", str(self.port)] if self.port else ["--port", "0", "--unixsocket", str(self.directory / "redis.sock")]
         command = [
             self._executable,
@@ -78,7 +81,8 @@ class RedisServer:
             give_up = time.monotonic() + 10
             while True:
                 try:
-                    client.ping()
+                    if client.info("server")["process_id"] != self._process.pid:
+                        raise redis.ConnectionError(f"another server answers on port {self.port}")
                     return self
                 except redis.RedisError:
                     if self._process.poll() is not None or time.monotonic() > give_up:
@@ -124,8 +128,19 @@ class RedisServer:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of 127.0.0.1 that is free right now.
+
+    Each process of pytest-xdist has its own 1,000 ports, below those that the kernel gives to outgoing connections. So no other process
+    takes the port before its server is up. The bus of a Redis Cluster's node uses the port 10,000 above.
+    """
+    first = 12_000 + 1_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8)
+    for _ in range(1_000):
+        port = first + next(_tried) % 1_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port between {first} and {first + 999}")
+
+
+_tried = itertools.count(random.randrange(1_000))

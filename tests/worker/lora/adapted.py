@@ -16,8 +16,9 @@ from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.loader import LoadedModel, load_model
 
-TOLERANCE = 0.003
-"""Of logits around 0.1 to 1 in float16, whose last bit is up to 0.0005."""
+TOLERANCE = 0.006
+"""Of logits around 0.1 to 1 in float16, whose last bit is up to 0.0005. A CPU with AVX512-FP16 multiplies one row in another order than
+several, and the logits of such steps differ by up to 0.004."""
 SHAPES: list[dict[str, object]] = [
     {"rank": 4},
     {"rank": 7, "targets": ("q_proj", "down_proj")},
