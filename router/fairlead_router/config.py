@@ -46,10 +46,12 @@ class RouterConfig(BaseSettings):
     redis_key_file: str = Field("", description="PEM file of its private key")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
-    split_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
+    canary_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
     api_keys_file: str = Field("", description="file with tenants and hashed API keys, reloaded when it changes (empty: no authentication)")
     router_replicas: int = Field(1, ge=1, description="number of routers; without Redis each enforces this fraction of the token rates")
-    steering: Literal["proxy", "redirect"] = Field("proxy", description="redirect: 307 to the worker, for clients inside the cluster")
+    forwarding_mode: Literal["proxy", "redirect"] = Field(
+        "proxy", description="redirect: answer 307 with the worker's address, for clients inside the cluster"
+    )
     index_mode: IndexMode = Field(
         "auto", description="PrefixAware queries Redis (remote) or keeps a copy (mirror); auto: a copy while it is small"
     )

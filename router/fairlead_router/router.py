@@ -140,9 +140,9 @@ class Router:
         return PickerServer(picker, self.config)
 
     def _make_split(self) -> CanaryPolicy | None:
-        if not self.config.split_file:
+        if not self.config.canary_file:
             return None
-        return CanaryPolicy(self.table, self.policy, CanaryFile(Path(self.config.split_file)), self.metrics.task_failures)
+        return CanaryPolicy(self.table, self.policy, CanaryFile(Path(self.config.canary_file)), self.metrics.task_failures)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:

@@ -59,7 +59,7 @@ def test_gateways_and_canaries_are_skipped_locally() -> None:
     service = InferenceService.parse({"metadata": {"name": "qwen"}, "spec": spec})
     made = [one for one in objects_of(service, redis_url="unix:///r") if one["kind"] == "Deployment"]
     flags = [arg for one in made for arg in one["spec"]["template"]["spec"]["containers"][0]["args"]]
-    assert not [flag for flag in flags if flag.startswith(("--picker-port", "--split-file"))] and "--drain-timeout=7" in flags
+    assert not [flag for flag in flags if flag.startswith(("--picker-port", "--canary-file"))] and "--drain-timeout=7" in flags
 
 
 def test_ports_above_65535_are_refused() -> None:

@@ -119,7 +119,7 @@ async def test_every_background_task_of_a_router_survives_an_exception(
         index_namespace="tests/background",
         index_mode="auto",
         api_keys_file=str(keys),
-        split_file=str(split),
+        canary_file=str(split),
     )
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware)

@@ -113,11 +113,11 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "policy": routing.policy,
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
         # Only values other than the default: routers of older images do not have these flags.
-        "steering": routing.forwarding_mode.lower() if routing.forwarding_mode != "Proxy" else "",
+        "forwarding-mode": routing.forwarding_mode.lower() if routing.forwarding_mode != "Proxy" else "",
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
         "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
-        "split-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
+        "canary-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
     }
     if non_default_fields(routing, "hold_timeout_seconds"):
         flags["hold-timeout"] = float(routing.hold_timeout_seconds)

@@ -1,4 +1,4 @@
-"""`--steering redirect`: a client inside the cluster is redirected to the chosen worker (307), and streams from it without a proxy.
+"""`--forwarding-mode redirect`: the router answers 307 with the chosen worker's address, and the client streams from it directly.
 
 The reservation lasts until the worker's load includes the request. The router does not see the answer: there are no retries, no circuit
 breaker and no prediction audit. A worker that cannot accept the request answers 503, and the client retries at the router.
@@ -19,7 +19,7 @@ from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.upstream_request import build_routing_request
 
-OPT_OUT: Final = b"x-fairlead-steering"
+OPT_OUT: Final = b"x-fairlead-forwarding-mode"
 """Header with which a client that cannot follow redirects requests `proxy`."""
 PENDING_SECONDS: Final = 1.0
 """Time that a redirected prompt counts as pending at its worker; afterwards the worker's own report includes it."""
@@ -31,8 +31,8 @@ class Redirect(ApiError):
     def __init__(self, location: bytes, choice: Choice) -> None:
         super().__init__(
             307,
-            "This router redirects (--steering redirect). Send the same request with its body to the Location, as RFC 9110 has it for 307, "
-            "or give the header `X-Fairlead-Steering: proxy`.",
+            "This router redirects (--forwarding-mode redirect). Send the same request with its body to the Location, as RFC 9110 has it "
+            "for 307, or give the header `X-Fairlead-Forwarding-Mode: proxy`.",
             kind="redirect",
             code="temporary_redirect",
             headers=[(b"location", location), (b"cache-control", b"no-store"), (b"x-fairlead-pod", choice.worker.pod.encode())],
@@ -51,9 +51,11 @@ class Redirector:
 
     def __init__(self, config: RouterConfig, proxy: Proxy, admission: Admission) -> None:
         """Raises ValueError for redirects with API keys: workers check no keys, so a client could return to one without a key."""
-        if config.steering == "redirect" and config.api_keys_file:
-            raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: remove one of the two flags")
-        self.is_enabled = config.steering == "redirect"
+        if config.forwarding_mode == "redirect" and config.api_keys_file:
+            raise ValueError(
+                "--forwarding-mode redirect goes past --api-keys-file, since workers check no keys: remove one of the two flags"
+            )
+        self.is_enabled = config.forwarding_mode == "redirect"
         self._proxy, self._admission = proxy, admission
 
     async def redirect(self, call: Call, prompt: Prompt) -> Redirect:

@@ -328,7 +328,7 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
     assert worker_config.speculative_model == "file:///mnt/draft/draft"
     router_config = read_config(given("router"))
     assert router_config.namespace == "default/qwen"
-    assert (router_config.policy, router_config.steering, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
+    assert (router_config.policy, router_config.forwarding_mode, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
     assert not [flag for flag in given("router") if flag.startswith("--index-mode")]  # the default: routers of before know no such flag
     made = objects(service(routing={"policy": "PrefixAware", "indexMode": "Mirror"}))
     routing = read_config(given("router"))

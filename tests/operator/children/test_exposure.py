@@ -48,7 +48,7 @@ def lets_in(policy: Any, port: int, namespace: str, labels: dict[str, str], *, h
 
 
 FLOWS = [
-    # port, from namespace, with labels: open by default, with steering Redirect, with fromNamespaces [apps]
+    # port, from namespace, with labels: open by default, with forwardingMode Redirect, with fromNamespaces [apps]
     ("worker", 8000, "default", ROUTER, (True, True, True)),
     ("worker", 8000, "default", WORKER, (False, True, True)),
     ("worker", 8000, "default", WORKER | {"app.kubernetes.io/instance": "other"}, (False, True, True)),

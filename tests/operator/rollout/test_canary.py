@@ -376,7 +376,7 @@ def test_what_routers_are_told_is_no_part_of_their_revision() -> None:
     assert worker_revision(service()) == worker_revision(service(rollout={"canary": {"trafficPercent": 50}}))
     made = {made["kind"]: made for made in router.objects(service(rollout={"canary": {}}), SETTINGS)}
     container = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
-    assert "--split-file=/etc/fairlead/split/split.json" in container["args"]
+    assert "--canary-file=/etc/fairlead/split/split.json" in container["args"]
 
 
 @pytest.mark.parametrize(

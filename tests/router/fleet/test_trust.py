@@ -345,7 +345,7 @@ async def test_a_record_of_a_worker_before_its_first_poll_is_not_reported() -> N
 async def test_query_and_redirect_never_name_an_undiscovered_address(fleet: Fleet, redis: RedisServer) -> None:
     worker = await fleet.worker(redis=(redis.url, A))
     await eventually(lambda: worker.joined, "it joined the index")
-    settings = {"redis_url": redis.url, "index_namespace": A, "steering": "redirect", "index_mode": "remote"}
+    settings = {"redis_url": redis.url, "index_namespace": A, "forwarding_mode": "redirect", "index_mode": "remote"}
     router = await fleet.router(worker, **settings)
     tokens = list(range(64))
     hashes = block_hashes(prompt_root(worker.format), tokens, 16)

@@ -1,4 +1,4 @@
-"""`--steering redirect`, with clients that follow and with one that does not."""
+"""`--forwarding-mode redirect`, with clients that follow and with one that does not."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ CHAT = [{"role": "user", "content": "hello there"}]
 
 async def test_httpx_follows_the_redirect_with_the_whole_body(fleet: Fleet) -> None:
     worker = await fleet.worker()
-    router = await fleet.router(worker, steering="redirect")
+    router = await fleet.router(worker, forwarding_mode="redirect")
     body = {"model": "stand-in", "prompt": "long " * 5000, "max_tokens": 3}
     first = await router.client.post("/v1/completions?trace=1", json=body)  # the query string is for the router only
     assert first.status_code == 307 and first.headers["location"] == f"http://{worker.address}/v1/completions"
@@ -31,7 +31,7 @@ async def test_httpx_follows_the_redirect_with_the_whole_body(fleet: Fleet) -> N
 
 async def test_the_openai_client_follows_streams_and_does_not_forward_its_key(fleet: Fleet) -> None:
     worker = await fleet.worker()
-    router = await fleet.router(worker, steering="redirect")
+    router = await fleet.router(worker, forwarding_mode="redirect")
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{router.port}/v1", api_key="secret", max_retries=0) as client:
         stream = await client.completions.create(model="stand-in", prompt="hello", stream=True)
         texts = [chunk.choices[0].text async for chunk in stream]  # type: ignore[union-attr]  # stream=True gives a stream
@@ -42,20 +42,20 @@ async def test_the_openai_client_follows_streams_and_does_not_forward_its_key(fl
 
 async def test_a_client_that_does_not_follow_is_told_what_to_do_and_can_opt_out(fleet: Fleet) -> None:
     worker = await fleet.worker()
-    router = await fleet.router(worker, steering="redirect")
+    router = await fleet.router(worker, forwarding_mode="redirect")
     answer = await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": CHAT})
     error = answer.json()["error"]
-    assert answer.status_code == 307 and error["code"] == "temporary_redirect" and "X-Fairlead-Steering: proxy" in error["message"]
+    assert answer.status_code == 307 and error["code"] == "temporary_redirect" and "X-Fairlead-Forwarding-Mode: proxy" in error["message"]
     assert answer.headers["cache-control"] == "no-store" and answer.headers["x-fairlead-pod"] == "pod-0"
-    headers = {"X-Fairlead-Steering": "proxy"}
+    headers = {"X-Fairlead-Forwarding-Mode": "proxy"}
     answer = await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": CHAT}, headers=headers)
     assert answer.status_code == 200 and worker.received[0].tokens is not None
-    assert "x-fairlead-steering" not in worker.received[0].headers
+    assert "x-fairlead-forwarding-mode" not in worker.received[0].headers
 
 
 async def test_other_paths_and_refusals_are_answered_by_the_router(fleet: Fleet) -> None:
     worker = await fleet.worker()
-    router = await fleet.router(worker, steering="redirect")
+    router = await fleet.router(worker, forwarding_mode="redirect")
     assert (await router.client.post("/tokenize", json={"prompt": "x"})).status_code == 200
     assert (await router.client.post("/v1/completions", json={"model": "none", "prompt": "x"})).status_code == 404
     assert (await router.client.post("/v1/completions", content=b"{")).status_code == 400
@@ -63,7 +63,7 @@ async def test_other_paths_and_refusals_are_answered_by_the_router(fleet: Fleet)
 
 async def test_simultaneous_requests_are_spread_before_workers_report_them(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(4)]
-    router = await fleet.router(*workers, steering="redirect", policy="LeastLoad")
+    router = await fleet.router(*workers, forwarding_mode="redirect", policy="LeastLoad")
     answers = await asyncio.gather(*(router.complete("word " * 400) for _ in range(40)))
     places = [answer.headers["location"] for answer in answers]
     assert {places.count(f"http://{worker.address}/v1/completions") for worker in workers} == {10}
@@ -71,7 +71,7 @@ async def test_simultaneous_requests_are_spread_before_workers_report_them(fleet
 
 async def test_no_other_path_is_redirected(fleet: Fleet) -> None:
     worker = await fleet.worker()
-    router = await fleet.router(worker, steering="redirect", admin_port=0)
+    router = await fleet.router(worker, forwarding_mode="redirect", admin_port=0)
     asked = [(target, method) for path in (*WORKER, *ROUTER) for target in variants(path) for method in ("GET", "POST")]
     codes = {one: await asyncio.to_thread(status, router.port, *one) for one in asked}
     assert set(codes.values()) <= {400, 404, 405}, codes
@@ -90,7 +90,7 @@ async def test_the_reservation_in_the_index_stays_after_the_redirect(fleet: Flee
         reader = IndexReader(redis.url, "tests/redirect", deadline=5)
         try:
             await eventually(lambda: worker.joined, "the worker joined")
-            router = await fleet.router(worker, steering="redirect", redis_url=redis.url, index_namespace="tests/redirect")
+            router = await fleet.router(worker, forwarding_mode="redirect", redis_url=redis.url, index_namespace="tests/redirect")
 
             async def by_the_index() -> bool:  # a busy machine may take longer than a router waits for its index
                 answer = await router.complete("cold prefix " * 400)
@@ -106,7 +106,7 @@ async def test_the_reservation_in_the_index_stays_after_the_redirect(fleet: Flee
 
 async def test_a_draining_worker_sends_its_client_back_to_the_router(fleet: Fleet) -> None:
     draining, other = await fleet.worker(behaviour=drains), await fleet.worker()
-    router = await fleet.router(draining, other, steering="redirect", policy="RoundRobin")
+    router = await fleet.router(draining, other, forwarding_mode="redirect", policy="RoundRobin")
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{router.port}/v1", api_key="x", max_retries=5) as client:
         for _ in range(3):
             answer = await client.completions.create(model="stand-in", prompt="hello")
@@ -114,13 +114,13 @@ async def test_a_draining_worker_sends_its_client_back_to_the_router(fleet: Flee
 
 
 async def test_without_a_worker_the_client_waits_and_then_gets_503() -> None:
-    async with running_router(workers="static://127.0.0.1:9", steering="redirect", hold_timeout=0.2) as router:
+    async with running_router(workers="static://127.0.0.1:9", forwarding_mode="redirect", hold_timeout=0.2) as router:
         answer = await router.complete()
         assert answer.status_code == 503 and answer.headers["retry-after"]
 
 
 async def test_requests_that_wait_for_a_worker_are_bounded_as_in_proxy_mode() -> None:
-    async with running_router(workers="static://127.0.0.1:9", steering="redirect", hold_timeout=1, max_queue_requests=1) as router:
+    async with running_router(workers="static://127.0.0.1:9", forwarding_mode="redirect", hold_timeout=1, max_queue_requests=1) as router:
         waiting = asyncio.create_task(router.complete())
         await eventually(lambda: len(router.server.router.admission._queue) == 1, "it waits in the common queue")
         answer = await router.complete()
@@ -129,6 +129,6 @@ async def test_requests_that_wait_for_a_worker_are_bounded_as_in_proxy_mode() ->
 
 
 def test_keys_and_redirects_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="--steering redirect goes past --api-keys-file"):
-        Router(RouterConfig(workers="static://a:1", steering="redirect", api_keys_file="/keys.yaml"))
-    Router(RouterConfig(workers="static://a:1", steering="redirect"))
+    with pytest.raises(ValueError, match="--forwarding-mode redirect goes past --api-keys-file"):
+        Router(RouterConfig(workers="static://a:1", forwarding_mode="redirect", api_keys_file="/keys.yaml"))
+    Router(RouterConfig(workers="static://a:1", forwarding_mode="redirect"))

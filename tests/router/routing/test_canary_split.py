@@ -66,7 +66,7 @@ def conversation(number: int, turns: int) -> list[dict[str, str]]:
 
 async def test_a_failing_canary_gets_its_weight_and_no_client_sees_it(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=fails)
-    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 20), policy="RoundRobin")
+    router = await fleet.router(stable, canary, canary_file=write_split(tmp_path, 20), policy="RoundRobin")
     answers = [await router.complete(f"prompt {number}") for number in range(200)]
     assert Counter(answer.status_code for answer in answers) == {200: 200}
     share = len(canary.received)
@@ -89,7 +89,7 @@ async def test_router_processes_started_by_the_operators_command_do_the_same(fle
         f"static://{stable.address},{canary.address}",
         "--poll-interval",
         "0.1",
-        "--split-file",
+        "--canary-file",
         write_split(tmp_path, 40),
     ]
     async with router_process(*flags) as (_, one, _), router_process(*flags) as (_, two, _), httpx.AsyncClient(timeout=30) as client:
@@ -118,7 +118,7 @@ async def _given_up(client: httpx.AsyncClient, *urls: str) -> bool:
 async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weight_grows(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
     file = write_split(tmp_path, 30)
-    routers = [await fleet.router(stable, canary, split_file=file) for _ in range(2)]
+    routers = [await fleet.router(stable, canary, canary_file=file) for _ in range(2)]
 
     async def side(number: int, turns: int, router: RunningRouter) -> str:
         answer = await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": conversation(number, turns)})
@@ -140,7 +140,7 @@ async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weigh
 async def test_a_request_that_one_canary_failed_does_not_go_to_another_canary(fleet: Fleet, tmp_path: Path) -> None:
     """This holds even when the failed worker has left the table, which then no longer says that the request was with it."""
     stable, listed = await fleet.worker(), fleet.list_in_file()
-    router = await fleet.router(ready=0, workers=listed, split_file=write_split(tmp_path, 100), policy="RoundRobin")
+    router = await fleet.router(ready=0, workers=listed, canary_file=write_split(tmp_path, 100), policy="RoundRobin")
     canaries: list[StandIn] = []
 
     async def leaves_and_dies(exchange: Exchange) -> None:
@@ -159,7 +159,7 @@ async def test_a_request_that_one_canary_failed_does_not_go_to_another_canary(fl
 
 async def test_a_session_is_one_conversation_and_one_repeated_prompt_is_still_split(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
-    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 25))
+    router = await fleet.router(stable, canary, canary_file=write_split(tmp_path, 25))
     for session in range(10):
         pods = set()
         for number in range(3):
@@ -176,7 +176,7 @@ async def test_a_session_is_one_conversation_and_one_repeated_prompt_is_still_sp
 
 async def test_each_side_replaces_the_other_when_it_has_no_worker(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
-    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 50), hold_timeout=0.5)
+    router = await fleet.router(stable, canary, canary_file=write_split(tmp_path, 50), hold_timeout=0.5)
     canary.ready = False
     await router.usable(1)
     assert {(await router.complete(f"a{number}")).headers["x-fairlead-pod"] for number in range(10)} == {stable.pod}
@@ -190,7 +190,7 @@ async def test_each_side_replaces_the_other_when_it_has_no_worker(fleet: Fleet, 
 
 async def test_a_canary_without_a_weight_is_a_last_resort_and_a_new_weight_takes_effect(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
-    router = await fleet.router(stable, canary, split_file=str(tmp_path / "split.json"))
+    router = await fleet.router(stable, canary, canary_file=str(tmp_path / "split.json"))
     split = router.server.router.canary
     assert split is not None
 
@@ -218,7 +218,7 @@ async def test_a_canary_without_a_weight_is_a_last_resort_and_a_new_weight_takes
 @pytest.mark.parametrize("behaviour", [breaks_off, streams_an_error])
 async def test_truncated_answers_count_as_errors_of_their_side(fleet: Fleet, tmp_path: Path, behaviour: Any) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=behaviour)
-    router = await fleet.router(stable, canary, split_file=write_split(tmp_path, 50), poll_interval=0.02)
+    router = await fleet.router(stable, canary, canary_file=write_split(tmp_path, 50), poll_interval=0.02)
     for number in range(20):
         await router.complete(f"p{number}", stream=True)
     seen = await report(router)
@@ -243,7 +243,7 @@ async def test_two_models_in_one_service_are_each_routed_by_their_own_blocks(
     stable = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(2)]
     canary = [await fleet.worker(redis=(redis.url, namespace), load=CANARY, format=other) for _ in range(3)]
     index = {"redis_url": redis.url, "index_namespace": namespace, "index_mode": mode}
-    router = await fleet.router(*stable, *canary, split_file=write_split(tmp_path, 50), **index)
+    router = await fleet.router(*stable, *canary, canary_file=write_split(tmp_path, 50), **index)
     await eventually(lambda: all(worker.joined for worker in (*stable, *canary)), "the workers joined the index")
     formats = router.server.router.formats
     assert formats.current is not None and formats.current.format.block_tokens == 16, "three canaries do not outvote two others"
@@ -281,7 +281,7 @@ def test_quantiles_are_close_to_the_measured_values() -> None:
 async def test_gateway_requests_are_counted_by_response_headers_and_never_fall_back_to_a_canary(fleet: Fleet, tmp_path: Path) -> None:
     stable, other, canary = await fleet.worker(), await fleet.worker(), await fleet.worker(load=CANARY)
     settings: dict[str, Any] = {"picker_port": 0, "picker_tls": "off", "policy": "RoundRobin"}
-    router = await fleet.router(stable, other, canary, split_file=write_split(tmp_path, 0), **settings)
+    router = await fleet.router(stable, other, canary, canary_file=write_split(tmp_path, 0), **settings)
     picker, split = router.server.router.picker, router.server.router.canary
     assert picker is not None and split is not None
     async with gateway(picker.port) as asking:
