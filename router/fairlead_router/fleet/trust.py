@@ -41,9 +41,9 @@ class Trust:
         self._seen: dict[tuple[str, str], _Ignored] = {}
 
     def __call__(self, address: str, incarnation: str) -> bool:
-        worker = self._table.get(address)
-        if worker is not None and incarnation and worker.incarnation == incarnation:
+        if self._is_trusted(address, incarnation):
             return True
+        worker = self._table.get(address)
         if worker is None:
             self._refresh_discovery()
             self._ignore(address, UNKNOWN_ADDRESS, incarnation)
@@ -53,13 +53,21 @@ class Trust:
         return False
 
     def recent(self) -> list[dict[str, Any]]:
-        """Return the recently ignored records for `/fairlead/workers`, with `seconds` since each first occurred."""
+        """Return the recently ignored records for `/fairlead/workers`, with `seconds` since each first occurred.
+
+        Records that are trusted by now are left out: discovery or the health check was merely later than the index.
+        """
         now = self._clock()
         self._drop_expired(now)
         return [
             {"address": address, "reason": reason, "incarnation": met.incarnation, "count": met.count, "seconds": round(now - met.since, 1)}
             for (address, reason), met in self._seen.items()
+            if not self._is_trusted(address, met.incarnation)
         ]
+
+    def _is_trusted(self, address: str, incarnation: str) -> bool:
+        worker = self._table.get(address)
+        return worker is not None and bool(incarnation) and worker.incarnation == incarnation
 
     def _ignore(self, address: str, reason: str, incarnation: str) -> None:
         self._counters[reason].inc()

@@ -263,14 +263,14 @@ async def test_a_worker_is_used_only_when_discovery_names_it(fleet: Fleet, redis
         recent = router.server.router.policy.trust.recent()  # type: ignore[union-attr]
         return [one["address"] for one in recent if one["reason"] == "unknown_address"]
 
-    await eventually(lambda: bool(unknown()), "it is shown")
-    assert unknown() == [newer.address]
+    await eventually(lambda: unknown() == [newer.address], "it is shown, and it alone")
     fleet.list_in_file(known, newer)
     began = asyncio.get_running_loop().time()
     while router.table.get(newer.address) is None:  # a request that meets the worker's record triggers a discovery poll
         await router.complete("x" * 40)
     assert asyncio.get_running_loop().time() - began < 30.0, "long before the next poll"
     await router.usable(2)
+    await eventually(lambda: not unknown(), "its record is no longer shown as ignored")
 
 
 async def test_a_worker_that_joined_again_is_trusted_within_one_poll(fleet: Fleet, redis: RedisServer) -> None:
