@@ -37,10 +37,10 @@ demo: install ## two workers and a router on this machine serve three conversati
 	$(BIN)/fairlead demo
 
 redis-servers: install ## install Redis 7 and 8 and Valkey 8 for the tests, from Debian into the user's cache (once, seconds)
-	-@$(BIN)/python -m tests.redis_install
+	-@$(BIN)/python -m tests.servers.redis_install
 
 s3-server: install ## install an S3 server for the tests, in its own environment in the user's cache (once, seconds)
-	-@$(BIN)/python -m tests.s3_server
+	-@$(BIN)/python -m tests.servers.s3_server
 
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks

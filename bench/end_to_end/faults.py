@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.system.node import Node, why_not
 from tests.system.processes import Fleet
 from tests.system.scenarios import EVERYTHING, NODES, REDIS, ROUTER_FLAGS, SCENARIOS, SLOW, Scenario, Times, play

@@ -11,8 +11,8 @@ import random
 import time
 from array import array
 
-from tests.redis_server import RedisServer
 from tests.router.harness import eventually
+from tests.servers.redis_server import RedisServer
 
 from bench.common.report import make_parser, write_report
 from fairlead_index.changes import Changes, pack

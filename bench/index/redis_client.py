@@ -15,8 +15,8 @@ from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from tests.redis_cluster import RedisCluster as Servers
-from tests.redis_server import VERSIONS, binary
+from tests.servers.redis_cluster import RedisCluster as Servers
+from tests.servers.redis_server import VERSIONS, binary
 
 from bench.common.report import make_parser, write_report
 from fairlead_index.hashing import block_hashes, hash_bytes

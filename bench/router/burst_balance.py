@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
-from tests.redis_server import RedisServer, free_port
 from tests.router.harness import eventually
 from tests.router.stand_in_worker import Exchange, StandIn, answers
+from tests.servers.redis_server import RedisServer, free_port
 
 from bench.common.report import make_parser, write_report
 

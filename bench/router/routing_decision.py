@@ -8,8 +8,8 @@ import asyncio
 import time
 from statistics import median, quantiles
 
-from tests.redis_server import RedisServer
 from tests.router.harness import eventually
+from tests.servers.redis_server import RedisServer
 
 from bench.common.report import make_parser, write_report
 from fairlead_index.hashing import block_hashes

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.redis_server import free_port
+from tests.servers.redis_server import free_port
 
 from fairlead.demo.command import MANIFEST, MODEL_PATH
 from fairlead.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 from tests.clients.endpoints import KEY, MODEL, POOR_KEY, Endpoints
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.random_model.build import make_model

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from tests.redis_server import VERSIONS, RedisServer, binary
+from tests.servers.redis_server import VERSIONS, RedisServer, binary
 
 EITHER = ("6.2", next((version for version in reversed(VERSIONS) if binary(version)), VERSIONS[-1]))
 either = pytest.mark.parametrize("server", EITHER, indirect=True)

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from tests.index.link import Link
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 LIVE_NUMBERS = {"lease": 0, "at": -72}  # where a record of `live` holds times: offsets from its start or its end
 

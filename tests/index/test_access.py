@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 from tests.index.conftest import eventually
-from tests.redis_server import VERSIONS, RedisServer, binary, free_port
+from tests.servers.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.mirror.prefixes import MirrorReader

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 from tests.index.test_access import works
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import VERSIONS, RedisServer, binary
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_server import VERSIONS, RedisServer, binary
 
 from fairlead_index.groups import namespace_of
 from fairlead_index.redis.access import RedisAccess

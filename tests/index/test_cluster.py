@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.index.conftest import eventually
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import VERSIONS, RedisServer, binary, free_port
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.mirror.prefixes import MirrorReader

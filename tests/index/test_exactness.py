@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.index.conftest import either, eventually
 from tests.index.world import World
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.reader import IndexReader
 

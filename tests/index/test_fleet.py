@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.index.conftest import either_own, eventually
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.mirror.reservations import Ledger
 from fairlead_index.mirror.workers import FleetReader

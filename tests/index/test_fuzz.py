@@ -2,7 +2,7 @@
 
 import pytest
 from tests.index.fuzz import Fuzz
-from tests.redis_server import binary
+from tests.servers.redis_server import binary
 
 
 @pytest.mark.parametrize("version", ("6.2", "7.0"))  # without and with `%R~` key permissions

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 from tests.index.conftest import either, eventually
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import VERSIONS, RedisServer, binary, free_port
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.groups import GroupedReader, group_namespaces, index_reader, namespace_of
 from fairlead_index.hashing import block_hashes

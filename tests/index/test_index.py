@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from tests.index.conftest import either, eventually
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader, IndexUnavailable

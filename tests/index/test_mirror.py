@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.index.conftest import either, either_own, eventually
 from tests.index.world import BLOCK, World
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.mirror.prefix_table import PrefixTable

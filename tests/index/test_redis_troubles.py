@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from tests.index.conftest import either, eventually
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.reader import IndexReader, IndexUnavailable

@@ -8,7 +8,7 @@ import pytest
 import redis
 from tests.index.conftest import either
 from tests.index.runs import along
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes

@@ -9,7 +9,7 @@ import pytest
 from tests.index.conftest import eventually
 from tests.index.pair import shift_clock
 from tests.index.runs import along
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import block_hashes, hash_bytes

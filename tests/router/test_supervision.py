@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.tenancy.test_access import ANNA, ask, key_file
+from tests.servers.redis_server import RedisServer
 
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_index.mirror.workers import FleetReader

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.redis_server import free_port
+from tests.servers.redis_server import free_port
 from tests.system.node import Node
 
 NAMESPACE = "default/faults"

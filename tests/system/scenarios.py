@@ -7,7 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.system.load import SHAPES, Load, Report, Shape
 from tests.system.node import Node
 from tests.system.processes import Fleet, Process

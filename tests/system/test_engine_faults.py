@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 from tests.system.load import Shape
 from tests.system.processes import NAMESPACE, Fleet, Process
 from tests.system.scenarios import ROUTER_FLAGS, Scenario, Scene, Times, play

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.system.node import Node, why_not
 from tests.system.processes import Fleet
 from tests.system.scenarios import NODES, REDIS, ROUTER_FLAGS, SCENARIOS, SLOW, Scenario, Times, one_after_another, play

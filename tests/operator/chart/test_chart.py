@@ -17,8 +17,8 @@ from tests.operator.charts import CHART, everything, helm, rendered, template
 from tests.operator.manifests import SETTINGS
 from tests.operator.on_apiserver.test_operator import CHILDREN, Cluster, eventually
 from tests.operator.running_operator import Router, operator
-from tests.redis_install import launcher
-from tests.redis_server import free_port
+from tests.servers.redis_install import launcher
+from tests.servers.redis_server import free_port
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.credentials import certificates

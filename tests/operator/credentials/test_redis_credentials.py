@@ -17,8 +17,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.operator.manifests import service
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer, free_port, installed_versions
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_server import RedisServer, free_port, installed_versions
 
 from fairlead_index.redis.access_rules import CannotManageUsers
 from fairlead_index.redis.connection import ReplyError

@@ -15,7 +15,7 @@ from tests.operator.conftest import await_crd
 from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.running_operator import Router, operator
 from tests.operator.scaling.test_scaling import page, worker
-from tests.redis_server import free_port
+from tests.servers.redis_server import free_port
 
 from fairlead_operator.api.crd import custom_resource_definition
 from fairlead_operator.scaling.costs import ANNOTATION

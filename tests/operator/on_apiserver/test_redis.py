@@ -8,7 +8,7 @@ from tests.operator import apiserver
 from tests.operator.credentials.test_redis_credentials import ADMINISTRATOR, SERVERS, accepts, secured
 from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.running_operator import Router, operator
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 
 from fairlead_operator.credentials import manager as keeper
 from fairlead_operator.credentials.secret_data import ROTATE

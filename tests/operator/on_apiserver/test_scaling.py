@@ -15,7 +15,7 @@ from tests.operator.manifests import manifest
 from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.running_operator import Router, operator
 from tests.operator.scaling.test_scaling import page, worker
-from tests.redis_server import free_port
+from tests.servers.redis_server import free_port
 from tests.system.processes import Process, fetch, until
 
 from fairlead_operator.polling import demand as demand_watch

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import answers
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root
 

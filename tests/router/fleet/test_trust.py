@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.redis_server import RedisServer, installed_versions
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
+from tests.servers.redis_server import RedisServer, installed_versions
 
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import block_hashes, prompt_root

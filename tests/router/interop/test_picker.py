@@ -16,11 +16,11 @@ import httpx
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from tests.redis_server import RedisServer
 from tests.router.gateway import Exchange, Gateway, gateway, named_in
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 from tests.router.test_process import router_process, until_ready
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
 from fairlead_index.reader import IndexReader

@@ -5,9 +5,9 @@ import asyncio
 import openai
 import pytest
 from tests.admin_paths import ROUTER, WORKER, status, variants
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually, running_router
 from tests.router.stand_in_worker import StandIn, drains
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.reader import IndexReader
 from fairlead_index.writer import IndexWriter

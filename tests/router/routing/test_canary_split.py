@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.gateway import gateway
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn, dies_at_once
 from tests.router.test_process import router_process
+from tests.servers.redis_server import RedisServer
 
 from fairlead_common.canary_split import Durations, Split, SplitReport
 from fairlead_router.request.prompts import conversation_of

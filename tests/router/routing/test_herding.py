@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import answers_when_all_have_come
+from tests.servers.redis_server import RedisServer
 
 from fairlead_router.routing.prefix_aware import PrefixAware
 

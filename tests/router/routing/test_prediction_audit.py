@@ -5,8 +5,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import block_hashes

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader

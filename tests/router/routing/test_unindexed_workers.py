@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers, answers_when_all_have_come
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader

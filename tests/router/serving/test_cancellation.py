@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually, post
 from tests.router.stand_in_worker import Behaviour, Exchange, StandIn, answers
 from tests.router.tenancy.test_access import ANNA, key_file
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.reader import IndexReader
 from fairlead_router.routing import prefix_aware

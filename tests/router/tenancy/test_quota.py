@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, dies_at_once
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded, key_file
+from tests.servers.redis_server import RedisServer
 
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.fleet.workers import WorkerTable

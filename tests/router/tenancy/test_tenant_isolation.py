@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.redis_server import RedisServer
 from tests.router.harness import RunningRouter, eventually, running_router
 from tests.router.tenancy.test_access import ANNA, BORIS, bearer, key_file
+from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
 
 from fairlead.random_model.build import make_model

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.redis_server import RedisServer
+from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
 
 from fairlead.random_model.build import make_model

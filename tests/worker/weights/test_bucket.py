@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from tests import s3_server
+from tests.servers import s3_server
 from tests.worker.weights.throttle import Throttle
 
 from fairlead_worker.errors import ModelLoadError

@@ -13,8 +13,8 @@ import torch
 from msgspec import json as fast
 from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
-from tests.redis_server import RedisServer
 from tests.router.harness import eventually, running_router
+from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess, until
 from transformers import AutoModelForCausalLM
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.lora import save_adapter
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess
 from transformers import AutoModelForCausalLM
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from msgspec import json
-from tests.redis_server import RedisServer
 from tests.router.harness import eventually
+from tests.servers.redis_server import RedisServer
 from tests.worker.api.conftest import NAMESPACE
 from tests.worker.api.process import WorkerProcess, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import s3_server
+from tests.servers import s3_server
 from tests.worker.api.process import WorkerProcess, until
 from tests.worker.weights.throttle import Throttle
 

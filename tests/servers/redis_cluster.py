@@ -6,7 +6,7 @@ from types import TracebackType
 
 import redis
 from redis.crc import key_slot
-from tests.redis_server import RedisServer, free_port
+from tests.servers.redis_server import RedisServer, free_port
 
 SLOTS = 16384
 OPTIONS = ("--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-replica-validity-factor", "0")

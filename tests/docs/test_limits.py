@@ -6,7 +6,7 @@ from pathlib import Path
 from fairlead_router.config import RouterConfig
 from fairlead_worker.config import WorkerConfig
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "limits.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 BOUNDS = {"--max-body-bytes", "--max-header-bytes", "--max-headers", "--header-timeout", "--body-timeout", "--max-connections"}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).parents[2]
 SECTIONS = re.split(r"^## ", (HERE / "docs" / "complaints.md").read_text(), flags=re.MULTILINE)[1:]
 NAMED = re.compile(r"`((?:tests|e2e)/[\w/]+\.py)::(test_\w+)`")
 

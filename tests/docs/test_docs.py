@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from bench.catalog import benchmarks
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
 OTHER_PROGRAMS_FLAGS = {"cascade", "location", "set", "skip-tests", "take-ownership"}
