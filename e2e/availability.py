@@ -1,4 +1,4 @@
-"""Who is there while something goes on: the fewest ready workers that were seen."""
+"""The lowest number of ready workers that was seen during an action."""
 
 import subprocess
 import threading

@@ -1,4 +1,4 @@
-"""`spec.access`: who has no key is told so, and tenants see nothing of each other, not even in how much of a prompt was cached."""
+"""`spec.access`: a request without a key is refused, and tenants share nothing, not even the count of cached prompt tokens."""
 
 import subprocess
 import sys
@@ -38,8 +38,8 @@ def service(installed: System, keys: dict[str, str], tmp_path: Path) -> Iterator
 def test_keys_are_asked_for_and_tenants_see_nothing_of_each_other(service: Service, keys: dict[str, str]) -> None:
     service.ready(replicas=1)
     client = service.system.client("tenants.py", service.url, service.name, PROMPT, "fl-nobody", keys["acme"], keys["globex"])
-    nobody, _, acme, acme_again, globex, globex_again = finished(client, seconds=60)
-    assert nobody["status"] == 401
+    refused, _, acme, acme_again, globex, globex_again = finished(client, seconds=60)
+    assert refused["status"] == 401
     assert [one["status"] for one in (acme, acme_again, globex, globex_again)] == [200] * 4
     assert acme["cached"] == globex["cached"] == 0, "globex asks what acme has just been answered"
     assert acme_again["cached"] > 0.8 * acme["prompt"] and globex_again["cached"] > 0.8 * globex["prompt"]

@@ -1,4 +1,4 @@
-"""Redis credentials of the default installation: nobody gets in without one, each is for one service, all are rotated under load."""
+"""Redis credentials of the default installation: access needs one, each serves one service, all are rotated under load."""
 
 import json
 import time

@@ -96,7 +96,7 @@ def test_a_lost_index_shows_in_the_status_and_nothing_else_does(service: Service
     eventually(lambda: index() == "Ok", 60, "the index, as a router sees it, in the status")
     service.system.cluster.kubectl(*redis, "--replicas=0")
     try:
-        eventually(lambda: index() == "Unavailable", 60, "the loss in the status, told by a router that nobody asks anything")
+        eventually(lambda: index() == "Unavailable", 60, "an idle router reports the loss in the status")
         assert service.condition("Ready")["status"] == "True" and service.status()["index"]["message"]
     finally:
         service.system.cluster.kubectl(*redis, "--replicas=1")

@@ -16,7 +16,7 @@ from e2e.system import System, eventually
 
 @pytest.fixture(scope="module")
 def operators(installed: System) -> Iterator["Operators"]:
-    """Two, so that the one who stands by takes over; the killed one's container comes back by itself."""
+    """Two replicas, so that the standby takes over. The kubelet restarts the killed container."""
     if not installed.cluster.reaches_pods:
         pytest.skip("the operator's process can be killed with -9 only where this machine runs it")
     installed.install(operator={"replicas": 2})
@@ -64,7 +64,7 @@ class Operators:
 
 
 def during(operators: Operators, action: Callable[[], Any], seconds: float) -> None:
-    """Do it, and kill whoever carries it out after `seconds`."""
+    """Start the action, and kill the leading operator after `seconds`."""
     action()
     time.sleep(seconds)
     operators.kill_the_leader()

@@ -28,7 +28,7 @@ def asleep(service: Service) -> Service:
         return not service.pods() and service.status().get("desiredReplicas") == 0 and condition.get("reason") == "ScaledToZero"
 
     eventually(none, 180, "no worker")
-    assert len(service.pods("router")) == 2, "routers stay, or nobody would hear of the next request"
+    assert len(service.pods("router")) == 2, "routers stay, to receive the next request"
     return service
 
 

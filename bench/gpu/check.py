@@ -125,7 +125,7 @@ def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Pat
 
 def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
     """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
-    where the running compilers are kept, for whoever ends them."""
+    where the running compilers are kept, so that they can be ended."""
     from bench.gpu import compile
     from bench.gpu.shared_model import Kit
     from bench.gpu.stages import (

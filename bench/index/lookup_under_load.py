@@ -206,7 +206,7 @@ def measure(path: str, idle: str, blocks_per_second: float, seconds: float, prog
 
 
 def machine_seconds() -> float:
-    """CPU seconds that this machine has spent, whoever spent them."""
+    """CPU seconds that all processes of this machine have used."""
     with open("/proc/stat") as stat:  # noqa: PTH123  # not a file of ours
         user, nice, system, _, _, irq, soft, *_ = map(int, stat.readline().split()[1:])
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")

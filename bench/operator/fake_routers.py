@@ -1,4 +1,4 @@
-"""One HTTP server in the place of every service's routers: it answers completions and looks at the index, or nobody at all."""
+"""One HTTP server that stands in for the routers of all services. It answers completions and the index state, or refuses all."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -42,7 +42,7 @@ class Measured:
     server_cpu: float
     """CPU seconds of the server while the client lived."""
     others: float
-    """Cores that neither the server nor the client used but somebody did, on average: how busy the machine was."""
+    """Mean number of cores that other processes used: how busy the machine was."""
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)

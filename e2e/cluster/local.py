@@ -41,7 +41,7 @@ class LocalKubernetes:
 
     @property
     def kept(self) -> bool:
-        """Whether it runs because somebody wants it to, beyond the end of a test run."""
+        """Whether it keeps running after the end of a test run."""
         return self.running and (self.run / "keep").exists()
 
     def up(self, keep: bool = False) -> None:

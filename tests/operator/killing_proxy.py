@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import urllib3
 
 READS = {"GET", "HEAD"}
-UNCOUNTED = ("/leases", "/events")  # the lease's renewals come by the clock, Events are nobody's state
+UNCOUNTED = ("/leases", "/events")  # the lease is renewed by the clock, and Events are not part of the state
 HOP = {"host", "connection", "transfer-encoding", "content-length"}
 
 

@@ -23,7 +23,7 @@ class Thread:
 
 
 class Late:
-    """A stream that does nothing until somebody wants to see something: then all up to that, in order."""
+    """A stream that runs nothing until a result is needed, and then all work up to that result, in order."""
 
     def __init__(self) -> None:
         self._queue: list[Callable[[], None]] = []

@@ -36,7 +36,7 @@ def test_the_api_process_imports_neither_torch_nor_what_downloads() -> None:
 
 
 def test_transformers_come_without_torchao_and_without_a_collection() -> None:
-    """torchao is there again for who needs it."""
+    """torchao can be imported again."""
     pytest.importorskip("torchao")
     assert printed(ENGINE) == ["0 True True", "", "True"]
 

@@ -80,7 +80,7 @@ async def _talk() -> None:
             channel.send(Submit("a", tokens, Sampling(max_tokens=1), 1))
             large, small = await channel.receive(), await channel.receive()
             assert isinstance(large, Step) and large.events[0].hashes == tokens and small == Step()
-            for _ in range(3):  # who gave up waiting has taken nothing with it
+            for _ in range(3):  # a receiver that stopped waiting has taken no message
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(channel.receive(), 0.01)
             channel.send(Stop())
@@ -114,7 +114,7 @@ def test_a_wait_of_less_than_a_millisecond() -> None:
             assert end.receive(0.0002) == []
             got: list[ToEngine] = []
             while not got:
-                channel.send(Stop())  # nobody takes it before the engine's end is connected
+                channel.send(Stop())  # it is not received before the engine's end is connected
                 await asyncio.sleep(0)
                 got = end.receive(0.0002)
             assert got[0] == Stop()

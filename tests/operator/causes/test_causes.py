@@ -140,7 +140,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "ProbeFailed",
         "Liveness probe failed",
     ),
-    ("killed by nobody known", ended(code=137, restartCount=1), None, "Crashed", "code 137"),
+    ("killed for an unknown reason", ended(code=137, restartCount=1), None, "Crashed", "code 137"),
     ("not ready", RUNNING, ("Unhealthy", "Readiness probe failed: HTTP 503"), "NotReady", "Readiness probe failed: HTTP 503"),
     (
         "no claim to mount",
@@ -267,7 +267,7 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     annotated = {"manager": "kubectl-annotate", "time": "2026-01-01T12:01:30Z", "fieldsV1": {}}
     kept = slim_managed_fields({"managedFields": [annotated, {**annotated, "subresource": "status", "time": "2026-01-01T12:09:00Z"}]})
     assert silence.find([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
-        "somebody's edit just now"
+        "a user's edit just now"
     )
     made["status"] = {"observedGeneration": 1}
     cause, _ = silence.find([made], [], at(200))
@@ -283,7 +283,7 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     assert silence.find([canary], [going], at(200))[0] is None, "it drains, and then there will be another"
     quota = {"type": "ReplicaFailure", "status": "True"}
     made["status"]["conditions"] = [quota]
-    assert silence.find([made], [], at(200)) == (None, None), "somebody says why"
+    assert silence.find([made], [], at(200)) == (None, None), "another cause explains it"
 
 
 @pytest.mark.parametrize(

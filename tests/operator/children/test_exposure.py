@@ -1,4 +1,4 @@
-"""Who reaches a service: its NetworkPolicies, flow by flow, and the objects of the Gateway API. Pure."""
+"""Access to a service: its NetworkPolicies, flow by flow, and the objects of the Gateway API. Pure."""
 
 import json
 from pathlib import Path

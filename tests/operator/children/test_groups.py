@@ -135,7 +135,7 @@ def test_who_reaches_the_pods_and_what_may_be_evicted() -> None:
     labels = [objects["NetworkPolicy", f"qwen-{name}"]["spec"]["podSelector"]["matchLabels"] for name in ("worker", "follower")]
     group = [{"podSelector": {"matchLabels": each}} for each in labels]
     follower, leader = (objects["NetworkPolicy", f"qwen-{name}"]["spec"]["ingress"] for name in ("follower", "worker"))
-    assert follower == [{"from": group}], "nobody but the group, on any port"
+    assert follower == [{"from": group}], "only the group, on any port"
     assert leader[2] == {"from": group} and [rule["ports"][0]["port"] for rule in leader[:2]] == [8000, 8002]
     selector = objects["PodDisruptionBudget", "qwen-worker"]["spec"]["selector"]
     assert selector["matchExpressions"] == [{"key": "app.kubernetes.io/component", "operator": "In", "values": ["worker", "follower"]}]

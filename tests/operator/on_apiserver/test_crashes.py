@@ -1,4 +1,4 @@
-"""The operator is killed with -9 at one of its writes, and started anew: every step ends as it does when nobody is killed.
+"""The operator is killed with -9 at one of its writes, and started anew: every step ends as it does without a kill.
 
 A sample of the writes here; `make crash-matrix` kills at each of them, before and after the API server has it.
 """
@@ -103,7 +103,7 @@ class Case:
                 self.cluster.patch("deployments", body["metadata"]["name"], {"status": {"observedGeneration": generation}}, "status")
 
     def play(self, wanted: list[str] | None = None) -> None:
-        """All steps. `wanted`: the states of a case in which nobody was killed."""
+        """All steps. `wanted`: the states of a run without a kill."""
         self.start()
         for number, step in enumerate(STEPS):
             step(self.cluster)
@@ -113,7 +113,7 @@ class Case:
                 try:
                     eventually(lambda number=number: self.settled() == wanted[number], within=SLOW)
                 except AssertionError as error:
-                    differs = difflib.unified_diff(wanted[number].splitlines(), self.settled().splitlines(), "nobody killed", "killed", n=1)
+                    differs = difflib.unified_diff(wanted[number].splitlines(), self.settled().splitlines(), "not killed", "killed", n=1)
                     raise AssertionError(f"step {number} ends otherwise:\n" + "\n".join(differs)) from error
 
     def _steady(self) -> str:
@@ -177,11 +177,11 @@ def test_killed_at_any_write_it_ends_as_if_nobody_had_been_killed(server: apiser
         with case(server, tmp_path, f"{namespace}-{write}{'a' if after else 'b'}") as one:
             one.proxy.arm(write, after=after)
             one.play(states)
-            # Writes that a killed process had not made may be fewer than those that were counted: then nobody was killed. Killed at the
+            # Writes that a killed process had not made may be fewer than those that were counted: then no kill happened. Killed at the
             # last one, it may just have been: what it had written is there.
             if len(one.proxy.writes) >= write:
                 eventually(lambda: one.settled() == states[-1] and one.starts == 2, within=SLOW)
-        print(f"killed {'after' if after else 'before'} write {write} of {count}: ends as if nobody had been killed", flush=True)
+        print(f"killed {'after' if after else 'before'} write {write} of {count}: ends as without a kill", flush=True)
 
     with ThreadPoolExecutor(LANES) as lanes:
         cases = {one: lanes.submit(killed, *one) for one in chosen}

@@ -1,4 +1,4 @@
-"""Kubernetes' own controllers (HPA, Deployment, ReplicaSet) beside the operator: who decides, and which pod goes. No node runs."""
+"""Kubernetes' own controllers (HPA, Deployment, ReplicaSet) beside the operator: which one decides, and which pod goes. No node runs."""
 
 import ssl
 import subprocess

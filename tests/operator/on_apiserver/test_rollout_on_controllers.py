@@ -84,7 +84,7 @@ def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
         kubelets.least_ready = None
         cluster.edit({"maxNumSeqs": 3})
         eventually(lambda: cluster.settled(3))
-        assert cluster.surge() == 1 and kubelets.least_ready == 2, "there was room: nobody was missed"
+        assert cluster.surge() == 1 and kubelets.least_ready == 2, "there was room: no worker was missing"
 
         before = {pod["metadata"]["uid"] for pod in cluster.workers()}
         cluster.edit({"maxNumSeqs": 4, "args": ["--broken"]})

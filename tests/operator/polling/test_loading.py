@@ -1,4 +1,4 @@
-"""`status.loading`: of the pod furthest behind, coarse, asked for only while somebody loads; and a cause that does not flap."""
+"""`status.loading`: coarse progress of the slowest pod, polled only while a pod loads, and a cause that does not flap."""
 
 import asyncio
 from collections.abc import Iterator

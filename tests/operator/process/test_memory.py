@@ -17,7 +17,7 @@ class Node:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # a collector tells nobody
+        while not condition():  # noqa: ASYNC110  # the garbage collector has no event to wait for
             await asyncio.sleep(0.001)
 
 

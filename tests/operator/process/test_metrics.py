@@ -53,9 +53,9 @@ def test_services_are_shown_as_their_status_says() -> None:
     conditions = [{"type": "Ready", "status": "False"}, {"type": "Degraded", "status": "True"}, {"type": "Odd", "status": "Unknown"}]
     body["status"] = {"replicas": 2, "readyReplicas": 1, "conditions": conditions}
     metrics.register_sources(lambda: leading, lambda: 7.0, lambda: 1, lambda: [body, manifest("new", "ml")])
-    who = {"namespace": "ml", "service": "qwen"}
-    assert [value(metrics, "fairlead_service_condition", **who, type=name) for name in ("Ready", "Degraded", "Odd")] == [0.0, 1.0, None]
-    assert [value(metrics, "fairlead_service_workers", **who, state=name) for name in ("wanted", "existing", "ready")] == [3.0, 2.0, 1.0]
+    labels = {"namespace": "ml", "service": "qwen"}
+    assert [value(metrics, "fairlead_service_condition", **labels, type=name) for name in ("Ready", "Degraded", "Odd")] == [0.0, 1.0, None]
+    assert [value(metrics, "fairlead_service_workers", **labels, state=name) for name in ("wanted", "existing", "ready")] == [3.0, 2.0, 1.0]
     assert value(metrics, "fairlead_operator_seconds_since_resync") == 7.0 and value(metrics, "fairlead_operator_leading") == 1.0
     leading = False
     assert value(metrics, "fairlead_operator_seconds_since_resync") == 0.0, "a standby lists nothing"

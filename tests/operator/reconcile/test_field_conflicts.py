@@ -19,7 +19,7 @@ HPA = "kube-controller-manager"
 
 
 def scaled(replicas: int, manager: str = HPA) -> dict[str, Any]:
-    """The Deployment after somebody has set its replicas by /scale, as it is kept."""
+    """The stored Deployment after a user has set its replicas by /scale."""
     entries = [
         {"manager": "fairlead-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}, "time": "2026-01-01T00:00:00Z"},
         {
@@ -50,7 +50,7 @@ def test_again_and_again_is_three_times_in_ten_minutes_by_one_manager() -> None:
     field_conflicts.record(KEY, wanted(2), scaled(4))
     assert field_conflicts.current() == (FieldConflict(*KEY, "worker", HPA, now + WINDOW),)
     now += WINDOW
-    assert field_conflicts.current() == (), "nobody has done it for as long"
+    assert field_conflicts.current() == (), "it did not happen again for as long"
     for _ in range(5):
         field_conflicts.record(KEY, wanted(2), scaled(5))
         now += WINDOW / 2

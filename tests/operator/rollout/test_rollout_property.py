@@ -28,7 +28,7 @@ def revision(number: int, *, broken: bool = False) -> dict[str, object]:
 
 
 def act(cluster: Cluster, chance: random.Random) -> None:
-    """Something that somebody does to a service, its children, its nodes or its operator."""
+    """A change from outside to a service, its children, its nodes or its operator."""
     if SERVICE not in cluster.api.objects:
         cluster.create(replicas=chance.randint(0, 3), rollout=ROLLOUT, engine=revision(1))
         return

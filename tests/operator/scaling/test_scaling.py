@@ -214,14 +214,14 @@ def test_to_zero_after_idle_and_back_with_the_first_request() -> None:
 
 
 def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before_it_has_served() -> None:
-    nobody = Demand.of(reports(page(idle_seconds=900.0)))
+    idle = Demand.of(reports(page(idle_seconds=900.0)))
     bounds = scaling(minReplicas=0, idleTimeoutSeconds=600)
 
     def size(serving_since: float) -> int:
         ready = int(serving_since < math.inf)
-        return decide(bounds, 1, [recommend(nobody, WorkerPool(1, ready, 60.0, serving_since), 2.0, 5000.0)]).wanted
+        return decide(bounds, 1, [recommend(idle, WorkerPool(1, ready, 60.0, serving_since), 2.0, 5000.0)]).wanted
 
-    assert size(math.inf) == 1, "it loads: whoever asked has gone, and will come again"
+    assert size(math.inf) == 1, "it loads: the client has gone, and will retry"
     assert size(4990.0) == 1 and size(4401.0) == 1 and size(4400.0) == 0
 
 

@@ -60,7 +60,7 @@ class Api:
                 self.remove(key)
 
     def edit(self, key: Key, patch: Mapping[str, Any]) -> None:
-        """A merge patch by somebody else, who then owns what it has changed."""
+        """A merge patch by another field manager, which then owns the changed fields."""
         body = copy.deepcopy(self.objects[key])
         _merge(body, patch)
         for entry in body["metadata"].get("managedFields", []):

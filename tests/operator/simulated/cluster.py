@@ -22,7 +22,7 @@ class Broken(AssertionError):
 
 
 class Cluster:
-    """`run(seconds)` lets everybody act; `chance` decides in which order, and who sleeps."""
+    """`run(seconds)` lets all actors act; `chance` decides their order and which of them sleep."""
 
     def __init__(self, chance: random.Random, gpus: list[int]) -> None:
         self.chance, self.api = chance, Api()
@@ -141,7 +141,7 @@ class Cluster:
             return
         (ours,) = (entry["fieldsV1"] for entry in deployment["metadata"]["managedFields"])
         if "f:rollingUpdate" not in ours["f:spec"]["f:strategy"]:
-            return  # somebody has set bounds of his own a moment ago
+            return  # a user has just set other bounds
         draining = self._strategy == "DrainFirst" or (self._strategy == "Auto" and any(drains for _, drains in self.flips[-1:]))
         least = deployment["spec"]["replicas"] - draining
         had = sum(min(size, one.available) for one, size in before.items())

@@ -1,5 +1,5 @@
 """The Deployment and ReplicaSet controllers, by the arithmetic of Kubernetes 1.36 (pkg/controller/deployment/{rolling,sync,progress}.go,
-util/deployment_util.go, pkg/controller/replicaset): who is scaled, by how much, and in which order.
+util/deployment_util.go, pkg/controller/replicaset): which ReplicaSet is scaled, by how much, and in which order.
 """
 
 import copy

@@ -169,7 +169,7 @@ def test_an_idle_service_writes_no_traffic_and_one_without_workers_has_none() ->
     same = look(Observed(SERVING, probe=PROVEN, traffic=ObservedTraffic(540, 1900, 55)), before=busy, seconds=600)
     assert same.status == busy.status, "within a tenth: no write"
     restarted = look(Observed(SERVING), before=busy, seconds=700)
-    assert restarted.status.traffic == busy.status.traffic, "what was said stays until somebody has looked"
+    assert restarted.status.traffic == busy.status.traffic, "the last state stays until it was observed again"
     down = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0)}), before=busy, seconds=800)
     assert down.status.traffic is not None and (down.status.traffic.tokens_per_second, down.status.traffic.cache_hit_percent) == (0, 60)
 

@@ -15,7 +15,7 @@ def cache_of(pages: int, slots: int, page_size: int = 4, block_tokens: int = 4) 
 
 
 def fill(cache: PrefixCache, pages: int, first: int = 1000) -> Lease:
-    """A lease on so many pages of nobody's tokens."""
+    """A lease on `pages` pages of tokens that no request uses."""
     lease = attach(cache, tokens(1, first=first))
     cache.grow(lease, pages * cache.page_size)
     return lease
@@ -55,7 +55,7 @@ def test_only_the_part_that_is_away_comes_back() -> None:
     lease = attach(cache, tokens(13))
     assert (lease.shared, lease.loaded) == (3, 2)
     again = attach(cache, tokens(13))
-    assert (again.loaded, again.pages) == (0, lease.pages), "once for all who come in one step"
+    assert (again.loaded, again.pages) == (0, lease.pages), "once for all requests of one step"
     assert len(copies(cache)[1]) == 2
 
 

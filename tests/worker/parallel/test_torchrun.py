@@ -1,4 +1,4 @@
-"""Why nodes meet by our own protocol and not by torchrun: its rendezvous admits anyone who reaches its port.
+"""Why nodes meet by our own protocol and not by torchrun: torchrun's rendezvous admits every client that reaches its port.
 
 `test_nodes.py` shows the same with our protocol: a node without the secret is refused, and both sides say why.
 """
@@ -69,7 +69,7 @@ def torchrun(tmp_path: Path) -> Iterator[Torchrun]:
 
 
 def test_a_stranger_reads_the_id_of_torchruns_group_and_takes_a_rank(torchrun: Torchrun) -> None:
-    first = torchrun.node("an-id-that-nobody-guesses-4c1f")
+    first = torchrun.node("an-unguessable-id-4c1f")
     store = torchrun.store()
     until(lambda: store.num_keys() > 0, "the first node waits")
     [key] = [key for key in store.list_keys() if key.startswith(PREFIX)]
