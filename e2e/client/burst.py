@@ -1,7 +1,7 @@
 """Runs in the client pod: sends many requests at once, every second one a stream, and prints the outcome of each kind as JSON.
 
-The comments of a stream (`: held`) are counted: they keep clients and load balancers from giving up while no worker is ready. A request that
-is refused with 503 and Retry-After is sent again, as often as it is refused.
+The comments of a stream (`: held`) are counted: they keep clients and load balancers from giving up while no worker is ready. A request
+that is refused with 503 and Retry-After is sent again, as often as it is refused.
 """
 
 import json

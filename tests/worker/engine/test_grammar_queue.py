@@ -85,9 +85,7 @@ def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
     assert 0 < max(pipe.timeouts[1:3]) < 0.1
     assert pipe.outputs()[-1] == ("a", 1, "length")
     loads = [step.load for step in pipe.sent if isinstance(step, Step) and step.load is not None]
-    assert (loads[0].waiting, loads[0].backlog_tokens) == (1, len(ask("a").tokens) // 4), (
-        "routers and metrics see the waiting request"
-    )
+    assert (loads[0].waiting, loads[0].backlog_tokens) == (1, len(ask("a").tokens) // 4), "routers and metrics see the waiting request"
     assert (loads[-1].waiting, loads[-1].backlog_tokens) == (0, 0)
 
 
