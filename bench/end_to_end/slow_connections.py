@@ -28,7 +28,8 @@ from tests.api.fleet import Pair
 
 from bench.common.report import make_parser, write_report
 
-FLAGS = ("--header-timeout", "300", "--body-timeout", "300")
+ROUTER_FLAGS = ("--header-timeout", "300", "--body-timeout", "300")
+WORKER_FLAGS = ("--limits", "header_timeout=300,body_timeout=300")
 """The connections are there to be held, not to be ended by the bounds on time."""
 MOST_GROWTH_KIB = 64
 MOST_STALL_MS = 50
@@ -245,7 +246,7 @@ def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), *FLAGS, router_flags=FLAGS) as pair:
+    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), *WORKER_FLAGS, router_flags=ROUTER_FLAGS) as pair:
         for side, port, pid in (("router", pair.router_port, pair.router.pid), ("worker", pair.worker.port, pair.worker.process.pid)):
             for kind in KINDS:
                 rows.append(measure(side, port, pid, kind, options.connections, options.seconds, lambda line: print(line, file=sys.stderr)))

@@ -1,5 +1,6 @@
 """The servers and how each is started: its best settings for this machine, two cores, the model's own bf16."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,8 +58,9 @@ class Fairlead(Server):
 
     def command(self, setting: Setting) -> Command:
         worker = [str(setting.environment.tool("fairlead-worker")), "--model", setting.model.as_uri(), "--served-model-name", NAME]
-        listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--termination-log", ""]
-        return Command([*worker, *listen, "--dtype", "bfloat16", "--kv-cache-bytes", str(KV_GIB << 30)])
+        listen = ["--host", "127.0.0.1", "--port", str(setting.port)]
+        flags = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_GIB << 30)]
+        return Command([*worker, *listen, *flags], {"FAIRLEAD_TERMINATION_LOG": os.devnull})
 
 
 class Vllm(Server):

@@ -1,6 +1,6 @@
 """64 simultaneous requests with a common prefix of 1,024 tokens: the prefix is computed once.
 
-The benchmark counts computed tokens and compares times with the same engine with `--dedupe-tokens 0`. It uses whole prompts, where a
+The benchmark counts computed tokens and compares times with the same engine with `dedupe_tokens=0`. It uses whole prompts, where a
 step takes several prompts and would compute the prefix for each of them. With chunks (the default) a prompt longer than a step runs
 alone first, so the other requests find it cached even without dedupe.
 """

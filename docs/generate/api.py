@@ -71,9 +71,9 @@ These two endpoints have vLLM's form. They count against a tenant's token quota 
 """,
     "/v1/load_lora_adapter": """# LoRA adapters at run time
 
-`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter` load and unload adapters on one worker, as in vLLM.
-A worker serves them on its admin port, and only with `--allow-runtime-lora-updating`; otherwise it answers 403. The router does not have
-them. The response is one line of text. Prefer to declare adapters in the manifest: [LoRA adapters](../../guides/lora.md).
+`POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter` load and unload adapters on one worker, as in vLLM. A worker serves them on
+its admin port, and only with `FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING=true`; otherwise it answers 403. The router does not have them. The
+response is one line of text. Prefer to declare adapters in the manifest: [LoRA adapters](../../guides/lora.md).
 """,
 }
 

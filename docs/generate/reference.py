@@ -5,7 +5,7 @@ mkdocs calls these hooks at each build, so that these pages cannot differ from t
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin
@@ -14,6 +14,8 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
@@ -25,7 +27,8 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
-from fairlead_worker.config import WorkerConfig
+from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
+from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
 from fairlead_worker.messages import Load, Ready
 
 ROOT = Path(__file__).parents[2]
@@ -121,14 +124,22 @@ def crd_page() -> str:
 
 # --- Flags
 
+JSON_FLAGS: Mapping[str, type[BaseModel]] = {"--limits": Limits, "--speculative-config": SpeculativeConfig}
+JSON_FLAGS_TEXT = {
+    "--limits": "A JSON object or a list: `--limits max_connections=100,body_timeout=5`. The flag replaces the whole variable.\n\n",
+    "--speculative-config": 'A JSON object with the keys of vLLM: `--speculative-config \'{"method": "ngram"}\'`.\n\n',
+}
+
 
 def annotation(kind: Any) -> str:
     """Return the type of a flag in words."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is not None and str(origin).endswith("Literal"):
         return ", ".join(f"`{each}`" for each in args)
-    if origin is not None and str(origin).endswith("Annotated"):
+    if hasattr(kind, "__metadata__"):
         return annotation(args[0])
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "object"
     if origin is list:
         return f"list of {annotation(args[0])}"
     if args:
@@ -136,17 +147,43 @@ def annotation(kind: Any) -> str:
     return {"bool": "boolean", "str": "string", "int": "integer", "float": "number"}.get(getattr(kind, "__name__", ""), str(kind))
 
 
+def rows(fields: Mapping[str, FieldInfo], name_of: Callable[[str], str]) -> Iterator[tuple[object, ...]]:
+    """Yield a row of a table for each field: name, value, default, description."""
+    for name, field in fields.items():
+        yield f"`{name_of(name)}`", annotation(field.annotation), default_of(field), field.description or ""
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return the default of a field; empty for an object of several keys, which have their own."""
+    if field.default is PydanticUndefined:
+        return "required"
+    return "" if field.default is None or isinstance(field.default, BaseModel) else f"`{json.dumps(field.default, default=str)}`"
+
+
 def flags_page(command: str, config: type[BaseSettings]) -> str:
     """Return the page of a command's flags."""
     prefix = config.model_config.get("env_prefix", "")
-
-    def row(name: str, field: Any) -> tuple[object, ...]:
-        default = "required" if field.default is PydanticUndefined else f"`{json.dumps(field.default, default=str)}`"
-        return f"`--{name.replace('_', '-')}`", annotation(field.annotation), default, field.description or ""
-
     page = GENERATED + f"# {command}\n\n"
     page += f"Each flag is also an environment variable: `--log-level` is `{prefix}LOG_LEVEL`. Flags win over the environment.\n\n"
-    return page + table(("Flag", "Value", "Default", "Description"), (row(name, field) for name, field in config.model_fields.items()))
+    return page + table(("Flag", "Value", "Default", "Description"), rows(config.model_fields, flag_name))
+
+
+def worker_flags_page() -> str:
+    """Return the page of the worker's flags by topic, the keys of its JSON flags, and the settings without a flag."""
+    fields = WorkerConfig.model_fields
+    page = GENERATED + "# fairlead-worker\n\n"
+    page += "Each flag is also an environment variable: `--max-num-seqs` is `FAIRLEAD_MAX_NUM_SEQS`. Flags win over the environment.\n\n"
+    for topic in TOPICS:
+        chosen = {name: field for name, field in fields.items() if topic_of(field) == topic}
+        page += f"## {topic}\n\n" + table(("Flag", "Value", "Default", "Description"), rows(chosen, flag_name))
+    for name, model in JSON_FLAGS.items():
+        page += f"## {name} {{#{name[2:]}}}\n\n" + JSON_FLAGS_TEXT[name]
+        page += table(("Key", "Value", "Default", "Description"), rows(model.model_fields, str))
+    page += "## Variables without a flag\n\n"
+    page += "The operator and [local mode](../guides/local-mode.md) set most of them. In a manifest set the others in\n"
+    page += "[`spec.podTemplate`](../guides/pod-settings.md).\n\n"
+    chosen = {name: field for name, field in fields.items() if not topic_of(field)}
+    return page + table(("Variable", "Value", "Default", "Description"), rows(chosen, variable_name))
 
 
 # --- Metrics
@@ -213,7 +250,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the site."""
     for path, text in (
         ("reference/inferenceservice.md", crd_page()),
-        ("reference/worker-flags.md", flags_page("fairlead-worker", WorkerConfig)),
+        ("reference/worker-flags.md", worker_flags_page()),
         ("reference/router-flags.md", flags_page("fairlead-router", RouterConfig)),
         ("reference/operator-flags.md", flags_page("fairlead-operator", OperatorConfig)),
         ("reference/metrics.md", metrics_page()),

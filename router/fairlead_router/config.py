@@ -34,7 +34,7 @@ class RouterConfig(BaseSettings):
     admin_port: OptionalPort = Field(
         None, description="port of /metrics and /fairlead/*, which --port then does not serve (empty: --port serves all; 0: any free one)"
     )
-    worker_admin_port: OptionalPort = Field(None, description="the workers' --admin-port (empty: they have none)")
+    worker_admin_port: OptionalPort = Field(None, description="the workers' FAIRLEAD_ADMIN_PORT (empty: they have none)")
     index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
     index_groups: int = Field(1, ge=1, le=MOST_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.api.fleet import Pair
-from tests.api.fuzz import FLAGS
+from tests.api.fuzz import ROUTER_FLAGS, WORKER_FLAGS
 from tests.own_environment import OwnEnvironment
 
 ENVIRONMENT = OwnEnvironment("schemathesis", Path(__file__).parent / "schemathesis" / "requirements.txt")
@@ -39,7 +39,7 @@ def main() -> int:
         print(f"schemathesis cannot be installed: {problem}")
         return 1
     failed = 0
-    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), *FLAGS, router_flags=FLAGS) as pair:
+    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), *WORKER_FLAGS, router_flags=ROUTER_FLAGS) as pair:
         for name, url in zip(("worker", "router"), pair.urls, strict=True):
             done = check(url, arguments.examples, arguments.seed)
             failed += done.returncode != 0 or not pair.alive

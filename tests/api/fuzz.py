@@ -37,7 +37,8 @@ HANGS = 180.0
 MOST_FAULTS = 20
 GROWTH_MIB = 96
 """Memory growth of a process after the first tenth of the run: allocators keep what they used at their peak."""
-FLAGS = ("--token-cache-bytes", "1000000", "--header-timeout", "20", "--body-timeout", "20")
+ROUTER_FLAGS = ("--token-cache-bytes", "1000000", "--header-timeout", "20", "--body-timeout", "20")
+WORKER_FLAGS = ("--limits", "token_cache_bytes=1000000,header_timeout=20,body_timeout=20")
 FUNCTION = {"name": "pick", "parameters": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}}
 SHORT = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
 RESPONSE = {"input": "hi", "max_output_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -243,7 +244,7 @@ def _extract(path: str, body: dict[str, Any], data: str) -> dict[str, Any]:
 
 def fuzz(folder: Path, count: int, seed: int) -> Report:
     """Start the processes, run, and stop them."""
-    with Pair(folder, *FLAGS, router_flags=FLAGS) as pair:
+    with Pair(folder, *WORKER_FLAGS, router_flags=ROUTER_FLAGS) as pair:
         document = pair.worker.client.get("/openapi.json").json()
         return asyncio.run(Fuzz(pair, document, seed).run(count))
 

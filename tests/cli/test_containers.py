@@ -52,6 +52,9 @@ def test_claims_and_files_are_mapped_below_the_model_root(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=f"{tmp_path}/weights/qwen/y, which does not exist"):
         find("/mnt/model/y")
     assert localize("--model=file:///models/demo", find) == f"--model=file://{tmp_path}/models/demo"
+    assert localize('--speculative-config={"model": "file:///mnt/model/x", "a": 1}', find) == (
+        f'--speculative-config={{"model": "file://{tmp_path}/weights/qwen/x", "a": 1}}'
+    )
     assert localize("file:///mnt/model", find) == f"file://{tmp_path}/weights/qwen"
     assert localize("hf://org/name", find) == "hf://org/name"
     with pytest.raises(UserError, match="--model-root"):
@@ -70,16 +73,17 @@ def test_local_flags_come_last_and_the_parents_environment_does_not_leak(tmp_pat
         found["worker"].template,
         IDENTITY,
         port=4000,
-        flags=found["worker"].flags("qwen-worker-0", 4000, settings),
+        flags=found["worker"].flags(4000, settings),
+        variables=found["worker"].variables("qwen-worker-0", 4000, settings),
         host_env={"PATH": "/bin", "FAIRLEAD_PORT": "1", "FAIRLEAD_MODEL": "no", "FAIRLEAD_CPU_ISA": "none"},
         find_program=lambda command: ["/bin/worker"],
         find_path=lambda path: path,
     )
     assert container.command[:3] == ("/bin/worker", "--port", "8000")
     assert container.command[-2:] == ("--threads", "1")
-    assert "127.0.0.1:4000" in container.command
-    assert container.env == {"PATH": "/bin", "FAIRLEAD_CPU_ISA": "none", "PYTHONUNBUFFERED": "1"}
-    assert f"file://{tmp_path}/qwen" in found["router"].flags("r", 8080, settings)
+    assert container.env["FAIRLEAD_ADVERTISE"] == "127.0.0.1:4000" and container.env["FAIRLEAD_REDIS_URL"] == "unix:///r"
+    assert "FAIRLEAD_PORT" not in container.env and container.env["FAIRLEAD_CPU_ISA"] == "none"
+    assert f"file://{tmp_path}/qwen" in found["router"].flags(8080, settings)
 
 
 def deployment(component: str, replicas: int) -> dict[str, Any]:

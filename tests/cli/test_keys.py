@@ -88,6 +88,6 @@ def test_local_mode_reads_the_key_file_from_the_environment(tmp_path: Path, monk
     settings = LocalSettings(redis_url="", endpoints=tmp_path, logs=tmp_path)
     monkeypatch.delenv("FAIRLEAD_API_KEYS_FILE", raising=False)
     with pytest.raises(UserError, match="FAIRLEAD_API_KEYS_FILE"):
-        router.flags("chat-router-0", 1, settings)
+        router.flags(1, settings)
     monkeypatch.setenv("FAIRLEAD_API_KEYS_FILE", str(tmp_path / "keys.yaml"))
-    assert router.flags("chat-router-0", 1, settings)[-2:] == ["--api-keys-file", str(tmp_path / "keys.yaml")]
+    assert router.flags(1, settings)[-2:] == ["--api-keys-file", str(tmp_path / "keys.yaml")]

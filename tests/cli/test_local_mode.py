@@ -58,9 +58,10 @@ class Up:
         """Return pod name → process id of its leader."""
         found = {}
         for pid in find_marked(self.mark):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if "--advertise" in words and os.getpgid(pid) == pid:
-                found[words[words.index("--pod-name", words.index("--advertise") - 2) + 1]] = pid
+            words, variables = (Path(f"/proc/{pid}/{kind}").read_bytes().decode().split("\0") for kind in ("cmdline", "environ"))
+            names = [each.partition("=")[2] for each in variables if each.startswith("FAIRLEAD_POD_NAME=")]
+            if names and "--host" in words and os.getpgid(pid) == pid:  # its engine process has the same variables
+                found[names[0]] = pid
         return found
 
     def wait(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:

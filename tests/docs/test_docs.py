@@ -15,6 +15,7 @@ DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
 OTHER_PROGRAMS_FLAGS = {"cascade", "location", "set", "skip-tests", "take-ownership"}
 """Flags of helm, kubectl and curl that the pages explain."""
+OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_ROLLOUT_SEEDS"}
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
 
@@ -73,7 +74,8 @@ def test_named_benchmarks_exist() -> None:
 
 def test_named_flags_exist() -> None:
     reference = _load("reference")
-    pages = [reference.flags_page("", config) for config in (reference.WorkerConfig, reference.RouterConfig, reference.OperatorConfig)]
+    others = (reference.RouterConfig, reference.OperatorConfig)
+    pages = [reference.worker_flags_page(), *(reference.flags_page("", config) for config in others)]
     served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
     sources = [path.read_text() for folder in ("cli", "bench") for path in (ROOT / folder).rglob("*.py")]
     ours = served | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
@@ -84,6 +86,17 @@ def test_named_flags_exist() -> None:
         if flag not in ours | OTHER_PROGRAMS_FLAGS
     }
     assert stale == set()
+
+
+def test_named_settings_exist() -> None:
+    """Keys of `--limits` and variables, in all pages."""
+    reference = _load("reference")
+    configs = (reference.WorkerConfig, reference.RouterConfig, reference.OperatorConfig)
+    known = {f"FAIRLEAD_{name.upper()}" for config in configs for name in config.model_fields} | OTHER_VARIABLES
+    named = {(page, name) for page, text in PAGES.items() for name in re.findall(r"`(FAIRLEAD_[A-Z_]+[A-Z])\b", text)}
+    keys = {(page, key) for page, text in PAGES.items() for key in re.findall(r"`--limits ([a-z_]+)", text)}
+    assert {each for each in named if each[1] not in known} == set()
+    assert keys and {each for each in keys if each[1] not in reference.Limits.model_fields} == set()
 
 
 @cache

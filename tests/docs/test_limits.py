@@ -1,23 +1,24 @@
-"""docs/reference/limits.md names only existing flags, and all flags that limit a client."""
+"""docs/reference/limits.md names only existing settings, and all that limit a client."""
 
 import re
 from pathlib import Path
 
 from fairlead_router.config import RouterConfig
-from fairlead_worker.config import WorkerConfig
+from fairlead_worker.config import Limits, WorkerConfig
+from fairlead_worker.config.options import topic_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
-BOUNDS = {"--max-body-bytes", "--max-header-bytes", "--max-headers", "--header-timeout", "--body-timeout", "--max-connections"}
+SHARED = {"max_body_bytes", "max_header_bytes", "max_headers", "header_timeout", "body_timeout", "max_connections"}
 
 
-def test_the_page_names_only_existing_flags() -> None:
-    flags = {config: {"--" + name.replace("_", "-") for name in config.model_fields} for config in (WorkerConfig, RouterConfig)}
-    named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
-    assert named <= set().union(*flags.values())
-    assert named >= BOUNDS | {"--max-logprob-entries", "--max-grammar-bytes", "--max-waiting-requests", "--max-inflight-bytes"}
-    assert all(of >= BOUNDS for of in flags.values()), "the same names in both components"
-    assert all(WorkerConfig.model_fields[name].default == RouterConfig.model_fields[name].default for name in map(_field, BOUNDS))
+def test_the_page_names_only_existing_settings() -> None:
+    settings = [line.split("|")[-2] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    named = {name for cell in settings for name in re.findall(r"`([a-z_-]+)`", cell)}
+    flags = {"--" + name.replace("_", "-") for name, field in WorkerConfig.model_fields.items() if topic_of(field)}
+    flags |= {"--" + name.replace("_", "-") for name in RouterConfig.model_fields}
+    assert named - flags <= Limits.model_fields.keys()
+    assert named >= SHARED | {"max_logprob_entries", "max_grammar_bytes", "--max-waiting-requests", "--max-inflight-bytes"}
 
 
-def _field(flag: str) -> str:
-    return flag[2:].replace("-", "_")
+def test_both_components_have_the_same_limits_of_connections() -> None:
+    assert all(Limits.model_fields[name].default == RouterConfig.model_fields[name].default for name in SHARED)

@@ -18,7 +18,8 @@ from fairlead.random_model.build import make_model
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("admin")
     model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
-    started = WorkerProcess(model, folder / "worker", "--admin-port", "0", "--allow-runtime-lora-updating", "--served-model-name", "tiny")
+    variables = {"FAIRLEAD_ADMIN_PORT": "0", "FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING": "true"}
+    started = WorkerProcess(model, folder / "worker", "--served-model-name", "tiny", **variables)
     yield started.wait_ready()
     assert started.stop() == 0, "both ports close cleanly"
 

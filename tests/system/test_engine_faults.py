@@ -27,9 +27,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet = Fleet(folder, workers=0, redis=redis.url, flags=(*ROUTER_FLAGS, "--silence-timeout", f"{TIMES.silence:g}"))
         for number in range(2):
             pod, port = f"pod-{number}", free_port()
-            command = [sys.executable, "-m", "fairlead_worker.main", "--host", "127.0.0.1", "--port", str(port), "--pod-name", pod]
+            variables = (f"FAIRLEAD_POD_NAME={pod}", f"FAIRLEAD_REDIS_URL={redis.url}", f"FAIRLEAD_INDEX_NAMESPACE={NAMESPACE}")
+            command = ["env", *variables, f"FAIRLEAD_TERMINATION_LOG={os.devnull}"]
+            command += [sys.executable, "-m", "fairlead_worker.main", "--host", "127.0.0.1", "--port", str(port)]
             command += ["--model", f"file://{model}", "--served-model-name", "tiny", "--kv-pages", "600", "--threads", "1"]
-            command += ["--redis-url", redis.url, "--index-namespace", NAMESPACE, "--termination-log", ""]
             fleet.add_process(pod, f"127.0.0.1:{port}", Process(pod, command, folder / f"{pod}.log"))
         with fleet:
             yield fleet

@@ -32,7 +32,8 @@ BATCH = 1000
 ANSWER_SECONDS = 10.0
 GROWTH_MIB = 64
 GROWTH_DESCRIPTORS = 16
-FLAGS = ("--header-timeout", "5", "--body-timeout", "5")
+ROUTER_FLAGS = ("--header-timeout", "5", "--body-timeout", "5")
+WORKER_FLAGS = ("--limits", "header_timeout=5,body_timeout=5")
 FAULTS = ("internal error of the router", "Exception in ASGI application", "Traceback", "Fatal")
 COMPLETION = {"prompt": "x", "max_tokens": 1}
 
@@ -156,7 +157,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     wrong: list[Any] = in_process(options.count, options.seed, options.processes)
-    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), *FLAGS, router_flags=FLAGS) as pair:
+    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), *WORKER_FLAGS, router_flags=ROUTER_FLAGS) as pair:
         wrong += asyncio.run(over_sockets(pair, max(1, options.count // SOCKET_SHARE), options.seed))
     for line in wrong[:20]:
         print(line[:2000])

@@ -1,9 +1,9 @@
 """Build model, adapters and runner from the configuration, the same on every rank. Imports torch late, because that takes seconds."""
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fairlead_worker.config import WorkerConfig
+from fairlead_worker.config import SpeculativeConfig, WorkerConfig
 from fairlead_worker.cores import engine_threads
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def make(
         backend=config.attention_backend,
         native_decoder=config.native_decoder,
         kv_pages=config.kv_pages,
-        kv_cache_bytes=config.kv_cache_bytes // config.tensor_parallel,
-        host_kv_cache_bytes=config.host_kv_cache_bytes // config.tensor_parallel,
+        kv_cache_bytes=config.kv_cache_memory_bytes // config.tensor_parallel_size,
+        host_kv_cache_bytes=config.host_kv_cache_bytes // config.tensor_parallel_size,
         draft=draft,
         adapters=adapters,
         steps=scheduler_config(config, loaded),
@@ -99,15 +99,16 @@ def make(
 
 def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
     """Return the decodes of the largest CUDA graph; 0 if there can be none. `tell`: log the reason."""
+    ranks, most = config.tensor_parallel_size, config.max_cudagraph_capture_size
     reasons = {
-        f"--tensor-parallel {config.tensor_parallel} (a graph would have to contain the all-reduces)": config.tensor_parallel > 1,
+        f"--tensor-parallel-size {ranks} (a graph would have to contain the all-reduces)": ranks > 1,
         "--deterministic (decodes are computed like prefills)": config.deterministic,
         f"a {device.upper()}": device != "cuda",
     }
     found = [name for name, there in reasons.items() if there]
-    if found and config.cuda_graph_max_batch and tell:
-        logger.warning("--cuda-graph-max-batch %d is ignored: no CUDA graphs with %s", config.cuda_graph_max_batch, ", ".join(found))
-    return 0 if found else config.cuda_graph_max_batch
+    if found and most and tell:
+        logger.warning("--max-cudagraph-capture-size %d is ignored: no CUDA graphs with %s", most, ", ".join(found))
+    return 0 if found else most
 
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
@@ -120,21 +121,30 @@ def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerC
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size,
-        idle_prefill_chunks=config.idle_prefill_chunks,
+        idle_prefill_chunks=config.limits.idle_prefill_chunks,
         max_prefill_tokens=config.max_prefill_tokens,
         prefill_max_requests=config.prefill_max_requests,
-        dedupe_tokens=config.dedupe_tokens,
+        dedupe_tokens=config.limits.dedupe_tokens,
         enable_mixed_chunk=config.enable_mixed_chunk,
         itl_target_ms=CPU_STEP_MS if bounded else config.itl_target_ms,
         chunks_grow=not bounded,
-        policy=config.policy,
+        policy=config.scheduling_policy,
         eos_token_ids=loaded.eos_token_ids,
         generates=loaded.generates,
-        speculative_method=config.speculative_method,
-        speculative_num_tokens=config.speculative_num_tokens,
-        speculative_ngram_min=config.speculative_ngram_min,
-        speculative_ngram_max=config.speculative_ngram_max,
+        **_speculation(config.speculative_config),
     )
+
+
+def _speculation(config: SpeculativeConfig | None) -> dict[str, Any]:
+    """Return the scheduler's settings of speculative decoding; none if it is off."""
+    if config is None:
+        return {}
+    return {
+        "speculative_method": "ngram" if config.method == "ngram" else "draft",
+        "speculative_num_tokens": config.num_speculative_tokens,
+        "speculative_ngram_min": config.prompt_lookup_min,
+        "speculative_ngram_max": config.prompt_lookup_max,
+    }
 
 
 def describe_error(error: Exception) -> str:

@@ -66,9 +66,9 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
     `folder`: for sockets; None: the system's temporary folder.
     """
     try:
-        ranks = Ranks(config, end, folder) if config.tensor_parallel > 1 else None
+        ranks = Ranks(config, end, folder) if config.tensor_parallel_size > 1 else None
     except OSError as error:
-        end.send(Failed(reason=f"cannot listen for the other nodes at --leader {config.leader}: {error.strerror or error}"))
+        end.send(Failed(reason=f"cannot listen for the other nodes at --master-addr {config.master_addr}: {error.strerror or error}"))
         return 1
     status = 1
     try:
@@ -99,15 +99,6 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     except OSError as error:
         end.send(Failed(reason=f"--trace-schedule {config.trace_schedule} cannot be written: {error.strerror}"))
         return 1
-    profiled = None
-    if config.profile_steps:
-        from fairlead_worker.execution.profile import Profiled
-
-        try:
-            profiled = Profiled(runner, config.profile_steps, Path(config.profile_file))
-        except OSError as error:
-            end.send(Failed(reason=f"--profile-file {config.profile_file} cannot be written: {error.strerror}"))
-            return 1
     # The objects created so far live as long as the process. Without the freeze, each full collection traversed them (400,000 objects of
     # torch and transformers) and stopped every stream for 0.2 seconds.
     gc.collect()
@@ -116,11 +107,9 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     try:
         if isinstance(scheduler, OverlapScheduler):
             return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
-        return run_plain(scheduler, profiled or runner, end, end, timer, adapters, runner.grammars)
+        return run_plain(scheduler, runner, end, end, timer, adapters, runner.grammars)
     finally:
         timer.close()
-        if profiled is not None:
-            profiled.close()
 
 
 def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, Adapters | None]":
@@ -154,17 +143,17 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         group = ranks.join()
         loaded = load(config, _progress_reporter(end), cache, group, Located(ranks))
         ranks.loaded()
-        if config.nodes > 1:
+        if config.nnodes > 1:
             group.check_same(config.model, loaded.digest)
     draft = None
-    if config.speculative_model:
+    if config.speculative_config is not None and config.speculative_config.model:
         draft = load_draft(
-            config.speculative_model, loaded, dtype=config.dtype, progress=_progress_reporter(end, "of the draft model"), cache=cache
+            config.speculative_config.model, loaded, dtype=config.dtype, progress=_progress_reporter(end, "of the draft model"), cache=cache
         )
     # Before the KV cache, which takes the remaining memory.
     adapters = build_adapters(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
-        end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
+        end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora_modules), detail=name))
         assert adapters is not None, "the configuration counts them"
         folder = adapter_folder(name, uri, _progress_reporter(end, f"of adapter {name}"), cache)
         if ranks is not None:
@@ -221,10 +210,9 @@ def overlaps(config: WorkerConfig) -> bool:
     if config.overlap != "on":
         return False
     reasons = {
-        f"--tensor-parallel {config.tensor_parallel}": config.tensor_parallel > 1,
-        f"--speculative-method {config.speculative_method}": config.speculative_method != "none",
+        f"--tensor-parallel-size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
+        "--speculative-config": config.speculative_config is not None,
         "--trace-schedule": bool(config.trace_schedule),
-        "--profile-steps": config.profile_steps > 0,
     }
     if found := [name for name, applies in reasons.items() if applies]:
         logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
@@ -248,7 +236,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
         "page_size": ready.page_size,
         "pages": ready.pages,
         "chunked_prefill_size": config.chunked_prefill_size,
-        "policy": config.policy,
+        "policy": config.scheduling_policy,
     }
     return ScheduleTrace(Path(config.trace_schedule), about)
 
@@ -260,7 +248,7 @@ def _build_grammars(
     from fairlead_worker.grammar.compiler import Compiler, GrammarError
     from fairlead_worker.sampling.grammars import Grammars
 
-    if not config.max_grammar_bytes:
+    if not config.limits.max_grammar_bytes:
         return None
     end.send(Loading(phase="grammars", percent=0))
     try:
@@ -268,7 +256,8 @@ def _build_grammars(
     except GrammarError as error:
         logger.warning("structured output is refused: %s", error)
         return None
-    return Grammars(compiler, threads=config.grammar_threads, entries=config.grammar_cache_entries, timeout=config.grammar_timeout)
+    limits = config.limits
+    return Grammars(compiler, threads=limits.grammar_threads, entries=limits.grammar_cache_entries, timeout=limits.grammar_timeout)
 
 
 def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":

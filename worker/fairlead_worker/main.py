@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     logger.info("CPU level: %s", level)
     logger.info("configuration: %s", config.describe())
     if has_password(config.redis_url):
-        logger.warning("--redis-url holds a password, which process lists show: use --redis-password-file")
+        logger.warning("FAIRLEAD_REDIS_URL holds a password, which manifests show: use FAIRLEAD_REDIS_PASSWORD_FILE")
     if config.node_rank:
         from fairlead_worker.node import serve as serve_ranks
 
@@ -82,7 +82,7 @@ def _fail(config: WorkerConfig, reason: str) -> int:
         try:
             path.write_bytes(reason.encode()[:TERMINATION_BYTES])
         except OSError as error:
-            logger.warning("--termination-log %s cannot be written: %s", path, error)
+            logger.warning("FAIRLEAD_TERMINATION_LOG %s cannot be written: %s", path, error)
     print(f"fairlead-worker: {reason}", file=sys.stderr, flush=True)
     return 1
 

@@ -343,7 +343,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     sampling_defaults: dict[str, float] = {}
     """temperature, top_p, top_k, min_p, repetition_penalty that the model's authors recommend, if the configuration uses them."""
     adapters: tuple[AdapterInfo, ...] = ()
-    """Adapters of `--lora`."""
+    """Adapters of `--lora-modules`."""
     pooling: Pooling = Pooling()
     generates: bool = True
     """False: the model has no language model head and serves embeddings only."""

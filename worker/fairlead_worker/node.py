@@ -1,7 +1,7 @@
 """A node of a model other than the leader's: runs its ranks, and stands for rank 0 there. Serves nothing.
 
-`fairlead-worker --nodes N --node-rank 1 --leader HOST:PORT` and the leader's other flags. A leader that is not there yet is waited for, as
-this node is by the leader. The end of either is the end of both.
+`fairlead-worker --nnodes N --node-rank 1 --master-addr HOST:PORT` and the leader's other flags start it. Node
+and leader wait for each other. The end of either is the end of both.
 """
 
 import logging
@@ -88,13 +88,13 @@ class Node:
     def run(self) -> None:
         """Raises Over."""
         welcome = self._join()
-        logger.info("in, as node %d of %d", self._config.node_rank, self._config.nodes)
+        logger.info("in, as node %d of %d", self._config.node_rank, self._config.nnodes)
         steps = self._socket(zmq.PULL, welcome.steps)
         steps_monitor = monitor(steps)
         config, first = self._config, self._config.node_rank * self._config.local_ranks
         meeting = endpoint(self._host, welcome.meeting).removeprefix("tcp://")
         ranks = range(first, first + config.local_ranks)
-        self._processes = Processes(ranks, config.tensor_parallel, config.model_dump(), self._rank_lost, meeting=meeting, first=first)
+        self._processes = Processes(ranks, config.tensor_parallel_size, config.model_dump(), self._rank_lost, meeting=meeting, first=first)
         threading.Thread(target=self._resolve_files, name="model", daemon=True).start()
         poller = zmq.Poller()  # steps first: nothing else is in a hurry
         for each in (steps, steps_monitor, self._leader_socket, self._leader_monitor):
@@ -142,7 +142,7 @@ class Node:
         while True:
             if time.monotonic() >= last_log + REMINDER_SECONDS:
                 last_log = time.monotonic()
-                logger.info("node %d of %d waits for %s", config.node_rank, config.nodes, self._leader)
+                logger.info("node %d of %d waits for %s", config.node_rank, config.nnodes, self._leader)
             self._send(hello)
             if self._leader_socket.poll(int(RETRY_SECONDS * 1000)):
                 answer: Welcome | NodeRejected = msgspec.msgpack.decode(self._leader_socket.recv(), type=Welcome | NodeRejected)
@@ -206,7 +206,7 @@ class Node:
             self._leader_socket.send(data, zmq.NOBLOCK)
 
     def _resolve_files(self) -> None:
-        """The files of the model and of `--lora`, on this node."""
+        """The files of the model and of `--lora-modules`, on this node."""
         from fairlead_worker.build import describe_error
         from fairlead_worker.lora.source import adapter_folder
         from fairlead_worker.weights.uri import resolve

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bench.engine.step_profiler import covered
 from bench.gpu.device import Device
 from bench.gpu.loop import Loop
 from bench.gpu.model import SHAPES
 from bench.gpu.report import beside
 from bench.gpu.shared_model import Kit
-from fairlead_worker.execution.profile import covered
 
 
 def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:

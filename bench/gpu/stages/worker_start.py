@@ -10,7 +10,7 @@ from bench.gpu.shared_model import Kit
 from bench.gpu.stages.serving import ask, worker
 
 WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("graphs, steps ahead", ("--overlap", "on", "--cuda-graph-max-batch", "256")),
+    ("graphs, steps ahead", ("--overlap", "on", "--max-cudagraph-capture-size", "256")),
     ("flags as they come", ()),
 )
 

@@ -10,6 +10,7 @@ from fairlead.errors import UserError
 from fairlead_worker.isa import VARIABLE as CPU_LEVEL
 
 LOOPBACK = "127.0.0.1"
+_FILE_URI = re.compile(r'(?:^|(?<=[="]))file://([^"]+)')
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][\w.-]*)\))")
 
 
@@ -103,14 +104,15 @@ def local_container(
     *,
     port: int,
     flags: Sequence[str],
+    variables: Mapping[str, str],
     host_env: Mapping[str, str],
     find_program: Callable[[Sequence[str]], Sequence[str]],
     find_path: Callable[[str], str],
 ) -> Container:
     """Return the first container of a pod template as a local process.
 
-    `flags` are appended, so they override the template's. `find_program` maps the container's command to one on this machine,
-    `find_path` maps paths. The container's variables override `host_env`, of which no `FAIRLEAD_` variable is inherited
+    `flags` are appended and `variables` added last, so both override the template's. `find_program` maps the container's command to one on
+    this machine, `find_path` maps paths. The container's variables override `host_env`, of which no `FAIRLEAD_` variable is inherited
     except the CPU level, because that belongs to the machine.
     """
     container = template["spec"]["containers"][0]
@@ -121,7 +123,7 @@ def local_container(
     command = find_program([expand(word, own) for word in container.get("command", ())])
     return Container(
         command=(*command, *(localize(arg, find_path) for arg in args), *flags),
-        env={**inherited, **own, "PYTHONUNBUFFERED": "1"},
+        env={**inherited, **own, **variables, "PYTHONUNBUFFERED": "1"},
         port=port,
         readiness=_probe(container, "readinessProbe", port),
         startup=_probe(container, "startupProbe", port),
@@ -130,11 +132,8 @@ def local_container(
 
 
 def localize(arg: str, find_path: Callable[[str], str]) -> str:
-    """Map the path in `--model=file:///mnt/model` or `file:///mnt/model` to this machine. Other arguments stay unchanged."""
-    before, scheme, path = arg.partition("file://")
-    if not scheme or (before and not before.endswith("=")):
-        return arg
-    return f"{before}file://{find_path(path)}"
+    """Map the path in `file:///mnt/model`, `--model=file:///mnt/model` or a JSON string to this machine. Other text stays unchanged."""
+    return _FILE_URI.sub(lambda match: f"file://{find_path(match[1])}", arg)
 
 
 def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[str], str]:

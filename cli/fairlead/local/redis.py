@@ -31,7 +31,7 @@ def find_redis_server() -> str | None:
 
 
 class LocalRedis:
-    """A running server that is restarted when it dies. `url` is for `--redis-url`."""
+    """A running server that is restarted when it dies. `url` is what workers and routers connect to."""
 
     def __init__(self, start: Callable[[], Awaitable[Process]], url: str, log: Path) -> None:
         self.url = url

@@ -56,17 +56,29 @@ class Workload:
     def labels(self) -> dict[str, str]:
         return dict((self.template.get("metadata") or {}).get("labels") or {})
 
-    def flags(self, pod: str, port: int, settings: LocalSettings) -> list[str]:
+    def flags(self, port: int, settings: LocalSettings) -> list[str]:
         """Return flags that replace those of a cluster. They follow the Deployment's own, and the last one wins."""
         # One port serves all paths, because only this machine can reach it.
-        flags = ["--host", LOOPBACK, "--port", str(port), "--admin-port=", "--redis-url", settings.redis_url]
+        flags = ["--host", LOOPBACK, "--port", str(port)]
         if self.component == "router":
+            flags += ["--admin-port=", "--worker-admin-port=", "--redis-url", settings.redis_url]
             # Local endpoints are current, so a stopping router need not accept new connections for a while.
-            flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--worker-admin-port=", "--drain-grace", "0"]
+            flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
-        flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
-        flags += ["--peers", f"file://{settings.endpoints_file(self.service)}"]
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._sets_threads else flags
+
+    def variables(self, pod: str, port: int, settings: LocalSettings) -> dict[str, str]:
+        """Return environment variables that replace those of a cluster. An empty one counts as unset."""
+        if self.component == "router":
+            return {}
+        return {
+            "FAIRLEAD_POD_NAME": pod,
+            "FAIRLEAD_ADVERTISE": f"{LOOPBACK}:{port}",
+            "FAIRLEAD_ADMIN_PORT": "",
+            "FAIRLEAD_REDIS_URL": settings.redis_url,
+            "FAIRLEAD_TERMINATION_LOG": str(settings.logs / f"{pod}.termination"),
+            "FAIRLEAD_PEERS": f"file://{settings.endpoints_file(self.service)}",
+        }
 
     @property
     def _keyed(self) -> bool:

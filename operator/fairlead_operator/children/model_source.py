@@ -1,4 +1,4 @@
-"""Model URIs: the values of `--model`, `--speculative-model` and `--lora`, and the mounts and environment that they need."""
+"""Model URIs for `--model`, `--lora-modules` and `--speculative-config`, and the mounts and environment that they need."""
 
 from dataclasses import dataclass, field
 
@@ -16,8 +16,8 @@ CACHE_MOUNT = "/var/cache/fairlead"
 @dataclass
 class ModelSource:
     uri: str  # as given to --model
-    draft: str = ""  # as given to --speculative-model
-    adapters: dict[str, str] = field(default_factory=dict)  # name → URI, as given to --lora
+    draft: str = ""  # model of --speculative-config
+    adapters: dict[str, str] = field(default_factory=dict)  # name → URI, as given to --lora-modules
     volumes: list[Object] = field(default_factory=list)
     mounts: list[Object] = field(default_factory=list)
     env: list[Object] = field(default_factory=list)
@@ -39,7 +39,6 @@ def model_source(spec: ServiceSpec) -> ModelSource:
     found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
     if any(downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
         found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
-        # Environment variables instead of a flag: images of older releases do not have the flag and read only HF_HOME.
         found.env += [{"name": "HF_HOME", "value": CACHE_MOUNT}, {"name": "FAIRLEAD_MODEL_CACHE", "value": CACHE_MOUNT}]
     found.env += _access(model)
     found.uri = _mounted(found, "model", found.uri, MODEL_MOUNT)

@@ -1,4 +1,4 @@
-"""How workers and routers reach the index: flags, and one Secret for each role, which the kubelet mounts as files."""
+"""How workers and routers reach the index: variables and flags, and one Secret for each role, which the kubelet mounts as files."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ _FLAGS = {
 
 
 def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
-    """Return only flags with a value other than the default: images of older releases have `redis-url` only."""
+    """Return the router's flags, only those with a value other than the default."""
     if not settings.redis_url:
         return {}
     made: dict[str, object] = {"redis-url": settings.redis_url}
@@ -30,6 +30,11 @@ def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
     if service.spec.routing.index_groups > 1:
         made["index-groups"] = service.spec.routing.index_groups
     return made
+
+
+def variables(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """Return the worker's environment variables: the same settings as the router's flags."""
+    return {f"FAIRLEAD_{flag.replace('-', '_').upper()}": value for flag, value in flags(service, settings).items()}
 
 
 def objects(service: InferenceService, settings: Settings, seen: ObservedRedis | None) -> list[Object]:

@@ -1,5 +1,6 @@
 """The workers: a Deployment or LeaderWorkerSet of model replicas, a headless Service for discovery, and a PodDisruptionBudget."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,9 @@ from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
 POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
-"""Value of `--policy` for `spec.engine.schedulingPolicy`."""
+"""Value of `--scheduling-policy` for `spec.engine.schedulingPolicy`."""
+SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
+"""Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
 WORKERS_MOST_LORAS = 8  # the worker's default of --max-loras
 SETTLE = 10  # seconds: cluster DNS caches addresses of workers for 5, and without an index routers discover workers only through DNS
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
@@ -120,13 +123,13 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
         "image": settings.worker_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-worker"],
-        "args": arguments(service, settings, source),
+        "args": arguments(service, source),
         "env": [
-            pods.downward("POD_NAME", "metadata.name"),
+            pods.downward("FAIRLEAD_POD_NAME", "metadata.name"),
             pods.downward("POD_IP", "status.podIP"),
+            *_environment(service, settings),
             {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
             *source.env,
-            *_warming(service, settings),
             *groups.environment(service, worker_revision(service)),
         ],
         "ports": [
@@ -149,7 +152,32 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
     }
 
 
-def arguments(service: InferenceService, settings: Settings, source: ModelSource) -> list[str]:
+def _environment(service: InferenceService, settings: Settings) -> list[Object]:
+    """Return the settings that have no flag. The kubelet expands `$(POD_IP)`, which stands before them."""
+    variables: dict[str, object] = {
+        "FAIRLEAD_ADVERTISE": f"$(POD_IP):{names.WORKER_PORT}",
+        "FAIRLEAD_ADMIN_PORT": names.WORKER_ADMIN_PORT,
+        "FAIRLEAD_INDEX_NAMESPACE": names.index_namespace(service),
+        **redis.variables(service, settings),
+        **_warmup(service, settings),
+    }
+    return [{"name": name, "value": str(value)} for name, value in variables.items()]
+
+
+def _warmup(service: InferenceService, settings: Settings) -> dict[str, object]:
+    """Return the settings of prefix warm-up."""
+    engine = service.spec.engine
+    if not engine.warmup_tokens:
+        return {}
+    workers = f"{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}"
+    return {
+        "FAIRLEAD_WARMUP_TOKENS": engine.warmup_tokens,
+        "FAIRLEAD_WARMUP_TIMEOUT": engine.warmup_timeout_seconds,
+        "FAIRLEAD_PEERS": f"dns://{workers}:{names.WORKER_PORT}",
+    }
+
+
+def arguments(service: InferenceService, source: ModelSource) -> list[str]:
     """Return the command line of a worker. Arguments of the user come last, because the last value of a flag is used."""
     engine, cache = service.spec.engine, service.spec.engine.kv_cache
     flags: dict[str, object] = {
@@ -157,11 +185,6 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         "served-model-name": service.served_model_name,
         "host": "0.0.0.0",
         "port": names.WORKER_PORT,
-        "admin-port": names.WORKER_ADMIN_PORT,
-        "pod-name": "$(POD_NAME)",
-        "advertise": f"$(POD_IP):{names.WORKER_PORT}",
-        "index-namespace": names.index_namespace(service),
-        **redis.flags(service, settings),
         "page-size": cache.page_tokens,
         "block-tokens": cache.block_tokens,
         "max-model-len": engine.max_model_len or 0,  # 0: the limit of the model
@@ -170,20 +193,20 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         "max-prefill-tokens": engine.max_prefill_tokens,
         "attention-backend": engine.attention_backend.lower(),
         "dtype": engine.dtype.lower(),
-        "policy": POLICIES[engine.scheduling_policy],
+        "scheduling-policy": POLICIES[engine.scheduling_policy],
         "threads": engine.threads or 0,  # 0: from the CPU quota
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
     }
     if cache.pages is not None:
         flags["kv-pages"] = cache.pages
     if cache.size is not None:
-        flags["kv-cache-bytes"] = round(quantity(cache.size))
+        flags["kv-cache-memory-bytes"] = round(quantity(cache.size))
     if cache.host_size is not None:
         flags["host-kv-cache-bytes"] = round(quantity(cache.host_size))
     if engine.tensor_parallel > 1:
-        flags["tensor-parallel"] = engine.tensor_parallel
+        flags["tensor-parallel-size"] = engine.tensor_parallel
     if engine.nodes > 1:
-        flags["nodes"] = engine.nodes
+        flags["nnodes"] = engine.nodes
     if engine.prefill_max_requests is not None:
         flags["prefill-max-requests"] = engine.prefill_max_requests
     if engine.itl_target_milliseconds is not None:
@@ -193,26 +216,12 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
     if engine.max_waiting_requests != 1024:
         flags["max-waiting-requests"] = engine.max_waiting_requests
     if (speculation := engine.speculative_decoding) is not None:
-        flags |= {"speculative-method": speculation.method.lower(), "speculative-num-tokens": speculation.num_tokens}
-        flags["speculative-model"] = source.draft
-    loras = [f"--lora={name}={uri}" for name, uri in source.adapters.items()]
+        config = {"method": SPECULATIVE_METHODS[speculation.method], "num_speculative_tokens": speculation.num_tokens}
+        flags["speculative-config"] = json.dumps(config | ({"model": source.draft} if source.draft else {}))
+    loras = [f"--lora-modules={name}={uri}" for name, uri in source.adapters.items()]
     if len(loras) > WORKERS_MOST_LORAS:
         flags["max-loras"] = len(loras)
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + loras + list(engine.args)
-
-
-def _warming(service: InferenceService, settings: Settings) -> list[Object]:
-    """Return the settings of prefix warmup as environment variables. Images of older releases would refuse flags."""
-    engine = service.spec.engine
-    if not engine.warmup_tokens:
-        return []
-    peers = f"dns://{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}:{names.WORKER_PORT}"
-    variables = {
-        "FAIRLEAD_WARM_TOKENS": engine.warmup_tokens,
-        "FAIRLEAD_WARM_SECONDS": engine.warmup_timeout_seconds,
-        "FAIRLEAD_PEERS": peers,
-    }
-    return [{"name": name, "value": str(value)} for name, value in variables.items()]
 
 
 def _resources(service: InferenceService, settings: Settings) -> Object:

@@ -18,6 +18,8 @@ from fairlead_operator.revisions import worker_revision
 from fairlead_router.config import read_config
 from fairlead_worker.config import WorkerConfig
 
+NAMESPACE = "default/qwen"
+
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -47,7 +49,7 @@ specs = st.fixed_dictionaries(
                 "maxModelLen": st.sampled_from([4096, 32768]),
                 "dtype": st.sampled_from(["Auto", "BFloat16"]),
                 "tensorParallel": parallel,
-                "args": st.lists(st.sampled_from(["--threads=3", "--policy=fcfs"]), max_size=3),
+                "args": st.lists(st.sampled_from(["--threads=3", "--scheduling-policy=fcfs"]), max_size=3),
             },
         ),
         "resources": st.fixed_dictionaries({}, optional={"cpu": st.sampled_from(["4", "500m"]), "memory": st.just("8Gi")}),
@@ -83,7 +85,9 @@ def test_promises_of_every_manifest(spec: dict[str, Any]) -> None:
         drain = one.spec.rollout.drain_timeout_seconds
         assert pod["spec"]["terminationGracePeriodSeconds"] == drain + 15
         (container,) = pod["spec"]["containers"]
-        assert f"--drain-timeout={drain}" in container["args"] and "--index-namespace=default/qwen" in container["args"]
+        namespace = (f"--index-namespace={NAMESPACE}", {"name": "FAIRLEAD_INDEX_NAMESPACE", "value": NAMESPACE})
+        assert f"--drain-timeout={drain}" in container["args"]
+        assert namespace[0] in container["args"] if component == "router" else namespace[1] in container["env"]
         restricted(pod["spec"])
     replicas = made["Deployment", "qwen-worker"]["spec"]["replicas"]
     low, high = (one.spec.scaling.min_replicas, one.spec.scaling.max_replicas) if one.spec.scaling else (0, 1000)
@@ -168,7 +172,7 @@ def test_every_field_of_engine_takes_effect() -> None:
     plain = worker_args(service())
     seen = {tuple(worker_args(service(engine=change))) for change in changes}
     assert len(seen) == len(changes) and tuple(plain) not in seen
-    assert "--kv-cache-bytes=1073741824" in worker_args(service(engine={"kvCache": {"size": "1Gi"}}))
+    assert "--kv-cache-memory-bytes=1073741824" in worker_args(service(engine={"kvCache": {"size": "1Gi"}}))
     assert worker_args(service(engine={"args": ["--threads=3"]}))[-1] == "--threads=3", "the last one given wins"
 
 
@@ -194,7 +198,8 @@ def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
 def test_a_draft_model_comes_from_where_models_come_from(model: str, draft: str, argument: str, mounted: set[str]) -> None:
     pod = worker_pod(service(model={"uri": model}, engine={"speculativeDecoding": {"method": "Draft", "draftModelURI": draft}}))["spec"]
     container = pod["containers"][0]
-    assert f"--speculative-model={argument}" in container["args"] and "--speculative-method=draft" in container["args"]
+    (config,) = [arg.partition("=")[2] for arg in container["args"] if arg.startswith("--speculative-config=")]
+    assert json.loads(config) == {"method": "draft_model", "num_speculative_tokens": 5, "model": argument}
     assert {mount["mountPath"] for mount in container["volumeMounts"]} - {"/tmp", "/dev/shm"} == mounted
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert ("HF_HOME" in {one["name"] for one in container["env"]}) == ("/var/cache/fairlead" in mounted)
@@ -206,7 +211,7 @@ def test_adapters_are_loaded_from_where_models_come_from() -> None:
     one = service(model={"uri": "pvc://models/big", "adapters": adapters})
     pod = worker_pod(one)["spec"]
     container = pod["containers"][0]
-    found = [arg.removeprefix("--lora=") for arg in container["args"] if arg.startswith("--lora=")]
+    found = [arg.removeprefix("--lora-modules=") for arg in container["args"] if arg.startswith("--lora-modules=")]
     assert found == ["sql=file:///mnt/adapters/0/sql/v2", "tone=hf://lab/tone@v1", "plain=file:///adapters/plain"]
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert mounts.keys() - {"/tmp", "/dev/shm"} == {"/mnt/model", "/mnt/adapters/0", "/var/cache/fairlead"}
@@ -301,7 +306,7 @@ def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None
         InferenceService.parse({**manifest(), "metadata": metadata})
 
 
-def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
+def test_workers_and_routers_know_every_setting_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = {
         "kvCache": {"size": "1Gi", "hostSize": "2Gi"},
         "threads": 2,
@@ -319,13 +324,20 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
 
     def given(component: str) -> list[str]:
         (container,) = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]["containers"]
-        return [arg.replace("$(POD_IP)", "10.0.0.7") for arg in container["args"]]
+        for variable in container["env"]:
+            if component == "worker" and variable["name"].startswith("FAIRLEAD_"):
+                monkeypatch.setenv(variable["name"], variable.get("value", "qwen-0").replace("$(POD_IP)", "10.0.0.7"))
+        return list(container["args"])
 
     worker_config = WorkerConfig.from_command_line(given("worker"))
-    assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
+    assert worker_config.names == ("m",) and worker_config.kv_cache_memory_bytes == 1 << 30
+    assert (worker_config.pod, worker_config.advertise, worker_config.admin_port) == ("qwen-0", "10.0.0.7:8000", 8002)
+    assert worker_config.index_namespace == "default/qwen" and worker_config.redis is not None and worker_config.warmup_tokens == 8192
     assert worker_config.host_kv_cache_bytes == 2 << 30 and worker_config.prefill_max_requests == 3 and worker_config.itl_target_ms == 40
-    assert worker_config.quantization == "int8" and worker_config.speculative_num_tokens == 4
-    assert worker_config.speculative_model == "file:///mnt/draft/draft"
+    assert worker_config.quantization == "int8" and worker_config.scheduling_policy == "fcfs"
+    drafts = worker_config.speculative_config
+    assert drafts is not None and (drafts.num_speculative_tokens, drafts.model) == (4, "file:///mnt/draft/draft")
+    monkeypatch.undo()
     router_config = read_config(given("router"))
     assert router_config.namespace == "default/qwen"
     assert (router_config.policy, router_config.forwarding_mode, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
@@ -335,7 +347,7 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
     assert (routing.policy, routing.index_mode) == ("PrefixAware", "mirror")
 
     made = objects(service(engine={"tensorParallel": 2}))
-    assert WorkerConfig.from_command_line(given("worker")).tensor_parallel == 2
+    assert WorkerConfig.from_command_line(given("worker")).tensor_parallel_size == 2
     pod = made["Deployment", "qwen-worker"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
 

@@ -109,7 +109,7 @@ def test_admin_ports_are_in_no_service_and_the_two_sides_agree_on_them() -> None
     assert {name: [one["targetPort"] for one in each] for name, each in ports.items()} == {"qwen": ["http"], "qwen-workers": ["http"]}
     containers = {name: objects["Deployment", f"qwen-{name}"]["spec"]["template"]["spec"]["containers"][0] for name in ("worker", "router")}
     numbers = {name: {one["name"]: one["containerPort"] for one in each["ports"]} for name, each in containers.items()}
-    assert f"--admin-port={numbers['worker']['admin']}" in containers["worker"]["args"]
+    assert {"name": "FAIRLEAD_ADMIN_PORT", "value": str(numbers["worker"]["admin"])} in containers["worker"]["env"]
     assert f"--admin-port={numbers['router']['admin']}" in containers["router"]["args"]
     assert f"--worker-admin-port={numbers['worker']['admin']}" in containers["router"]["args"]
     probes = [each[probe]["httpGet"]["port"] for each in containers.values() for probe in each if probe.endswith("Probe")]

@@ -107,11 +107,11 @@ def test_both_pods_commands_are_the_workers_own(monkeypatch: pytest.MonkeyPatch)
         (one,) = body["spec"]["leaderWorkerTemplate"][template]["spec"]["containers"]
         for variable in one["env"]:
             if variable["name"].startswith("FAIRLEAD_"):
-                monkeypatch.setenv(variable["name"], variable["value"])
+                monkeypatch.setenv(variable["name"], variable.get("value", "qwen-0").replace("$(POD_IP)", "10.0.0.7"))
         for name, value in {"LEADER_ADDRESS": "qwen-worker-0.qwen-worker.default", "GROUP_SIZE": "2", "WORKER_INDEX": str(rank)}.items():
             monkeypatch.setenv(f"LWS_{name}", value)
-        config = WorkerConfig.from_command_line([arg.replace("$(POD_IP)", "10.0.0.7") for arg in one["args"]])
-        assert (config.nodes, config.node_rank, config.local_ranks) == (2, rank, 8)
+        config = WorkerConfig.from_command_line(one["args"])
+        assert (config.nnodes, config.node_rank, config.local_ranks) == (2, rank, 8)
         assert config.leader_address == ("qwen-worker-0.qwen-worker.default", 8001)
         # Each node fetches adapters by itself, from its own cache and its own mount.
         assert config.loras == {"sql": "hf://lab/sql@v1", "tone": "file:///mnt/adapters/1/tone"} and config.model_cache

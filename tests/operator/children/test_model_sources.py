@@ -89,11 +89,11 @@ def test_what_does_not_go_together_is_refused(model: dict[str, Any], words: str)
         service(model=model)
 
 
-def test_warming_is_given_in_variables_that_older_images_ignore() -> None:
+def test_warm_up_is_given_in_variables() -> None:
     seen = environment(template())
-    assert (seen["FAIRLEAD_WARM_TOKENS"], seen["FAIRLEAD_WARM_SECONDS"]) == ("8192", "10")
+    assert (seen["FAIRLEAD_WARMUP_TOKENS"], seen["FAIRLEAD_WARMUP_TIMEOUT"]) == ("8192", "10")
     assert seen["FAIRLEAD_PEERS"].startswith("dns://qwen-workers.default.svc.") and seen["FAIRLEAD_PEERS"].endswith(":8000")
-    assert "FAIRLEAD_WARM_TOKENS" not in environment(template(engine={"warmupTokens": 0}))
+    assert "FAIRLEAD_WARMUP_TOKENS" not in environment(template(engine={"warmupTokens": 0}))
     assert not any("warm" in argument for argument in template()["containers"][0]["args"])
 
 

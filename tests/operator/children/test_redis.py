@@ -35,6 +35,12 @@ def pods(settings: Settings, **routing: Any) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["template"]["spec"] for one in deployments}
 
 
+def index_settings(container: dict[str, Any]) -> set[str]:
+    """Return the flags of a router, and the variables of a worker as flags."""
+    variables = {one["name"].removeprefix("FAIRLEAD_"): one.get("value") for one in container["env"] if one["name"].startswith("FAIRLEAD_")}
+    return set(container["args"]) | {f"--{name.lower().replace('_', '-')}={value}" for name, value in variables.items()}
+
+
 def given(seen: ObservedRedis | None, status: Any = None) -> dict[str, dict[str, str]]:
     """By Secret: what it holds."""
     secrets = [one for one in made(SECURED, seen, status) if one["kind"] == "Secret"]
@@ -46,7 +52,7 @@ def test_each_role_mounts_its_own_credentials_and_no_others() -> None:
         (container,) = spec["containers"]
         flags = {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in zip(("username", "password"), FILES, strict=False)}
         flags |= {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in zip(("ca", "cert", "key"), FILES[2:], strict=True)}
-        assert {"--redis-url=rediss://redis.data:6380", *flags} <= set(container["args"])
+        assert {"--redis-url=rediss://redis.data:6380", *flags} <= index_settings(container)
         assert {"name": "redis", "mountPath": "/etc/fairlead/redis", "readOnly": True} in container["volumeMounts"]
         (volume,) = [one for one in spec["volumes"] if one["name"] == "redis"]
         assert volume["secret"] == {"secretName": f"qwen-redis-{role}", "optional": True, "defaultMode": 0o440}
@@ -79,13 +85,13 @@ def test_a_shared_login_is_given_as_it_is_and_kept_while_redis_is_silent() -> No
     assert given(None) == {}, "what exists is not touched before the operator has looked"
 
 
-def test_without_credentials_there_is_nothing_of_them_and_older_images_are_given_no_new_flag() -> None:
+def test_without_credentials_there_is_nothing_of_them() -> None:
     for settings in (SETTINGS, replace(SECURED, redis_url="")):
         assert not [one for one in made(settings) if one["kind"] == "Secret"]
         for spec in pods(settings).values():
-            assert "/etc/fairlead/redis" not in json.dumps(spec) and "index-groups" not in json.dumps(spec)
-            flags = [argument for argument in spec["containers"][0]["args"] if argument.startswith("--redis")]
-            assert flags == ([f"--redis-url={settings.redis_url}"] if settings.redis_url else [])
+            assert "/etc/fairlead/redis" not in json.dumps(spec) and "index-groups" not in json.dumps(spec).lower().replace("_", "-")
+            flags = {argument for argument in index_settings(spec["containers"][0]) if argument.startswith("--redis")}
+            assert flags == ({f"--redis-url={settings.redis_url}"} if settings.redis_url else set())
 
 
 def test_objects_are_rendered_without_the_operators_own_dependencies() -> None:
@@ -103,7 +109,7 @@ def test_credentials_change_no_revision() -> None:
 
 
 def test_groups_reach_both_sides_and_roll_both() -> None:
-    assert all("--index-groups=4" in spec["containers"][0]["args"] for spec in pods(SETTINGS, indexGroups=4).values())
+    assert all("--index-groups=4" in index_settings(spec["containers"][0]) for spec in pods(SETTINGS, indexGroups=4).values())
     one, four = service(), service(routing={"indexGroups": 4})
     assert router_revision(one) != router_revision(four) and worker_revision(one) != worker_revision(four)
     assert worker_revision(service(routing={"indexGroups": 1})) == worker_revision(one)

@@ -25,8 +25,8 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def worker(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     model = make_model(tmp_path_factory.mktemp("model") / "tiny", "qwen3", vocab=1024, layers=1)
-    flags = ("--redis-url", redis.url, "--index-namespace", NAMESPACE)
-    started = WorkerProcess(model, tmp_path_factory.mktemp("worker"), *flags, "--pod-name", "pod-0")
+    variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": NAMESPACE, "FAIRLEAD_POD_NAME": "pod-0"}
+    started = WorkerProcess(model, tmp_path_factory.mktemp("worker"), **variables)
     try:
         yield started.wait_ready()
     finally:

@@ -27,18 +27,15 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """A worker that tests must not end."""
-    flags = (
-        "--redis-url",
-        redis.url,
-        "--index-namespace",
-        NAMESPACE,
-        "--pod-name",
-        "pod-0",
-        "--canary",
-        "new",
+    worker = WorkerProcess(
+        model,
+        tmp_path_factory.mktemp("shared"),
         "--trust-request-chat-template",
+        FAIRLEAD_REDIS_URL=redis.url,
+        FAIRLEAD_INDEX_NAMESPACE=NAMESPACE,
+        FAIRLEAD_POD_NAME="pod-0",
+        FAIRLEAD_CANARY="new",
     )
-    worker = WorkerProcess(model, tmp_path_factory.mktemp("shared"), *flags)
     yield worker.wait_ready()
     assert worker.stop() == 0
 
@@ -48,8 +45,8 @@ def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]
     """Starts workers that the test may end, and kills the rest afterwards."""
     started: list[WorkerProcess] = []
 
-    def begin(*flags: str) -> WorkerProcess:
-        started.append(WorkerProcess(model, tmp_path / f"worker-{len(started)}", *flags))
+    def begin(*flags: str, **variables: str) -> WorkerProcess:
+        started.append(WorkerProcess(model, tmp_path / f"worker-{len(started)}", *flags, **variables))
         return started[-1]
 
     yield begin

@@ -29,13 +29,15 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
 class WorkerProcess:
     """`fairlead-worker` on a free loopback port."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str, cwd: Path | None = None) -> None:
+    def __init__(self, model: Path, folder: Path, *flags: str, cwd: Path | None = None, **variables: str) -> None:
+        """`variables`: environment variables, for settings without a flag."""
         folder.mkdir(exist_ok=True)
         self.log = folder / "log"
         self.termination_log = folder / "termination"
         standard = ("--host", "127.0.0.1", "--port", "0", "--kv-pages", str(PAGES), "--threads", "1", "--model", f"file://{model}")
-        command = [sys.executable, "-m", "fairlead_worker.main", *standard, "--termination-log", str(self.termination_log), *flags]
+        command = [sys.executable, "-m", "fairlead_worker.main", *standard, *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")}
+        environment |= {"FAIRLEAD_TERMINATION_LOG": str(self.termination_log)} | variables
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=cwd, start_new_session=True)
         address = str(until(lambda: self._logged(r"listening on http://(127\.0\.0\.\d+:\d+)"), "listening"))

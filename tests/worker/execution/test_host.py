@@ -70,7 +70,7 @@ def test_on_a_cpu_the_tier_is_off_and_says_so(caplog: pytest.LogCaptureFixture) 
     assert make_host_store(backend, 0) is None and not caplog.text
     with caplog.at_level(logging.WARNING):
         assert make_host_store(backend, 1 << 30) is None
-    assert "--host-kv-cache-bytes 1073741824 is ignored: on a CPU" in caplog.text and "--kv-cache-bytes" in caplog.text
+    assert "--host-kv-cache-bytes 1073741824 is ignored: on a CPU" in caplog.text and "--kv-cache-memory-bytes" in caplog.text
 
 
 def test_pinned_memory_is_unpinned_before_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

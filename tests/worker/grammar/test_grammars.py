@@ -229,7 +229,7 @@ def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:
     (answer,) = serving.serve([Ask(model.grammar("choice", ["left", "right"]))])
     slow.gate.release(100)
     assert answer.finish == "error"
-    assert "--grammar-timeout" in answer.error
+    assert "--limits grammar_timeout" in answer.error
 
 
 class SlowAtFirst(Compiler):
@@ -253,7 +253,7 @@ def test_slow_grammars_end_no_request_whose_masks_are_quick(model: Model) -> Non
     assert serving.grammars.compile(choice).result() == "", "so that the first step has all three"
     *ended, quick = serving.serve([Ask(choice), Ask(choice), Ask(choice, max_tokens=60)])
     slow.gate.release(2)
-    assert all(answer.finish == "error" and "--grammar-timeout" in answer.error for answer in ended)
+    assert all(answer.finish == "error" and "--limits grammar_timeout" in answer.error for answer in ended)
     assert quick.finish == "stop" and serving.text(quick) in ("left", "right")
 
 

@@ -19,6 +19,7 @@ from fairlead.random_model.build import make_model
 from fairlead_worker.config import WorkerConfig
 
 SECRET = "sixteen characters"
+UPDATING = {"FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING": "true"}
 
 
 def free_port() -> int:
@@ -40,12 +41,12 @@ class OtherNode:
             f"file://{model}",
             "--kv-pages",
             "600",
-            "--pod-name",
-            folder.name,
+            *FLAGS,
+            *flags,
         ]
-        command += ["--termination-log", str(self.termination_log), *FLAGS, *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("FAIRLEAD_", "LWS_"))}
-        environment |= {"FAIRLEAD_NODES_SECRET": secret} | variables
+        environment |= {"FAIRLEAD_POD_NAME": folder.name, "FAIRLEAD_TERMINATION_LOG": str(self.termination_log)}
+        environment |= {"FAIRLEAD_NODES_SECRET": secret, **variables}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True)
 
@@ -76,14 +77,15 @@ class Nodes:
     def leader(self, *flags: str) -> WorkerProcess:
         folder = self._folder / "leader"
         folder.mkdir(exist_ok=True)
-        flags = (*FLAGS, "--nodes", "2", "--leader", self.address, "--nodes-secret", SECRET, *flags)
-        self._leaders.append(WorkerProcess(self._model, folder, *flags, cwd=folder))
+        flags = (*FLAGS, "--nnodes", "2", "--master-addr", self.address, *flags)
+        variables = {"FAIRLEAD_NODES_SECRET": SECRET, **UPDATING}
+        self._leaders.append(WorkerProcess(self._model, folder, *flags, cwd=folder, **variables))
         return self._leaders[-1]
 
     def other(self, *flags: str, name: str = "other", secret: str = SECRET, **variables: str) -> OtherNode:
         if not variables:
-            flags = ("--nodes", "2", "--node-rank", "1", "--leader", self.address, *flags)
-        self._others.append(OtherNode(self._model, self._folder / name, *flags, secret=secret, **variables))
+            flags = ("--nnodes", "2", "--node-rank", "1", "--master-addr", self.address, *flags)
+        self._others.append(OtherNode(self._model, self._folder / name, *flags, secret=secret, **UPDATING, **variables))
         return self._others[-1]
 
     def end(self) -> None:
@@ -102,7 +104,7 @@ def nodes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 WRONG = [
-    (("--nodes", "4", "--tensor-parallel", "4"), SECRET, "it is node 1 of 4, and the leader's --nodes is 2"),
+    (("--nnodes", "4", "--tensor-parallel-size", "4"), SECRET, "it is node 1 of 4, and the leader's --nnodes is 2"),
     (("--page-size", "32"), SECRET, "its flags are not the leader's: --page-size 32, 16 at the leader"),
     ((), "another secret, as long", "does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same"),
 ]
@@ -110,7 +112,7 @@ WRONG = [
 
 OWN = "file:///proc/self/cwd"
 """A folder that is another one on each node, as the same path is on two machines."""
-ADAPTERS = ("--lora", f"first={OWN}/first", "--allow-runtime-lora-updating")
+ADAPTERS = ("--lora-modules", f"first={OWN}/first")
 
 
 def place(model: Path, folder: Path) -> dict[str, str]:
@@ -140,7 +142,7 @@ def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_wi
     until(lambda: " was refused: " in leader.client.get("/ready").json()["reason"], "the leader's words on them")
 
     host, _ = nodes.address.split(":")  # late, and waited for
-    other = nodes.other(*ADAPTERS, LWS_LEADER_ADDRESS=host, LWS_GROUP_SIZE="2", LWS_WORKER_INDEX="1", FAIRLEAD_LEADER=nodes.address)
+    other = nodes.other(*ADAPTERS, LWS_LEADER_ADDRESS=host, LWS_GROUP_SIZE="2", LWS_WORKER_INDEX="1", FAIRLEAD_MASTER_ADDR=nodes.address)
     want = said(model, plain(model))
     leader.wait_ready()
     cold, warm = told(leader), told(leader)
@@ -208,19 +210,21 @@ def test_a_node_without_a_leader_ends_at_once(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--nodes=2"], "--nodes 2 needs --leader HOST"),
-        (["--nodes=3", "--leader=a:1"], "--tensor-parallel 2 is not a multiple of --nodes 3"),
-        (["--nodes=2", "--leader=a:1", "--node-rank=2"], "--node-rank 2 is none of --nodes 2"),
-        (["--nodes=2", "--leader=a:1", "--nodes-secret=short"], "set FAIRLEAD_NODES_SECRET to the same 16 characters or more"),
-        (["--leader=a:1"], "give --nodes too"),
-        (["--nodes=2", "--leader=a:99999"], "--nodes 2 needs --leader HOST"),
-        (["--nodes=2", "--leader=a:0"], "--nodes 2 needs --leader HOST"),
-        (["--advertise=10.0.0.7:65536"], "must be HOST:PORT"),
+        (["--nnodes=2"], "--nnodes 2 needs --master-addr HOST"),
+        (["--nnodes=3", "--master-addr=a:1"], "--tensor-parallel-size 2 is not a multiple of --nnodes 3"),
+        (["--nnodes=2", "--master-addr=a:1", "--node-rank=2"], "--node-rank 2 is none of --nnodes 2"),
+        (["--nnodes=2", "--master-addr=a:1"], "set FAIRLEAD_NODES_SECRET to the same 16 characters or more"),
+        (["--master-addr=a:1"], "give --nnodes too"),
+        (["--nnodes=2", "--master-addr=a:99999"], "--nnodes 2 needs --master-addr HOST"),
+        (["--nnodes=2", "--master-addr=a:0"], "--nnodes 2 needs --master-addr HOST"),
     ],
 )
-def test_flags_that_do_not_go_together_say_so(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_do_not_go_together_say_so(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRLEAD_NODES_SECRET", "short")
     with pytest.raises(SystemExit):
-        WorkerConfig.from_command_line(["--model=hf://a/b", "--tensor-parallel=2", *flags])
+        WorkerConfig.from_command_line(["--model=hf://a/b", "--tensor-parallel-size=2", *flags])
     assert words in capsys.readouterr().err
 
 
@@ -234,8 +238,9 @@ def test_flags_that_do_not_go_together_say_so(flags: list[str], words: str, caps
         ("[::1]", ("::1", 8001)),
     ],
 )
-def test_the_leaders_address(leader: str, address: tuple[str, int]) -> None:
-    flags = ["--model=hf://a/b", "--tensor-parallel=2", "--nodes=2", f"--leader={leader}", f"--nodes-secret={SECRET}"]
+def test_the_leaders_address(leader: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_NODES_SECRET", SECRET)
+    flags = ["--model=hf://a/b", "--tensor-parallel-size=2", "--nnodes=2", f"--master-addr={leader}"]
     config = WorkerConfig.from_command_line(flags)
     assert config.leader_address == address
     assert SECRET not in config.describe()

@@ -159,14 +159,14 @@ def load_first(folder: Path, quantization: str = "none") -> None:
     [
         (
             replace(FORMS["int4 in groups"], changes={"intermediate_size": 96}),
-            r"it cannot be divided \(--tensor-parallel 2\): model.layers.0.mlp.down_proj.weight_scale has one entry for 32 inputs, "
+            r"it cannot be divided \(--tensor-parallel-size 2\): model.layers.0.mlp.down_proj.weight_scale has one entry for 32 inputs, "
             r"and a rank's part \(inputs 0 to 48 of 96\) does not begin and end between two of them",
         ),
         (
             Form(fp8, {"quant_method": "awq"}),
             r"quantized \(awq\), which cannot be sharded: .* or take a checkpoint of compressed-tensors or fp8",
         ),
-        (Form(fp8, {"quant_method": "torchao"}), r"quantized \(torchao\), which cannot be sharded: leave out --tensor-parallel 2"),
+        (Form(fp8, {"quant_method": "torchao"}), r"quantized \(torchao\), which cannot be sharded: leave out --tensor-parallel-size 2"),
     ],
     ids=["within a group", "awq", "torchao"],
 )

@@ -104,7 +104,7 @@ def test_what_all_ranks_add_for_an_adapter_is_what_it_adds(size: int) -> None:
 
 
 def test_flags_for_adapters_go_with_those_for_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model=hf://a/b", "--tensor-parallel=2", "--lora=sql=hf://a/sql", "--allow-runtime-lora-updating"]
+    flags = ["--model=hf://a/b", "--tensor-parallel-size=2", "--lora-modules=sql=hf://a/sql"]
     assert WorkerConfig.from_command_line(flags).loras == {"sql": "hf://a/sql"}
     with pytest.raises(SystemExit):
         WorkerConfig.from_command_line([*flags, "--deterministic"])

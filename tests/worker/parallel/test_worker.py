@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairlead.random_model.build import make_model
 
-FLAGS = ("--tensor-parallel", "2", "--dtype", "float32", "--chunked-prefill-size", "32")
+FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32", "--chunked-prefill-size", "32")
 PROMPT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen " * 3
 SCHEMA = {
     "type": "object",
@@ -35,8 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     started: list[WorkerProcess] = []
 
-    def begin(*flags: str, of: Path = model) -> WorkerProcess:
-        started.append(WorkerProcess(of, tmp_path / f"worker-{len(started)}", *FLAGS, *flags))
+    def begin(*flags: str, of: Path = model, **variables: str) -> WorkerProcess:
+        started.append(WorkerProcess(of, tmp_path / f"worker-{len(started)}", *FLAGS, *flags, **variables))
         return started[-1]
 
     yield begin
@@ -90,8 +90,8 @@ def test_it_answers_as_one_and_a_lost_rank_ends_it_with_the_reason(
     model: Path, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     adapted = {name: said(model, save_adapter(plain(model), tmp_path / name, seed)) for seed, name in enumerate(("first", "second"))}
-    flags = ("--lora", f"first=file://{tmp_path / 'first'}", "--allow-runtime-lora-updating", "--max-loras", "2")
-    worker = start("--speculative-method", "ngram", *flags).wait_ready()
+    flags = ("--lora-modules", f"first=file://{tmp_path / 'first'}", "--max-loras", "2", "--speculative-config", '{"method": "ngram"}')
+    worker = start(*flags, FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING="true").wait_ready()
     rank = second_rank(worker)
     want, cached = said(model, plain(model)), len(AutoTokenizer.from_pretrained(model)(PROMPT).input_ids) // 16 * 16 - 16
     cold, warm = told(worker), told(worker)
@@ -139,7 +139,7 @@ def test_a_rank_that_cannot_start_says_so_and_a_stop_leaves_nothing(
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
-    worker, adapted, served = start(of=broken), start("--lora", f"sql=file://{tmp_path}/empty"), start().wait_ready()
+    worker, adapted, served = start(of=broken), start("--lora-modules", f"sql=file://{tmp_path}/empty"), start().wait_ready()
     assert worker.wait(120) == adapted.wait(120) == 1
     reason = worker.termination_log.read_text()
     assert "rank 1 of 2: " in reason and "has no part" in reason

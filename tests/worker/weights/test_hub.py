@@ -98,7 +98,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_holds(hub: Hub, tmp_path:
     again = ask("hf://tiny/model", tmp_path / "cache", hub.url, READ_ONLY, **apart)
     assert again["folder"] == answer["folder"] and len(hub.fetched) == fetched
     refused = ask("hf://tiny/model@v1", tmp_path / "cache", hub.url, READ_ONLY)
-    assert "which cannot be written: let spec.model.cache" in str(refused["error"])
+    assert "which cannot be written: make spec.model.cache (FAIRLEAD_MODEL_CACHE) writable, or fill it" in str(refused["error"])
 
 
 def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:

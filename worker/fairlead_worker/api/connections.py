@@ -169,13 +169,13 @@ class Connection(HttpToolsProtocol):
             return
         self._trailers += 1  # trailers are dropped and never become headers
         if self._trailers == self._guard.max_headers + 1:
-            self._refuse(431, f"the request has more than {self._guard.max_headers} trailers (--max-headers)", "headers_too_large")
+            self._refuse(431, f"the request has more than {self._guard.max_headers} trailers (--limits max_headers)", "headers_too_large")
 
     def on_headers_complete(self) -> None:
         if self._finished:
             return  # the connection was refused already
         if len(self.headers) > self._guard.max_headers:
-            message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--max-headers)"
+            message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--limits max_headers)"
             self._refuse(431, message, "headers_too_large")
             return
         length, codings = body_headers(self.headers)
@@ -186,7 +186,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, FRAGMENT, "bad_request")
             return
         if self._guard.is_full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
-            message = f"this worker has the maximum number of connections ({self._guard.max_connections}, --max-connections)"
+            message = f"this worker has the maximum number of connections ({self._guard.max_connections}, --limits max_connections)"
             self._refuse(503, message, "too_many_connections")
             return
         upgrade = self.parser.should_upgrade()
@@ -271,7 +271,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse_head(self, what: str) -> None:
-        message = f"the request's {what} {self._guard.max_header_bytes} bytes (--max-header-bytes)"
+        message = f"the request's {what} {self._guard.max_header_bytes} bytes (--limits max_header_bytes)"
         self._refuse(431, message, "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:

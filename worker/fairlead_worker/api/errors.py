@@ -49,7 +49,7 @@ def too_long(message: str, limit: int, field: str) -> ApiError:
 
 
 def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the request body is larger than {limit} bytes (--max-body-bytes)", code="request_too_large")
+    return ApiError(413, f"the request body is larger than {limit} bytes (--limits max_body_bytes)", code="request_too_large")
 
 
 def unavailable(message: str) -> ApiError:

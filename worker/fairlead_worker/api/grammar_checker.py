@@ -21,7 +21,7 @@ START_SECONDS = 120.0
 MEMORY_LIMIT_BYTES = 3 << 30
 """Address space of the process in bytes. Libraries and the tokenizer map most of 1 GiB of it."""
 SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-DISABLED_MESSAGE = "structured output is disabled (--max-grammar-bytes 0)"
+DISABLED_MESSAGE = "structured output is disabled (--limits max_grammar_bytes 0)"
 MAX_WAITING = 256
 """Unchecked grammars that may wait in the queue. Further requests get 429."""
 
@@ -31,7 +31,7 @@ class GrammarChecker:
 
     def __init__(self, config: WorkerConfig, tokenizer_json: str, vocabulary: int, eos: tuple[int, ...]) -> None:
         self._config = config
-        self._setup = Setup(tokenizer_json, vocabulary, eos, config.grammar_timeout, MEMORY_LIMIT_BYTES)
+        self._setup = Setup(tokenizer_json, vocabulary, eos, config.limits.grammar_timeout, MEMORY_LIMIT_BYTES)
         self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
         self._check_lock = asyncio.Lock()
         self._waiting = 0
@@ -39,9 +39,9 @@ class GrammarChecker:
 
     async def compile(self, constraint: Constraint) -> str:
         """Return the engine's grammar for `constraint`. Raise ApiError 400 that names the field, or 429 if too many grammars wait."""
-        size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
+        size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.limits.max_grammar_bytes
         if size > most:
-            message = f"{size} bytes exceed this worker's limit of {most} (--max-grammar-bytes)" if most else DISABLED_MESSAGE
+            message = f"{size} bytes exceed this worker's limit of {most} (--limits max_grammar_bytes)" if most else DISABLED_MESSAGE
             raise invalid(f"{constraint.field}: {truncate(message)}", param=constraint.field)
         verdict = self._lookup(constraint) or await self._check_queued(constraint)
         if verdict.error:
@@ -62,7 +62,7 @@ class GrammarChecker:
 
     async def _check_queued(self, constraint: Constraint) -> Verdict:
         if self._waiting >= MAX_WAITING:
-            raise busy(f"{MAX_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
+            raise busy(f"{MAX_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.limits.grammar_timeout)))
         # Shielded: after a disconnect, the reply must not stay in the pipe for the next grammar.
         return await asyncio.shield(asyncio.ensure_future(self._check_serialized(constraint)))
 
@@ -79,7 +79,7 @@ class GrammarChecker:
         if verdict.error:
             logger.info("refused a grammar in %s: %s", constraint.field, verdict.error)
         self._verdicts[constraint] = verdict
-        while len(self._verdicts) > self._config.grammar_cache_entries:
+        while len(self._verdicts) > self._config.limits.grammar_cache_entries:
             self._verdicts.popitem(last=False)
         return verdict
 
@@ -89,7 +89,7 @@ class GrammarChecker:
         for _ in range(2):
             process = await self._ensure_process()
             assert process.stdin is not None and process.stdout is not None, "they are pipes"
-            seconds = self._config.grammar_timeout
+            seconds = self._config.limits.grammar_timeout
             reason = "it needs too much memory or too deep nesting to compile"
             try:
                 process.stdin.write(msgspec.json.encode(constraint) + b"\n")
@@ -100,7 +100,7 @@ class GrammarChecker:
             except ConnectionError:
                 pass
             except TimeoutError:
-                reason = f"it is not compiled within {seconds:g} s (--grammar-timeout); make it smaller, or its repetitions shorter"
+                reason = f"it is not compiled within {seconds:g} s (--limits grammar_timeout); make it smaller, or its repetitions shorter"
                 break
             except ValueError:
                 reason = "its compiled form is too long"
@@ -114,7 +114,7 @@ class GrammarChecker:
         if self._process is not None and self._process.returncode is None:
             return self._process
         command = (sys.executable, "-m", "fairlead_worker.grammar.checker")
-        limit = 16 * self._config.max_grammar_bytes + (1 << 20)  # of a reply line: a grammar with JSON escapes
+        limit = 16 * self._config.limits.max_grammar_bytes + (1 << 20)  # of a reply line: a grammar with JSON escapes
         self._process = process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,

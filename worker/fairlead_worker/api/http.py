@@ -162,8 +162,8 @@ class RequestMiddleware:
 
     def _check_length(self, context: RequestContext) -> None:
         length = context.headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._worker.config.max_body_bytes:
-            raise too_large(self._worker.config.max_body_bytes)
+        if not length.isdigit() or int(length) > self._worker.config.limits.max_body_bytes:
+            raise too_large(self._worker.config.limits.max_body_bytes)
 
 
 async def _send_error(context: RequestContext, error: Exception) -> None:

@@ -52,7 +52,7 @@ class UvicornServer(uvicorn.Server):
 
 @dataclass(frozen=True)
 class Listeners:
-    """Bound sockets. `admin` is the socket of `--admin-port`; with None, one port serves all paths."""
+    """Bound sockets. `admin` is the socket of `FAIRLEAD_ADMIN_PORT`; with None, one port serves all paths."""
 
     inference: socket.socket
     admin: socket.socket | None = None
@@ -86,7 +86,7 @@ class Port:
     def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
         bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
-        self.connections = Connections(worker.config)
+        self.connections = Connections(worker.config.limits)
         self._listener = listener
         self.server = UvicornServer(
             uvicorn.Config(

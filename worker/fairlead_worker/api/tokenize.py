@@ -48,7 +48,7 @@ def check_chat_template(worker: Worker, template: str | None, kwargs: dict[str, 
 
 async def tokenize(worker: Worker, context: RequestContext) -> None:
     """Handle `POST /tokenize` as vLLM does: convert a prompt or messages to token ids."""
-    body = await context.read_body(worker.config.max_body_bytes)
+    body = await context.read_body(worker.config.limits.max_body_bytes)
     request = parse(body, TokenizeRequest)
     worker.check_model(request.model)
     check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
@@ -83,7 +83,7 @@ async def tokenize(worker: Worker, context: RequestContext) -> None:
 
 async def detokenize(worker: Worker, context: RequestContext) -> None:
     """Handle `POST /detokenize` as vLLM does: convert token ids to text."""
-    request = parse(await context.read_body(worker.config.max_body_bytes), DetokenizeRequest)
+    request = parse(await context.read_body(worker.config.limits.max_body_bytes), DetokenizeRequest)
     worker.check_model(request.model)
     text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
     await context.respond_json({"prompt": text})

@@ -67,7 +67,7 @@ class Worker:
         """The ETag of the prompt format, in quotes."""
         self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
         self._large_encoding = asyncio.Lock()
-        self.token_cache = TokenCache(config.token_cache_bytes)
+        self.token_cache = TokenCache(config.limits.token_cache_bytes)
         self._grammars: GrammarChecker | None = None
         self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
 
@@ -100,9 +100,9 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """True if the engine is alive, as far as is known."""
-        if self.engine.state.phase == "failed" or self.engine.seconds_without_progress() >= self.config.load_timeout:
+        if self.engine.state.phase == "failed" or self.engine.seconds_without_progress() >= self.config.limits.load_timeout:
             return False
-        return self.engine.seconds_since_message() < self.config.engine_timeout
+        return self.engine.seconds_since_message() < self.config.limits.engine_timeout
 
     def check_serving(self) -> None:
         """Raise the 503 that sends the router to another pod, unless this worker accepts requests."""

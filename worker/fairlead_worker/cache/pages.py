@@ -24,7 +24,7 @@ class PagePool:
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page size must be 1 to {MAX_PAGE_SIZE} tokens, not {page_size}")
         if total < 1:
-            raise ValueError(f"the KV cache needs at least one page, not {total}: give it more memory (--kv-pages, --kv-cache-bytes)")
+            raise ValueError(f"the KV cache needs at least one page, not {total}: raise --kv-pages or --kv-cache-memory-bytes")
         self.total = total
         self.page_size = page_size
         self.leased = 0

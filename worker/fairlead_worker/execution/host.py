@@ -154,7 +154,7 @@ def make_host_store(backend: Backend, memory: int) -> HostStore | None:
         return None
     if spec.device.type == "cpu":
         logger.warning(
-            "--host-kv-cache-bytes %d is ignored: on a CPU the KV cache is in the host's memory as it is; give it to --kv-cache-bytes",
+            "--host-kv-cache-bytes %d is ignored: on a CPU the KV cache is in the host's memory; use --kv-cache-memory-bytes",
             memory,
         )
         return None

@@ -245,7 +245,7 @@ def make_runner(
         coming = 0 if adapters is None else adapters.pending_bytes()
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
-            "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
+            "raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), or free memory"
             + (f"; adapters that may come take {coming}: lower --max-loras or --max-lora-rank" if coming else "")
         )
     made = _prepare(make_backend(backend, spec, pages), progress, deterministic)

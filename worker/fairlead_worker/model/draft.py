@@ -21,7 +21,7 @@ def load_draft(
         raise ModelLoadError(
             uri,
             f"it supports at most {draft.max_model_len} tokens, and the target model {target.max_model_len}; "
-            f"set --max-model-len {draft.max_model_len} or choose another --speculative-model",
+            f"set --max-model-len {draft.max_model_len} or choose another model in --speculative-config",
         )
     known, wanted = _vocabulary(uri, draft.path), _vocabulary(uri, target.path)
     different = sorted(number for number in known.keys() & wanted.keys() if known[number] != wanted[number])
@@ -33,7 +33,8 @@ def load_draft(
         )
         raise ModelLoadError(
             uri,
-            f"it cannot draft for {target.path.name}: their tokenizers differ ({example}); choose a --speculative-model of the same family",
+            f"it cannot draft for {target.path.name}: their tokenizers differ ({example}); "
+            "choose a model of the same family in --speculative-config",
         )
     return draft
 

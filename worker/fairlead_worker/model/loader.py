@@ -266,7 +266,7 @@ def _read_weights(
                 tensors = opened.enter_context(parts(folder, files, shards, groups))
                 model, info = part_class(config, shards, tensors, groups).from_pretrained(None, state_dict=tensors, **given)
     except Unshardable as error:
-        raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {shards.size if shards else 1}): {error}") from error
+        raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel-size {shards.size if shards else 1}): {error}") from error
     except Exception as error:
         raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
     own = {name.removesuffix(".weight") for name, _ in model.named_parameters()}

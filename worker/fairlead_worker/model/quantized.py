@@ -40,8 +40,8 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
     if ranks > 1 and method not in DIVIDED:
         raise ModelLoadError(
             uri,
-            f"its weights are quantized ({method}), which cannot be sharded: leave out --tensor-parallel {ranks}, or take a checkpoint "
-            f"of {' or '.join(DIVIDED)}, or unquantized weights with --quantization",
+            f"its weights are quantized ({method}), which cannot be sharded: leave out --tensor-parallel-size {ranks}, or take "
+            f"a checkpoint of {' or '.join(DIVIDED)}, or unquantized weights with --quantization",
         )
     _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
 

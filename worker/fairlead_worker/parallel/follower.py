@@ -109,7 +109,7 @@ def follow(join: Join, channel: RankChannel) -> None:
         return
     folder = Path(message.folder)
     loaded = load(config, group=group, locate=lambda uri, progress, cache: folder)
-    if config.nodes > 1:
+    if config.nnodes > 1:
         group.check_same(config.model, loaded.digest)
     adapters = build_adapters(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):

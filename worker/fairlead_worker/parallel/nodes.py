@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.config.options import setting_name
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import AdapterChanged, Loading
 from fairlead_worker.parallel.keys import authenticator, guard
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN = {
-    *("node_rank", "leader", "nodes_secret", "host", "port", "admin_port", "pod_name", "advertise", "canary", "model_cache"),
-    *("termination_log", "trace_schedule", "profile_steps", "profile_file", "threads", "redis_url", "redis_username"),
+    *("node_rank", "master_addr", "nodes_secret", "host", "port", "admin_port", "pod_name", "advertise", "canary", "model_cache"),
+    *("termination_log", "trace_schedule", "threads", "redis_url", "redis_username"),
     *("redis_password_file", "redis_username_file", "redis_ca_file", "redis_cert_file", "redis_key_file"),
     *("index_namespace", "index_groups", "peers"),
 }
@@ -76,7 +77,7 @@ class Nodes:
         self._context = zmq.Context()
         self._guard = authenticator(self._context, config.nodes_secret)
         door = self._socket(zmq.ROUTER)
-        self._steps = {node: self._socket(zmq.PUSH) for node in range(1, config.nodes)}
+        self._steps = {node: self._socket(zmq.PUSH) for node in range(1, config.nnodes)}
         try:
             bind(door, self._host, port)
             self._ports = {node: bind(steps, self._host) for node, steps in self._steps.items()}
@@ -92,7 +93,7 @@ class Nodes:
         """Wait until all nodes have joined."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._here) == len(self._steps))
-        logger.info("all %d nodes are in: %s", self._config.nodes, ", ".join(self._here[node] for node in sorted(self._here)))
+        logger.info("all %d nodes are in: %s", self._config.nnodes, ", ".join(self._here[node] for node in sorted(self._here)))
 
     def store(self, size: int) -> "Store":
         """Return the rendezvous store of all ranks."""
@@ -148,7 +149,7 @@ class Nodes:
         try:
             message = msgspec.msgpack.decode(data, type=FromNode)
         except msgspec.DecodeError as error:
-            self._refused = f"a peer at --leader sent no message of this version: {error}"
+            self._refused = f"a peer at --master-addr sent no message of this version: {error}"
             return
         match message:
             case Hello():
@@ -164,7 +165,7 @@ class Nodes:
     def _count(self, here: FetchDone) -> None:
         """Count a node that has an adapter's files or failed to download them."""
         missing = self._fetching.get(here.number)
-        if missing is None:  # an adapter of --lora, whose download is not awaited here; or another node failed before
+        if missing is None:  # an adapter of --lora-modules, whose download is not awaited here; or another node failed before
             return
         missing.discard(here.node)
         if here.error or not missing:
@@ -177,10 +178,11 @@ class Nodes:
         reason = ""
         if hello.version != ours:
             reason = f"it runs fairlead {hello.version}, and the leader {ours}: give all nodes one image"
-        elif "nodes" in different or not 0 < hello.node < self._config.nodes:
-            reason = f"it is node {hello.node} of {hello.flags.get('nodes')}, and the leader's --nodes is {self._config.nodes}"
+        elif "nnodes" in different or not 0 < hello.node < self._config.nnodes:
+            reason = f"it is node {hello.node} of {hello.flags.get('nnodes')}, and the leader's --nnodes is {self._config.nnodes}"
         elif different:
-            some = [f"--{name.replace('_', '-')} {hello.flags.get(name)!r}, {self._shared[name]!r} at the leader" for name in different[:3]]
+            names = {name: setting_name(name, WorkerConfig.model_fields[name]) for name in different[:3]}
+            some = [f"{shown} {hello.flags.get(name)!r}, {self._shared[name]!r} at the leader" for name, shown in names.items()]
             reason = f"its flags are not the leader's: {', '.join(some)}"
         elif here is not None and here != hello.name:
             reason = f"node {hello.node} is in already: {here}"
@@ -208,7 +210,7 @@ class Nodes:
         self._lost(f"{self._named(node)} is gone, or the network to it: see its log")
 
     def _named(self, node: int) -> str:
-        return f"node {node} of {self._config.nodes} ({self._here.get(node, 'not in yet')})"
+        return f"node {node} of {self._config.nnodes} ({self._here.get(node, 'not in yet')})"
 
     def _tell_progress(self) -> None:
         """Report the progress of missing nodes and of other nodes' loads as this worker's own progress."""
@@ -216,7 +218,7 @@ class Nodes:
         self._beat += 1
         if missing:
             some = ", ".join(map(str, missing[:4])) + (" …" if len(missing) > 4 else "")
-            words = f"waits for node {some} of {self._config.nodes}" + (f"; {self._refused}" if self._refused else "")
+            words = f"waits for node {some} of {self._config.nnodes}" + (f"; {self._refused}" if self._refused else "")
             self._outbox.send(Loading("nodes", 100 * len(self._here) // len(self._steps), words, beat=self._beat))
         elif self.report and self._loads:
             load = min(self._loads.values(), key=lambda each: (each.phase == "weights", each.percent, each.node))

@@ -38,12 +38,12 @@ class Ranks:
 
     def __init__(self, config: WorkerConfig, outbox: Outbox, parent: str | None = None) -> None:
         """Start the ranks of this node. Raises OSError if other nodes cannot connect. `parent`: as in `Processes`."""
-        self.size = config.tensor_parallel
+        self.size = config.tensor_parallel_size
         self._outbox = outbox
         self._encoder = msgspec.msgpack.Encoder()
         self._ending = threading.Lock()
         """Held by the side that decides how this process ends: `close`, or the thread of the first lost rank or node."""
-        self._nodes = Nodes(config, outbox, self._lost) if config.nodes > 1 else None
+        self._nodes = Nodes(config, outbox, self._lost) if config.nnodes > 1 else None
         meeting = "" if self._nodes is None else self._nodes.meeting
         others = range(1, config.local_ranks)
         self._processes = Processes(others, self.size, config.model_dump(), self._lost, meeting=meeting, parent=parent)

@@ -215,14 +215,14 @@ class Grammars:
             if not each.filling:
                 return None
             if not each.started:
-                return f"{GRAMMAR_WAITED} {each.patience:g} s (--grammar-threads)" if now - each.asked > each.patience else None
+                return f"{GRAMMAR_WAITED} {each.patience:g} s (--limits grammar_threads)" if now - each.asked > each.patience else None
             if now - each.started <= self._timeout:
                 return None
             if self._abandoned < self._threads:
                 each.abandoned = True
                 self._abandoned += 1
         self._wake()
-        return f"its grammar took longer than {self._timeout:g} s for one token (--grammar-timeout)"
+        return f"its grammar took longer than {self._timeout:g} s for one token (--limits grammar_timeout)"
 
     def _wait(self, mine: Sequence[_Followed], alone: bool) -> None:
         with self._filled:

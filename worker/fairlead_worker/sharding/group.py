@@ -87,11 +87,11 @@ def check_devices(config: WorkerConfig) -> None:
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     needed = config.local_ranks
     if 0 < seen < needed:
-        over = f" over --nodes {config.nodes}" if config.nodes > 1 else ""
+        over = f" over --nnodes {config.nnodes}" if config.nnodes > 1 else ""
         raise ModelLoadError(
             config.model,
-            f"--tensor-parallel {config.tensor_parallel}{over} needs {needed} GPUs, and {seen} are seen here: set spec.resources.gpus to "
-            f"{needed}, or spec.engine.tensorParallel to {seen * config.nodes}",
+            f"--tensor-parallel-size {config.tensor_parallel_size}{over} needs {needed} GPUs, and {seen} are seen here: "
+            f"set spec.resources.gpus to {needed}, or spec.engine.tensorParallel to {seen * config.nnodes}",
         )
 
 

@@ -79,7 +79,8 @@ def _download(
     except LocalEntryNotFoundError as error:
         if present:
             raise ModelLoadError(
-                uri, f"it is not in {cache.root}, which cannot be written: let spec.model.cache be writable (--model-cache), or fill it"
+                uri,
+                f"it is not in {cache.root}, which cannot be written: make spec.model.cache (FAIRLEAD_MODEL_CACHE) writable, or fill it",
             ) from error
         cause = error.__cause__
         if isinstance(cause, HfHubHTTPError):

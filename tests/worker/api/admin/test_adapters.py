@@ -47,9 +47,10 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def worker(
     model: Path, adapters: dict[str, tuple[Path, torch.nn.Module]], redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerProcess]:
-    flags = ["--dtype", "float32", "--allow-runtime-lora-updating", "--max-loras", "3", "--lora", f"first=file://{adapters['first'][0]}"]
-    flags += ["--redis-url", redis.url, "--index-namespace", "test/lora", "--served-model-name", "tiny,also"]
-    process = WorkerProcess(model, tmp_path_factory.mktemp("worker"), *flags)
+    flags = ["--dtype", "float32", "--max-loras", "3", "--lora-modules", f"first=file://{adapters['first'][0]}"]
+    variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": "test/lora", "FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING": "true"}
+    folder = tmp_path_factory.mktemp("worker")
+    process = WorkerProcess(model, folder, *flags, "--served-model-name", "tiny,also", **variables)
     yield process.wait_ready()
     assert process.stop() == 0
 
@@ -170,7 +171,7 @@ async def test_through_a_router_an_adapter_is_listed_and_served_and_its_cache_pr
 
 
 def worker_redis(worker: WorkerProcess) -> str:
-    return next(word.partition("=")[2] for word in worker.log.read_text().split() if word.startswith("--redis-url="))
+    return next(word.partition("=")[2] for word in worker.log.read_text().split() if word.startswith("FAIRLEAD_REDIS_URL="))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_no_more_of_them_than_may_be(worker: WorkerProcess, adapters: dict[str, 
 
 def test_a_broken_one_at_the_start_is_the_reason_of_the_end(model: Path, tmp_path: Path) -> None:
     end = End()
-    assert run(WorkerConfig(model=f"file://{model}", kv_pages=8, threads=1, lora=[f"sql=file://{tmp_path}/nowhere"]), end) == 1
+    assert run(WorkerConfig(model=f"file://{model}", kv_pages=8, threads=1, lora_modules=[f"sql=file://{tmp_path}/nowhere"]), end) == 1
     assert "LoRA adapter sql" in end.reason and "nowhere" in end.reason
 
 
@@ -274,10 +275,10 @@ class End:
             self.reason = message.reason
 
 
-def test_without_the_flag_nothing_is_changed_over_http(shared: WorkerProcess) -> None:
+def test_without_the_setting_nothing_is_changed_over_http(shared: WorkerProcess) -> None:
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         response = shared.post(path, lora_name="x", lora_path="/x")
-        assert response.status_code == 403 and "--allow-runtime-lora-updating" in response.json()["error"]["message"]
+        assert response.status_code == 403 and "FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING" in response.json()["error"]["message"]
 
 
 async def test_a_load_that_hangs_is_answered_and_blocks_no_other_load(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

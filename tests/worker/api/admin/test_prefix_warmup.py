@@ -22,20 +22,24 @@ SYSTEM = "You are a careful assistant of a shipping company. Answer in one sente
 SALTED = "The contract of a tenant who shares nothing with the others, read again and again by its own clients. " * 5
 
 
+WARMUP = {"FAIRLEAD_WARMUP_TOKENS": "4096", "FAIRLEAD_WARMUP_TIMEOUT": "60"}
+
+
 def cached(worker: WorkerProcess, prompt: str, **more: object) -> int:
     usage = worker.complete(prompt=prompt, max_tokens=1, **more)["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
 def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
-    flags = ("--redis-url", redis.url, "--index-namespace", "test/warm", "--warm-tokens", "4096", "--warm-seconds", "60")
-    flags += ("--admin-port", str(free_port()))  # all pods of a service use the same admin port; here each pod has its own host address
-    first = start(*flags, "--pod-name", "first", "--host", "127.0.0.2").wait_ready()
+    variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": "test/warm", **WARMUP}
+    # All pods of a service use the same admin port; here each pod has its own host address.
+    variables["FAIRLEAD_ADMIN_PORT"] = str(free_port())
+    first = start("--host", "127.0.0.2", FAIRLEAD_POD_NAME="first", **variables).wait_ready()
     for question in ("Where is it?", "When does it come?", "Who loads it?"):
         first.complete(prompt=SYSTEM + question, max_tokens=1)
         first.complete(prompt=SALTED + question, max_tokens=1, cache_salt="tenant a")
     first.complete(prompt="Asked once. " * 40, max_tokens=1)
-    second = start(*flags, "--pod-name", "second", "--peers", f"static://127.0.0.2:{first.port}").wait_ready()
+    second = start(FAIRLEAD_POD_NAME="second", FAIRLEAD_PEERS=f"static://127.0.0.2:{first.port}", **variables).wait_ready()
     shared = len(second.post("/tokenize", prompt=SYSTEM).json()["tokens"])
     assert cached(second, SYSTEM + "How heavy is it?") >= shared - 32
     assert cached(second, SALTED + "May they?", cache_salt="tenant a") > 100
@@ -50,7 +54,7 @@ def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProce
 def test_a_peer_that_does_not_answer_does_not_delay_the_start(start: Callable[..., WorkerProcess]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         peer = f"static://127.0.0.1:{silent.getsockname()[1]}"
-        worker = start("--peers", peer, "--warm-tokens", "4096", "--warm-seconds", "0.5").wait_ready()
+        worker = start(FAIRLEAD_PEERS=peer, **WARMUP | {"FAIRLEAD_WARMUP_TIMEOUT": "0.5"}).wait_ready()
         assert "warm-up ended after 0.5 s" in worker.log.read_text()
 
 
@@ -58,12 +62,12 @@ def test_adapters_prefixes_are_computed_with_the_adapter_and_only_where_it_is_lo
     model: Path, start: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:
     save_adapter(AutoModelForCausalLM.from_pretrained(model), tmp_path / "adapter", 1)
-    lora = ("--lora", f"first=file://{tmp_path / 'adapter'}")
-    flags = ("--warm-tokens", "4096", "--warm-seconds", "60", "--admin-port", str(free_port()), "--host")
-    first = start(*flags, "127.0.0.2", *lora).wait_ready()
+    lora = ("--lora-modules", f"first=file://{tmp_path / 'adapter'}")
+    variables = {**WARMUP, "FAIRLEAD_ADMIN_PORT": str(free_port())}
+    first = start("--host", "127.0.0.2", *lora, **variables).wait_ready()
     answers = [first.complete(prompt=SYSTEM, max_tokens=8, model="first", temperature=0, ignore_eos=True) for _ in range(3)]
-    peers = ("--peers", f"static://127.0.0.2:{first.port}")
-    same, without = start(*flags, "127.0.0.3", *peers, *lora), start(*flags, "127.0.0.4", *peers)
+    variables["FAIRLEAD_PEERS"] = f"static://127.0.0.2:{first.port}"
+    same, without = start("--host", "127.0.0.3", *lora, **variables), start("--host", "127.0.0.4", **variables)
     answer = same.wait_ready().complete(prompt=SYSTEM, max_tokens=8, model="first", temperature=0, ignore_eos=True)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     assert answer["choices"][0]["text"] == answers[0]["choices"][0]["text"]
@@ -77,8 +81,8 @@ async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable
         writer = IndexWriter(redis.url, "test/forged", WorkerCard("forged", f"127.0.0.1:{trap.getsockname()[1]}", 64))
         writer.start()
         try:
-            flags = ("--redis-url", redis.url, "--index-namespace", "test/forged", "--warm-tokens", "4096", "--warm-seconds", "60")
-            worker = await asyncio.to_thread(lambda: start(*flags, "--peers", "static://127.0.0.1:1").wait_ready())
+            variables = {"FAIRLEAD_REDIS_URL": redis.url, "FAIRLEAD_INDEX_NAMESPACE": "test/forged", **WARMUP}
+            worker = await asyncio.to_thread(lambda: start(FAIRLEAD_PEERS="static://127.0.0.1:1", **variables).wait_ready())
             assert "peer 127.0.0.1:1 did not return" in worker.log.read_text()
             with pytest.raises(BlockingIOError):
                 trap.accept()
@@ -91,7 +95,10 @@ def test_token_ids_of_prompts_need_the_services_credential(start: Callable[..., 
     password.write_text("of this service")
     access = RedisAccess(redis.url, password_file=str(password))
     worker = start(
-        "--redis-url", redis.url, "--index-namespace", "test/told", "--redis-password-file", str(password), "--warm-tokens", "64"
+        FAIRLEAD_REDIS_URL=redis.url,
+        FAIRLEAD_INDEX_NAMESPACE="test/told",
+        FAIRLEAD_REDIS_PASSWORD_FILE=str(password),
+        FAIRLEAD_WARMUP_TOKENS="64",
     )
     worker.wait_ready()
     path = "/internal/hot-prefixes/64"

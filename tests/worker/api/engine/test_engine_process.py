@@ -91,8 +91,8 @@ def expected(model: Path) -> dict[str, list[int]]:
     [
         (True, {}),
         (True, {"deterministic": True}),
-        (True, {"cuda_graph_max_batch": 8, "attention_backend": "reference"}),
-        (False, {"speculative_method": "ngram"}),
+        (True, {"max_cudagraph_capture_size": 8, "attention_backend": "reference"}),
+        (False, {"speculative_config": {"method": "ngram"}}),
     ],
     ids=["alone", "deterministic", "graphs", "speculation"],
 )
@@ -111,14 +111,14 @@ def test_steps_launched_ahead_change_no_token(
     assert {name: len(tokens) for name, tokens in expected.items()} == {str(number): 5 + 4 * number for number in range(6)}
     assert generate(model, overlap="on", **flags) == expected
     assert (len(launched) > 10) == ahead
-    assert ("--overlap on is ignored beside --speculative-method ngram" in caplog.text) != ahead
+    assert ("--overlap on is ignored beside --speculative-config" in caplog.text) != ahead
 
 
 @pytest.mark.parametrize(
     ("device", "flags", "rows", "why"),
     [
         ("cuda", {}, 8, ""),
-        ("cuda", {"tensor_parallel": 2}, 0, "--tensor-parallel 2"),
+        ("cuda", {"tensor_parallel_size": 2}, 0, "--tensor-parallel-size 2"),
         ("cuda", {"deterministic": True}, 0, "--deterministic"),
         ("cpu", {}, 0, "a CPU"),
     ],
@@ -127,7 +127,7 @@ def test_graphs_that_cannot_be_are_said_once(
     model: Path, device: str, flags: dict[str, object], rows: int, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log line says why requested CUDA graphs are not used, on rank 0 only."""
-    config = WorkerConfig(model=f"file://{model}", cuda_graph_max_batch=8, **flags)  # type: ignore[arg-type]  # of the fields' types
+    config = WorkerConfig(model=f"file://{model}", max_cudagraph_capture_size=8, **flags)  # type: ignore[arg-type]  # of the fields' types
     assert graph_rows(config, device, tell=False) == rows and not caplog.text
     assert graph_rows(config, device) == rows
-    assert ("--cuda-graph-max-batch 8 is ignored" in caplog.text) == bool(why) and why in caplog.text
+    assert ("--max-cudagraph-capture-size 8 is ignored" in caplog.text) == bool(why) and why in caplog.text

@@ -59,7 +59,7 @@ def test_a_killed_engine_ends_streams_and_the_worker(start: Start) -> None:
 
 
 def test_a_hung_engine_counts_as_dead(start: Start) -> None:
-    worker = start("--engine-timeout", "2").wait_ready()
+    worker = start("--limits", "engine_timeout=2").wait_ready()
     with worker.stream("/v1/completions", **LONG) as (_, events):
         next(events)
         os.kill(worker.engine_pid, signal.SIGSTOP)
@@ -187,7 +187,7 @@ def _alive(pid: int) -> bool:
 
 def test_a_worker_that_was_frozen_goes_on(start: Start) -> None:
     """`docker pause`, a debugger, a paused machine: the API process reads the engine's heartbeats late, and all of them are there."""
-    worker = start("--engine-timeout", "1.5").wait_ready()
+    worker = start("--limits", "engine_timeout=1.5").wait_ready()
     worker.process.send_signal(signal.SIGSTOP)
     time.sleep(3)  # the elapsed time is under test
     worker.process.send_signal(signal.SIGCONT)

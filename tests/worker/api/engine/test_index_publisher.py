@@ -40,7 +40,7 @@ async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redi
 
 def test_redis_away_never_matters(start: Callable[..., WorkerProcess]) -> None:
     server = RedisServer().start()
-    worker = start("--redis-url", server.url, "--index-namespace", "test/away").wait_ready()
+    worker = start(FAIRLEAD_REDIS_URL=server.url, FAIRLEAD_INDEX_NAMESPACE="test/away").wait_ready()
     until(lambda: server.client().keys("*"), "joined")
     server.stop()
     assert worker.complete(prompt="still here", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
@@ -52,7 +52,7 @@ async def test_a_dead_engine_leaves_the_index_while_the_worker_still_says_why(
     start: Callable[..., WorkerProcess], redis: RedisServer
 ) -> None:
     reader = IndexReader(redis.url, "test/dying")
-    worker = start("--redis-url", redis.url, "--index-namespace", "test/dying").wait_ready()
+    worker = start(FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/dying").wait_ready()
     try:
         await _listed(reader, 1)
         os.kill(worker.engine_pid, signal.SIGKILL)

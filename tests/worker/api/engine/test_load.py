@@ -35,7 +35,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
 ) -> None:
     cache = tmp_path / "cache"
     source.allow(3)  # the listing and two files; then the bucket sends nothing more
-    worker = start("--model", "s3://models/tiny", "--model-cache", str(cache), "--load-timeout", "8")
+    worker = start("--model", "s3://models/tiny", "--limits", "load_timeout=8", FAIRLEAD_MODEL_CACHE=str(cache))
     seen: list[dict[str, Any]] = []
 
     def downloading() -> bool:
@@ -52,7 +52,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
     assert said.startswith("the load has made no progress for ") and "the source has stopped sending: see spec.model.uri" in said
 
     source.open()
-    again = start("--model", "s3://models/tiny", "--model-cache", str(cache)).wait_ready()
+    again = start("--model", "s3://models/tiny", FAIRLEAD_MODEL_CACHE=str(cache)).wait_ready()
     assert again.complete(model="tiny", prompt=[1, 2, 3], max_tokens=2)["usage"]["completion_tokens"] == 2
     assert (cache / "fairlead" / "models").is_dir()
 

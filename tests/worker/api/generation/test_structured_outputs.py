@@ -37,7 +37,7 @@ CHAT = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """A worker of its own: its second child process, the grammar checker, would confuse tests that use the shared worker."""
-    process = WorkerProcess(model, tmp_path_factory.mktemp("structured"), "--grammar-timeout", "2", "--max-grammar-bytes", "20000")
+    process = WorkerProcess(model, tmp_path_factory.mktemp("structured"), "--limits", "grammar_timeout=2,max_grammar_bytes=20000")
     yield process.wait_ready()
     assert process.stop() == 0
 
@@ -139,7 +139,7 @@ def test_stop_strings_and_lengths_cut(worker: WorkerProcess) -> None:
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "jsn"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "string"),
-        ({"guided_regex": "a" * 20001}, "guided_regex", "--max-grammar-bytes"),
+        ({"guided_regex": "a" * 20001}, "guided_regex", "--limits max_grammar_bytes"),
         (
             {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {}}}},
             "structured_outputs.structural_tag",
@@ -172,7 +172,7 @@ def test_huge_grammars_are_refused_and_delay_no_stream(worker: WorkerProcess) ->
     beside = threading.Thread(target=stream)
     beside.start()
     error = refused(worker, guided_regex="(a{2000}){1500}b")
-    assert "--grammar-timeout" in error["message"] or "limit" in error["message"], error
+    assert "--limits grammar_timeout" in error["message"] or "limit" in error["message"], error
     assert refused(worker, guided_json=nested(300))["param"] == "guided_json"
     assert "nest" in refused(worker, guided_grammar="start: " + "(" * 9000 + '"a"' + ")" * 9000)["message"]
     assert worker.client.get("/health").status_code == 200

@@ -79,7 +79,7 @@ def test_times_and_steps_are_in_the_metrics(shared: WorkerProcess) -> None:
 
 def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace"
-    worker = start("--trace-schedule", str(trace), "--chunked-prefill-size", "64", "--idle-prefill-chunks", "2").wait_ready()
+    worker = start("--trace-schedule", str(trace), "--chunked-prefill-size", "64", "--limits", "idle_prefill_chunks=2").wait_ready()
     ask(worker, "traced", max_tokens=4, ignore_eos=True)
     assert worker.stop() == 0
     with pytest.raises(SystemExit) as left:

@@ -34,7 +34,7 @@ def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]])
 
 
 def test_lower_numbers_of_priority_go_first(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--policy", "priority", "--max-num-seqs", "1").wait_ready()
+    worker = start("--scheduling-policy", "priority", "--max-num-seqs", "1").wait_ready()
     order = finished_in_turn(
         worker,
         {"now": {"max_tokens": 1500, "priority": -9}, "later": {"priority": 5}, "usual": {}, "soon": {"priority": -5}},
@@ -43,7 +43,7 @@ def test_lower_numbers_of_priority_go_first(start: Callable[..., WorkerProcess])
 
 
 def test_a_user_who_had_less_goes_before_one_who_had_more(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--policy", "fair", "--max-num-seqs", "1").wait_ready()
+    worker = start("--scheduling-policy", "fair", "--max-num-seqs", "1").wait_ready()
     flood: dict[str, dict[str, Any]] = {f"a{i}": {"user": "anna"} for i in range(4)}
     order = finished_in_turn(worker, {"a": {"user": "anna", "max_tokens": 1500}, **flood, "b": {"user": "boris"}})
     assert order[:2] == ["a", "b"]

@@ -1,5 +1,6 @@
 """A worker with speculation gives the same answers as one without, streamed or whole, and reports its drafts."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def same(worker: WorkerProcess, plain: WorkerProcess) -> None:
 
 
 def test_a_look_up_changes_no_answer(start: Callable[..., WorkerProcess], shared: WorkerProcess) -> None:
-    flags = ("--speculative-method", "ngram", "--speculative-ngram-min", "1", "--speculative-num-tokens", "4")
+    flags = ("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}')
     worker = start(*flags).wait_ready()
     same(worker, shared)
     text = asked(shared, ASKED[0])["choices"][0]["text"]
@@ -56,7 +57,7 @@ def test_a_look_up_changes_no_answer(start: Callable[..., WorkerProcess], shared
 
 
 def test_a_draft_model_changes_no_answer(start: Callable[..., WorkerProcess], shared: WorkerProcess, model: Path) -> None:
-    worker = start("--speculative-method", "draft", "--speculative-model", f"file://{model}").wait_ready()
+    worker = start("--speculative-config", json.dumps({"model": f"file://{model}"})).wait_ready()
     assert asked(worker, {"temperature": 0})["choices"] == asked(shared, {"temperature": 0})["choices"]
     same(worker, shared)
     assert worker.metric("fairlead_spec_decode_num_accepted_tokens_total") > 0
@@ -65,6 +66,6 @@ def test_a_draft_model_changes_no_answer(start: Callable[..., WorkerProcess], sh
 def test_a_draft_model_that_does_not_fit_is_refused(start: Callable[..., WorkerProcess], model: Path, tmp_path: Path) -> None:
     other = shutil.copytree(model, tmp_path / "other")
     (other / "tokenizer.json").write_text('{"model": {"vocab": {"x": 0}}}')
-    worker = start("--speculative-method", "draft", "--speculative-model", f"file://{other}")
+    worker = start("--speculative-config", json.dumps({"method": "draft_model", "model": f"file://{other}"}))
     assert worker.wait(60) == 1
     assert "cannot draft for tiny: their tokenizers differ" in worker.termination_log.read_text()

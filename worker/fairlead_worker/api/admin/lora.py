@@ -29,7 +29,10 @@ async def unload_lora_adapter(worker: Worker, context: RequestContext) -> None:
 
 def _check_allowed(worker: Worker) -> None:
     if not worker.config.allow_runtime_lora_updating:
-        message = "adapter changes over HTTP are disabled: start the worker with --allow-runtime-lora-updating, or declare them with --lora"
+        message = (
+            "adapter changes over HTTP are disabled: start the worker with FAIRLEAD_ALLOW_RUNTIME_LORA_UPDATING=true, "
+            "or declare adapters with --lora-modules"
+        )
         raise ApiError(403, message, type="permission_error", code="forbidden")
     worker.check_serving()
 

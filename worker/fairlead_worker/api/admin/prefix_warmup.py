@@ -1,9 +1,10 @@
 """Prefix warm-up: a new worker computes the prefixes that other workers' clients share most, within time and memory limits, before it
 serves.
 
-Peers are the addresses of `--peers`, never those in the index: whoever can write to Redis must not be able to feed a worker. A peer with
-the same prompt format (model, tokenizer, block size) returns token ids under root hashes at its admin port, so a tenant's prefix matches
-only under the tenant's salt. Token ids are prompts. A peer returns them only to workers that hold the service's own Redis credential.
+Peers are the addresses of `FAIRLEAD_PEERS`, never those in the index: write access to Redis must not be enough to feed a worker. A peer
+with the same prompt format (model, tokenizer, block size) returns token ids under root hashes at its admin port, so a tenant's prefix
+matches only under the tenant's salt. Token ids are prompts. A peer returns them only to workers that hold the service's own Redis
+credential.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ class HotPrefixes(msgspec.Struct, frozen=True):
 
 def should_warm_up(config: WorkerConfig) -> bool:
     """Return True if warm-up is configured and there are peers."""
-    return bool(config.warm_tokens and config.peers)
+    return bool(config.warmup_tokens and config.peers)
 
 
 def build_bearer(redis: RedisAccess | None) -> str:
@@ -68,14 +69,14 @@ def build_bearer(redis: RedisAccess | None) -> str:
 
 
 async def warm_up(worker: Worker) -> None:
-    """Warm up within --warm-seconds. Never raise: a cold worker serves too."""
+    """Warm up within `warmup_timeout`. Never raise: a cold worker serves too."""
     config, began = worker.config, time.monotonic()
     try:
-        async with asyncio.timeout(config.warm_seconds):
+        async with asyncio.timeout(config.warmup_timeout):
             peer, prefixes = await _fetch_from_peers(worker)
             tokens = await _compute(worker, prefixes) if prefixes else 0
     except TimeoutError:
-        logger.info("warm-up ended after %g s (--warm-seconds)", config.warm_seconds)
+        logger.info("warm-up ended after %g s (FAIRLEAD_WARMUP_TIMEOUT)", config.warmup_timeout)
     except Exception as error:
         logger.warning("warm-up failed, which only costs time: %s: %s", type(error).__name__, error)
     else:
@@ -88,8 +89,8 @@ async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[WarmPrefix, ...]
     import httpx  # imported late with its dependencies, because most workers never need it
 
     config, ready = worker.config, worker.ready
-    room = min(config.warm_tokens, ready.pages * ready.page_size // 2, MAX_TOKENS)
-    peers = await create_source(config.peers, "--peers").addresses() - {worker.address}
+    room = min(config.warmup_tokens, ready.pages * ready.page_size // 2, MAX_TOKENS)
+    peers = await create_source(config.peers, "FAIRLEAD_PEERS").addresses() - {worker.address}
     headers = {"authorization": build_bearer(config.redis)}
     async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False, headers=headers) as client:
         for peer in random.sample(sorted(peers), min(MAX_PEERS, len(peers))):

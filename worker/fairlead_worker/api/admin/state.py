@@ -87,7 +87,7 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
     requested = context.path.rpartition("/")[2]
     if not requested.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
-    most = min(worker.config.warm_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
+    most = min(worker.config.warmup_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
     prefixes = await worker.engine.hot_prefixes(min(int(requested), most)) if worker.serving and most else ()
     known = worker.recent_roots
     warm = tuple(WarmPrefix(prefix.root, prefix.tokens, known[prefix.root]) for prefix in prefixes if prefix.root in known)

@@ -123,7 +123,7 @@ class Adapters:
     async def _fetch(self, number: int, name: str, uri: str) -> Path:
         """Return the adapter's folder once all nodes of the model have it. Raise AdapterError."""
         local = asyncio.to_thread(self._folder, name, uri)
-        if self._config.nodes == 1:
+        if self._config.nnodes == 1:
             return await local
         folder, remote = await asyncio.gather(local, self._engine.change_adapter(FetchAdapter(number, name, uri)))
         if remote.error:

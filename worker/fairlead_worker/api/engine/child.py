@@ -77,15 +77,15 @@ class EngineChild:
     def _find_problem(self) -> str:
         """Return why the engine has to be killed, or an empty string while it makes progress."""
         if self._client.serving:
-            silence, longest = self._client.seconds_since_message(), self._config.engine_timeout
-            return f"the engine sent no message for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
+            silence, longest = self._client.seconds_since_message(), self._config.limits.engine_timeout
+            return f"the engine sent no message for {silence:.0f} s (--limits engine_timeout {longest:g})" if silence > longest else ""
         if self._process is None:
             return ""
         self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)
         if self._client.seconds_without_progress() > PROGRESS_CHECK_SECONDS:
             self._loading.check(time.monotonic())
         seconds = self._client.seconds_without_progress()
-        return describe_stuck_load(self._client.state, seconds) if seconds > self._config.load_timeout else ""
+        return describe_stuck_load(self._client.state, seconds) if seconds > self._config.limits.load_timeout else ""
 
     async def stop(self, grace: float) -> None:
         """End the process gracefully, and kill it after `grace` seconds."""

@@ -17,7 +17,7 @@ class IndexPublisher:
     def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int) -> None:
         card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
         namespace = namespace_of(config.index_namespace, config.pod, config.index_groups)
-        self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.lease_seconds)
+        self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.limits.lease_seconds)
         self._page_size = page_size
         self._on_joined: Callable[[], None] | None = None
 

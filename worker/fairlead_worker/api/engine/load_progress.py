@@ -76,5 +76,5 @@ def describe_stuck_load(state: EngineState, seconds: float) -> str:
         "Downloading": "the source has stopped sending: see spec.model.uri, and the network policies of the namespace",
         "Waiting": "the worker that downloads the model into this cache has stopped: see its log",
         "Loading": "the volume with the weights has stopped answering: see spec.model.uri and spec.model.cache",
-    }.get(state.stage, "see the worker's log; --load-timeout gives it longer")
+    }.get(state.stage, "see the worker's log; --limits load_timeout gives it longer")
     return f"the load has made no progress for {seconds:.0f} s in {state.step}, {state.percent} %{amount}: {where}"

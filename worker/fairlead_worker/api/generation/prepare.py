@@ -126,7 +126,7 @@ def prepare(
                     include_stop_str=sampling_request.output_options.include_stop_str,
                 )
             )
-    _check_logprobs(submissions, worker.config.max_logprob_entries)
+    _check_logprobs(submissions, worker.config.limits.max_logprob_entries)
     return GenerationRequest(
         prompts,
         sampling_request.n,
@@ -167,5 +167,5 @@ def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:
         entries += 0 if sampling.logprobs is None else sampling.max_tokens * (sampling.logprobs + 1)
         entries += 0 if sampling.prompt_logprobs is None else len(submission.tokens) * (sampling.prompt_logprobs + 1)
     if entries > most > 0:
-        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are returned (--max-logprob-entries)"
+        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are returned (--limits max_logprob_entries)"
         raise invalid(f"{message}; lower max_tokens, n, or the number of log-probabilities per token", param="logprobs")

@@ -61,7 +61,7 @@ class GenerationRun:
         if not self.generation_request.submissions[index].grammar:
             return failed(str(error))
         if str(error).startswith(GRAMMAR_WAITED):
-            return busy(str(error), max(1, round(self.worker.config.grammar_timeout)))
+            return busy(str(error), max(1, round(self.worker.config.limits.grammar_timeout)))
         return invalid(
             f"{truncate(error)}: a limit of the compiler or a dead end of the grammar; make it smaller, or its repetitions shorter"
         )

@@ -60,9 +60,9 @@ class SamplingRequest:
     prompt_only: bool
     """Generate nothing (`max_tokens` 0): the engine's one token is not shown."""
     priority: int = 0
-    """Lower values run first, with `--policy priority`."""
+    """Lower values run first, with `--scheduling-policy priority`."""
     tenant: str = ""
-    """The owner of the fair share, with `--policy fair`."""
+    """The owner of the fair share, with `--scheduling-policy fair`."""
     salt: str = ""
     """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
     constraint: Constraint | None = None

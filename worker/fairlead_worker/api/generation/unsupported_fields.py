@@ -32,7 +32,7 @@ REFUSALS: Mapping[str, Refusal] = {
     "mm_processor_kwargs": Refusal(_NOTHING, "the model reads text only"),
     "modalities": Refusal((["text"],), "the model outputs text only"),
     "moderation": Refusal((), "nothing is moderated"),
-    "prediction": Refusal((), "no prediction is compared; speculation is the server's (--speculative-method)"),
+    "prediction": Refusal((), "no prediction is compared; speculation is the server's (--speculative-config)"),
     "prompt_embeds": Refusal(([],), "prompts are text or token ids"),
     "service_tier": Refusal(("auto", "default"), "there is one tier; see priority"),
     "store": Refusal((False,), "nothing is stored"),

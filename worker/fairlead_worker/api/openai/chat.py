@@ -83,7 +83,7 @@ class ChatFormatter:
 
 async def chat_completions(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     async with prepare_chat(worker, context, request, prompt_tokens, len(body)) as (model, generation_request, tool_use):
         stream_options = request.stream_options

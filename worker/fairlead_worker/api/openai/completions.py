@@ -81,7 +81,7 @@ class CompletionFormatter:
 
 async def completions(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:

@@ -23,7 +23,7 @@ from fairlead_worker.messages import Pooling
 
 async def embeddings(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     request = parse(body, EmbeddingRequest)
     worker.check_model(request.model)
     dimensions = _dimensions(get_pooling(worker), request.dimensions)

@@ -15,7 +15,7 @@ from fairlead_worker.api.worker import Worker
 
 async def score(worker: Worker, context: RequestContext) -> None:
     """Score each of `text_2` with the only `text_1`, or with the one at the same index."""
-    request = parse(await context.read_body(worker.config.max_body_bytes), ScoreRequest)
+    request = parse(await context.read_body(worker.config.limits.max_body_bytes), ScoreRequest)
     first, second = _listed("text_1", request.text_1), _listed("text_2", request.text_2)
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1: has {len(first)} texts and text_2 {len(second)}; give one, or as many as text_2", param="text_1")
@@ -29,7 +29,7 @@ async def score(worker: Worker, context: RequestContext) -> None:
 
 async def rerank(worker: Worker, context: RequestContext) -> None:
     """Rank the documents by similarity to the query."""
-    request = parse(await context.read_body(worker.config.max_body_bytes), RerankRequest)
+    request = parse(await context.read_body(worker.config.limits.max_body_bytes), RerankRequest)
     if request.query is None:
         raise invalid("query: is missing", param="query")
     if not request.documents:

@@ -80,7 +80,7 @@ class MessagesWriter:
 
 async def messages(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     body = parse(raw, MessagesBody)
     with rename_error_fields(RENAMED):
         if body.max_tokens is None:
@@ -96,7 +96,7 @@ async def messages(worker: Worker, context: RequestContext) -> None:
 
 async def count_tokens(worker: Worker, context: RequestContext) -> None:
     """Count the tokens of a message's prompt. Refuse what generation would refuse, except for the context length."""
-    raw = await context.read_body(worker.config.max_body_bytes)
+    raw = await context.read_body(worker.config.limits.max_body_bytes)
     body = parse(raw, MessagesBody)
     with rename_error_fields(RENAMED):
         tokens = await count_chat_tokens(worker, context, to_chat_request(chat_body(body)), len(raw))

@@ -126,7 +126,7 @@ class ResponsesWriter:
 
 async def responses(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
-    prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.max_body_bytes), worker.prompt_etag)
+    prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
     with rename_error_fields(RENAMED):
         async with prepare_chat(worker, context, to_chat_request(chat_body(body)), prompt_tokens, len(raw)) as (

@@ -1,16 +1,13 @@
-"""`--profile-steps N`: report where the time of N steps went, from torch's profiler events, as text and JSON.
+"""Where the time of a runner's steps goes, from the events of torch's profiler.
 
 An event has the kind of the innermost range around it. While the profile lasts, ranges surround attention, linear layers, the model and
 sampling, on this runner's own objects. A kernel that a graph replays has no range and is classified by its name.
 """
 
-import json
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +31,6 @@ NAMES = {
 }
 """Parts of kernel names, in lower case."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
-
-logger = logging.getLogger(__name__)
 
 
 class Account:
@@ -86,7 +81,6 @@ class Account:
             shares = {kind: seconds / overlapped / whole for kind, seconds in self.device.items()}
             shares["idle"] = max(0.0, 1 - sum(shares.values()))
         return {
-            "format": "fairlead-profile-1",
             "device": device,
             "steps": self.steps,
             "step_seconds": self.step_seconds,
@@ -122,7 +116,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def words(report: dict[str, Any]) -> str:
+def describe(report: dict[str, Any]) -> str:
     """Return the report as text."""
     steps = report["steps"]
     if not steps:
@@ -137,12 +131,10 @@ def words(report: dict[str, Any]) -> str:
 
 
 class Profiled:
-    """Wraps a runner and profiles some of its steps. Implements `engine.plan.Runner`. Afterwards the runner is unchanged."""
+    """Wraps a runner and profiles some of its steps. Afterwards the runner is unchanged."""
 
-    def __init__(self, runner: ModelRunner, steps: int, path: Path, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Raises OSError if `path` cannot be written."""
-        path.write_text("{}\n")
-        self._runner, self._left, self._path, self._clock = runner, steps, path, clock
+    def __init__(self, runner: ModelRunner, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._runner, self._left, self._clock = runner, steps, clock
         self._skip = WARM_UP
         self._window: list[Any] = []
         self._in_window = 0
@@ -169,16 +161,12 @@ class Profiled:
         self._in_window += 1
         if self._in_window == WINDOW or not self._left:
             self._end()
-        if not self._left:
-            self._write()
         self._ended = self._clock() if self._window else None
         return result
 
-    def close(self) -> None:
-        """Write what was recorded so far, if the engine ends before the profile does."""
-        if self._left and (self._window or self.account.steps):
-            self._end()
-            self._write()
+    @property
+    def is_done(self) -> bool:
+        return not self._left
 
     def _begin(self) -> None:
         cuda = self._runner.loaded.device.type == "cuda"
@@ -192,15 +180,6 @@ class Profiled:
             made.stop()
             self.account.add(made.events())
         self._in_window = 0
-
-    def _write(self) -> None:
-        report = self.account.report(self._runner.loaded.device.type)
-        told = words(report)
-        logger.info("profile: %s (written to %s)", told, self._path)
-        try:
-            self._path.write_text(json.dumps(report | {"words": told}, indent=1) + "\n")
-        except OSError as error:
-            logger.warning("--profile-file %s cannot be written: %s", self._path, error)
 
 
 def _in(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:

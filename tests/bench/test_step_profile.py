@@ -1,15 +1,13 @@
 """Profile of a step, from the profiler's events."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from bench.engine.step_profiler import PREFIX, STEP, WARM_UP, Account, Profiled, describe
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 
-from fairlead_worker.execution.profile import PREFIX, STEP, WARM_UP, Account, Profiled, words
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import load_model
@@ -31,36 +29,21 @@ def tokens(runner: object, outputs: int = STEPS + WARM_UP + 5) -> list[int]:
     return list(request.tokens)
 
 
-def test_the_shares_add_up_and_the_file_is_written(runner: ModelRunner, tmp_path: Path) -> None:
+def test_the_shares_add_up_and_the_runner_is_unchanged(runner: ModelRunner) -> None:
     plain, owned = tokens(runner), set(vars(runner)) | set(vars(runner.backend))
-    file = tmp_path / "profile.json"
-    profiled = Profiled(runner, STEPS, file)
-    assert tokens(profiled) == plain
-    found = json.loads(file.read_text())
+    profiled = Profiled(runner, STEPS)
+    assert tokens(profiled) == plain and profiled.is_done
+    found = profiled.account.report("cpu")
     assert found["steps"] == STEPS and found["device"] == "cpu"
     assert sum(found["shares"].values()) == pytest.approx(1, abs=0.02)
     assert {"attention", "GEMM", "model", "sampling", "host"} == set(found["shares"])
     assert all(0 < share < 1 for share in found["shares"].values())
     assert sum(found["host_seconds"].values()) == pytest.approx(found["step_seconds"], rel=0.02)
     assert found["between_seconds"] > 0
-    assert found["words"].startswith("20 steps of ") and "GEMM" in found["words"]
+    assert describe(found).startswith("20 steps of ") and "GEMM" in describe(found)
     assert set(vars(runner)) | set(vars(runner.backend)) == owned, "all is as it was"
     assert not any("forward" in vars(part) for part in runner.loaded.model.modules())
     assert not profiled._window, "no events are kept"
-
-
-def test_an_end_before_the_profile_writes_what_there_is(runner: ModelRunner, tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    profiled = Profiled(runner, 1000, file)
-    tokens(profiled, WARM_UP + 4)
-    assert json.loads(file.read_text()) == {}
-    profiled.close()
-    assert json.loads(file.read_text())["steps"] == 4
-
-
-def test_a_file_that_cannot_be_written_is_said_before_the_first_step(runner: ModelRunner) -> None:
-    with pytest.raises(OSError, match="nowhere"):
-        Profiled(runner, 1, Path("/nowhere/profile.json"))
 
 
 def event(name: str, begin: float, end: float, own: float, parent: object = None, kernels: tuple[object, ...] = (), device: bool = False):
@@ -93,5 +76,5 @@ def test_kernels_are_of_their_range_else_of_their_name_and_the_rest_is_idle() ->
     assert report["shares"] == pytest.approx({"attention": 0.2, "GEMM": 0.3, "idle": 0.5})
     assert sum(report["host_seconds"].values()) == pytest.approx(1e-3)
     assert report["host_seconds"]["waiting"] == pytest.approx(4e-4)
-    assert "idle 50.0%, GEMM 30.0%, attention 20.0%" in words(report)
-    assert "the host worked 0.600 ms" in words(report)
+    assert "idle 50.0%, GEMM 30.0%, attention 20.0%" in describe(report)
+    assert "the host worked 0.600 ms" in describe(report)

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-VARIABLES = {"nodes": "LWS_GROUP_SIZE", "node_rank": "LWS_WORKER_INDEX", "leader": "LWS_LEADER_ADDRESS"}
+VARIABLES = {"nnodes": "LWS_GROUP_SIZE", "node_rank": "LWS_WORKER_INDEX", "master_addr": "LWS_LEADER_ADDRESS"}
 
 
 class GroupEnvironment(PydanticBaseSettingsSource):

@@ -1,0 +1,58 @@
+"""Values of settings: objects with several keys, as `--limits` and `--speculative-config` are, and model URIs."""
+
+import difflib
+import json
+import re
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+_URI: Final = r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
+
+
+class ConfigObject(BaseModel):
+    """A frozen object whose keys are its fields. An unknown key is an error that names the known ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (unknown := [str(key) for key in data if key not in cls.model_fields]):
+            close = difflib.get_close_matches(unknown[0], cls.model_fields, 1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"unknown key {unknown[0]!r}{meant}; the keys are {', '.join(cls.model_fields)}")
+        return data
+
+
+def parse_json(value: Any) -> Any:
+    """Return the object of a JSON text. Values that are not texts stay. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"is no JSON object ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError("is no JSON object")
+    return found
+
+
+def parse_json_or_list(value: Any) -> Any:
+    """Return the object of a JSON text or of a list `key=value,key=value`. Values that are not texts stay. Raises ValueError."""
+    if not isinstance(value, str) or value.lstrip().startswith("{"):
+        return parse_json(value)
+    found: dict[str, str] = {}
+    for part in value.split(",") if value.strip() else ():
+        key, equals, text = (piece.strip() for piece in part.partition("="))
+        if not equals or not key:
+            raise ValueError(f"{part.strip()!r} is not KEY=VALUE; give a list KEY=VALUE,KEY=VALUE or a JSON object")
+        found[key] = text
+    return found
+
+
+def check_model_uri(value: str) -> str:
+    """Return `value`. Raises ValueError if it is not the URI of a model."""
+    if not re.fullmatch(_URI, value):
+        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision, s3://bucket/folder or file:///path")
+    return value
