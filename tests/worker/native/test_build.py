@@ -1,6 +1,8 @@
 """The library: how it is built and found, and what happens without it."""
 
+import ctypes
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -170,3 +172,23 @@ def test_a_model_is_loaded_with_rounded_weights(quantization: str, tmp_path: Pat
     build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     model = loader.load_model(str(tmp_path), quantization=quantization).model
     assert model.lm_head.quantization == quantization
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+def test_torchs_openmp_is_shown_to_the_library_also_where_torch_keeps_it_to_itself(tmp_path: Path) -> None:
+    """As on Arm: a runtime that is loaded for one library only, and ours that uses its functions and does not name it."""
+    compiler = next(path for name in ("cc", "gcc", "clang") if (path := shutil.which(name)))
+    (tmp_path / "lib").mkdir()
+    runtime, ours = tmp_path / "lib" / "libgomp.so.1", tmp_path / "ours.so"
+    for target, source in (
+        (runtime, "int omp_of_test(void) { return 7; }"),
+        (ours, "int omp_of_test(void); int f(void) { return omp_of_test(); }"),
+    ):
+        source_file = tmp_path / f"{target.stem}.c"
+        source_file.write_text(source)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(target), str(source_file)], check=True)
+    ctypes.CDLL(str(runtime))
+    with pytest.raises(OSError, match="undefined symbol: omp_of_test"):
+        ctypes.CDLL(str(ours), mode=os.RTLD_NOW)
+    library.show_openmp(tmp_path / "lib")
+    assert ctypes.CDLL(str(ours), mode=os.RTLD_NOW).f() == 7

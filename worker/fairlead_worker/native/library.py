@@ -4,6 +4,7 @@ import ctypes
 import functools
 import logging
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ def native() -> NativeLibrary | None:
         logger.warning("no native kernels: %s was built from other sources; run `python -m fairlead_worker.native.build`", LIBRARY.name)
         return None
     try:
+        show_openmp(Path(torch.__file__).parent / "lib")
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         logger.warning("no native kernels: %s", error)
@@ -60,6 +62,16 @@ def native() -> NativeLibrary | None:
         else:
             logger.warning("this CPU has AMX, and it cannot be used (a kernel before Linux 5.16, or a seccomp profile?): AVX512 instead")
     return NativeLibrary(library, level if level in LEVELS else list(LEVELS)[-1])
+
+
+def show_openmp(libraries: Path) -> None:
+    """Let our library find the functions of torch's OpenMP runtime. `libraries`: torch's folder of shared libraries.
+
+    Our library names no OpenMP runtime of its own, because two of them would each start threads. On x86 torch shows its runtime to all
+    libraries. On Arm it does not (seen with torch 2.15): loading ours failed with `undefined symbol: omp_get_thread_num`.
+    """
+    for library in sorted(libraries.glob("libgomp*.so*")):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
