@@ -16,6 +16,7 @@ from fairlead_worker.messages import Sampling
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
@@ -26,13 +27,13 @@ class Loop:
         """`settings`: of `SchedulerConfig`."""
         config = SchedulerConfig(runner.loaded.max_model_len, eos_token_ids=(), **settings)
         size = runner.backend.spec.page_size
-        self.scheduler = OverlapScheduler(config, PrefixCache(PagePool(runner.backend.pages, size), 4 * size, extend))
+        self.scheduler = Scheduler(config, PrefixCache(PagePool(runner.backend.pages, size), 4 * size, extend))
         self.tokens: dict[int, list[int]] = {}
         self.times: dict[int, list[float]] = {}
         """When each token was read, by `time.perf_counter`."""
         self.live: set[int] = set()
         self._ahead = OverlappedRunner(runner)
-        self._overlap = Overlap(self.scheduler, self._ahead, RequestTimer(), self._tell) if overlap else None
+        self._overlap = Overlap(OverlapScheduler(self.scheduler), self._ahead, RequestTimer(), self._tell) if overlap else None
 
     def submit(self, number: int, prompt: Sequence[int], new: int, adapter: int = 0, **sampling: Any) -> None:
         """One request; greedy unless `sampling` says otherwise. AssertionError where it is refused."""

@@ -1,7 +1,7 @@
 """CPU time of the scheduler per step with 256 running and 2,000 waiting requests, and its memory growth.
 
-A step is plan() + advance(), with policy lpm. With steps launched ahead, as on GPUs, it is plan() + assume() + settle() beside the device's
-work. Memory must stay flat over 100,000 requests (`--requests`; 0: not measured).
+A step is plan() + advance(), with policy lpm. With steps launched ahead, as on GPUs, it is plan() + advance_placeholder() + reconcile()
+beside the device's work. Memory must stay flat over 100,000 requests (`--requests`; 0: not measured).
 """
 
 import gc
@@ -33,10 +33,10 @@ TARGET_GROWTH_MIB = 4
 class Crowd:
     """A scheduler, and requests enough."""
 
-    def __init__(self, scheduler: type[Scheduler], running: int, waiting: int) -> None:
+    def __init__(self, running: int, waiting: int) -> None:
         self._draw, self._waiting, self._submitted = random.Random(1), waiting, 0
         cache = PrefixCache(PagePool(80 * running, 16), 64, extend)
-        self.scheduler = scheduler(SchedulerConfig(max_model_len=8192, max_num_seqs=running, policy="lpm"), cache)
+        self.scheduler = Scheduler(SchedulerConfig(max_model_len=8192, max_num_seqs=running, policy="lpm"), cache)
         self._stems = [self._draw.choices(range(30_000), k=256) for _ in range(20)]
 
     def refill(self) -> None:
@@ -54,7 +54,7 @@ class Crowd:
 
 def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float]]:
     """Microseconds of plan, advance and both, over the steps with all `running` requests there."""
-    crowd = Crowd(Scheduler, running, waiting)
+    crowd = Crowd(running, waiting)
     scheduler = crowd.scheduler
     times: list[tuple[float, float]] = []
     for _ in range(steps):
@@ -77,10 +77,9 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float
 
 
 def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
-    """Median microseconds of plan, assume and settle, and of all three, over the same steps."""
-    crowd = Crowd(OverlapScheduler, running, waiting)
-    scheduler = crowd.scheduler
-    assert isinstance(scheduler, OverlapScheduler)
+    """Median microseconds of plan, advance_placeholder and reconcile, and of all three, over the same steps."""
+    crowd = Crowd(running, waiting)
+    scheduler = OverlapScheduler(crowd.scheduler)
     times: list[tuple[float, float, float]] = []
     out: tuple[StepPlan, StepResult] | None = None
 
@@ -106,7 +105,7 @@ def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
         if plan.decodes >= 0.95 * running:
             times.append((planned, process_time() - start, reconciled))
         out = plan, crowd.result(len(awaited))
-        scheduler.drain_events()
+        crowd.scheduler.drain_events()
     parts = {name: median(1e6 * each[place] for each in times) for place, name in enumerate(("plan", "advance_placeholder", "reconcile"))}
     return parts | {"all": median(1e6 * sum(each) for each in times)}
 

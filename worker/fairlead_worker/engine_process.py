@@ -92,7 +92,6 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     from fairlead_worker.engine.overlap import run_overlapped
     from fairlead_worker.engine.request_timer import RequestTimer
     from fairlead_worker.execution.overlap import OverlappedRunner
-    from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 
     try:
         timer = RequestTimer(_open_trace(config, ready))
@@ -105,7 +104,7 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     gc.freeze()
     end.send(ready)
     try:
-        if isinstance(scheduler, OverlapScheduler):
+        if overlaps(config):
             return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
         return run_plain(scheduler, runner, end, end, timer, adapters, runner.grammars)
     finally:
@@ -129,7 +128,6 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
     from fairlead_worker.scheduler.limits import within
-    from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
     from fairlead_worker.scheduler.scheduler import Scheduler
     from fairlead_worker.sharding.group import check_devices
     from fairlead_worker.weights.cache import ModelCache
@@ -174,10 +172,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if runner.step_tokens:
         steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    scheduler = (OverlapScheduler if overlaps(config) else Scheduler)(
-        steps,
-        PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
-    )
+    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots))
     # A request longer than the KV cache can never run.
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)

@@ -8,6 +8,7 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.warmup import MAX_PROMPT_TOKENS, MAX_SECONDS, warm_up
+from fairlead_worker.scheduler.budget import idle_tokens
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
@@ -53,7 +54,7 @@ def test_the_rate_is_that_of_the_last_step_and_nothing_is_counted() -> None:
     scheduler, runner = make(1e-4)
     run(scheduler, runner)
     assert scheduler.stats.prefill_rate == pytest.approx(1e4)
-    assert scheduler.idle_prefill == 2048, "known before the first request"
+    assert idle_tokens(scheduler.config, scheduler.stats.prefill_rate) == 2048, "known before the first request"
     assert scheduler.stats.steps == scheduler.stats.prompt_tokens == 0 and scheduler.idle
 
 

@@ -106,7 +106,7 @@ def plain(loaded: LoadedModel, pages: int, **settings: object) -> Said:
 def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **settings: object) -> Said:
     """Run with arrivals spread over the steps. `aborted`: number of requests aborted on the way."""
     config, cache, runner = parts(loaded, pages, **settings)
-    scheduler = OverlapScheduler(config, cache)
+    scheduler = Scheduler(config, cache)
     outputs: dict[str, list[Output]] = {}
 
     def tell(plan: StepPlan, result: StepResult, told: list[Output]) -> None:
@@ -123,7 +123,7 @@ def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **s
         return launch(plan)
 
     ahead.launch = counted  # type: ignore[method-assign]  # counts
-    overlap = Overlap(scheduler, ahead, RequestTimer(), tell)
+    overlap = Overlap(OverlapScheduler(scheduler), ahead, RequestTimer(), tell)
     waiting, drawn, names = work(), random.Random(3), list[str]()
     while waiting or not scheduler.idle:
         for submit in [waiting.pop(0) for _ in range(min(len(waiting), drawn.choice([0, 1, 5])))]:

@@ -138,9 +138,9 @@ def test_a_request_retracted_within_its_prompt_goes_on_where_it_was(tmp_path: Pa
         if step == 5:  # as the scheduler does where pages run out
             request = plan.rows[0].request
             engine.scheduler.advance(plan, engine.runner.execute(plan))
-            engine.scheduler._preempt(request)
+            engine.scheduler.preempt(request)
             engine.scheduler.waiting.add_preempted(request)
-            assert request.scored == 96
+            assert request.prompt_logprobs is not None and request.prompt_logprobs.scored == 96
             continue
         if step == 6:
             assert plan.rows[0].start == 96, "what was scored may come from the cache"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.sampling.test_verify import run
@@ -28,13 +29,13 @@ class Asking(Planner):
     def plan(self):
         self.steps = getattr(self, "steps", -1) + 1
         plan = super().plan()
-        for row in plan.rows:
+        rows = list(plan.rows)
+        for place, row in enumerate(plan.rows):
             left = row.request.sampling.max_tokens - row.request.output_length - 1
             count = min(left, self.wanted[(self.steps + int(row.request.id)) % len(self.wanted)])
             if row.request.output_length and count:
-                row.count = 1 + count
-                plan.drafted += count
-        return plan
+                rows[place] = row.with_draft(count)
+        return replace(plan, rows=rows, drafted=sum(row.guesses for row in rows))
 
 
 @pytest.mark.parametrize("catch_up", [4, 512])
@@ -60,6 +61,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     def watched(plan):
         nonlocal guessed
         result = execute(plan)
+        plan = result.executed
         assert plan.drafted == sum(len(row.draft) for row in plan.rows), "a row that catches up has no drafts and counts for none"
         sampled = [row for row in plan.rows if row.samples]
         for row, tokens in zip(sampled, result.tokens, strict=True):

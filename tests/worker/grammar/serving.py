@@ -109,7 +109,8 @@ class Serving:
             **settings,  # type: ignore[arg-type]  # each has its field's type
         )
         cache = PrefixCache(PagePool(pages, 16), 32, extend)
-        self.scheduler = OverlapScheduler(config, cache) if overlap else Scheduler(config, cache)
+        self.scheduler = Scheduler(config, cache)
+        self.ahead = OverlapScheduler(self.scheduler) if overlap else None
         self.gate = GrammarQueue(self.scheduler.submit, self.grammars)
         self.steps = 0
 
@@ -123,14 +124,14 @@ class Serving:
             if refused is not None:
                 answers[number].take(refused)
         overlap = None
-        if isinstance(self.scheduler, OverlapScheduler):
+        if self.ahead is not None:
 
             def tell(plan: StepPlan, result: StepResult, outputs: list[Output]) -> None:
                 self.steps += 1
                 for output in outputs:
                     answers[int(output.id)].take(output)
 
-            overlap = Overlap(self.scheduler, OverlappedRunner(self.runner), RequestTimer(), tell)
+            overlap = Overlap(self.ahead, OverlappedRunner(self.runner), RequestTimer(), tell)
         while len(self.gate) or not self.scheduler.idle:
             for output in self.gate.submit_ready():
                 answers[int(output.id)].take(output)

@@ -14,7 +14,7 @@ from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, ReasoningMarkers
 from fairlead_worker.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
-from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER
+from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
@@ -80,8 +80,8 @@ def test_a_retracted_request_goes_on_where_it_was(model: Model, asks: list[Ask],
 
     def short_of_pages() -> StepPlan:
         if serving.steps % 10 == 9:
-            for victim in [request for request in scheduler.running if request.row is not None]:
-                scheduler._preempt(victim)
+            for victim in [row.request for row in scheduler.batch.rows]:
+                scheduler.preempt(victim)
                 scheduler.waiting.add_preempted(victim)
         return plan()
 
@@ -207,7 +207,8 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     grammars = Grammars(slow, threads=1)
     serving = Serving(model, grammars=grammars, overlap=True)
     assert all(grammars.compile(ask.grammar).result() == "" for ask in asks), "so that the first step has both"
-    advance_placeholder = serving.scheduler.advance_placeholder  # type: ignore[attr-defined]  # it looks ahead
+    assert serving.ahead is not None
+    advance_placeholder = serving.ahead.advance_placeholder
     stood_in: list[bool] = []
 
     def assumed(plan: StepPlan, awaited: list[Row]) -> None:
@@ -218,7 +219,7 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
             with grammars._filled:  # by then the one thread has started both
                 assert grammars._filled.wait_for(lambda: not any(each.filling for each in grammars._followed.values()), 60)
 
-    serving.scheduler.advance_placeholder = assumed  # type: ignore[attr-defined]
+    serving.ahead.advance_placeholder = assumed  # type: ignore[method-assign]
     same(serving.serve(asks), expected)
     assert stood_in == [True, True]
 

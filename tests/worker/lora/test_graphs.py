@@ -40,7 +40,7 @@ from fairlead_worker.messages import (
 )
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 __all__ = ["folders", "loaded", "world"]
 
@@ -198,7 +198,7 @@ def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable
 
     runner.graphs.run = compared  # type: ignore[method-assign]  # looks
     config = SchedulerConfig(runner.loaded.max_model_len)
-    scheduler = OverlapScheduler(config, PrefixCache(PagePool(backend.pages, PAGE), 2 * PAGE, extend))
+    scheduler = Scheduler(config, PrefixCache(PagePool(backend.pages, PAGE), 2 * PAGE, extend))
     service = Service(world.folders)
     assert run_overlapped(scheduler, OverlappedRunner(runner, lane()), service, service, adapters=world.adapters) == 0
     assert [change.error for change in service.changed] == [""] * 4

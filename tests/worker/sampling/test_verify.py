@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 
@@ -67,15 +68,15 @@ class Guesser(Planner):
 
     def plan(self) -> StepPlan:
         plan = super().plan()
-        for row in plan.rows:
+        rows = list(plan.rows)
+        for at, row in enumerate(plan.rows):
             if row.request.output_length:
                 left = row.request.sampling.max_tokens - row.request.output_length - 1
                 right = self.answers[row.request.id][row.request.output_length :][: min(left, self.draw.choice([0, 1, 4, 7]))]
                 place = self.draw.randrange(2 * len(right) + 1)
-                row.draft = [token if i < place else self.draw.randrange(512) for i, token in enumerate(right)]
-                row.count = 1 + len(row.draft)
-                plan.drafted += len(row.draft)
-        return plan
+                draft = [token if i < place else self.draw.randrange(512) for i, token in enumerate(right)]
+                rows[at] = row.with_draft(len(draft), draft)
+        return replace(plan, rows=rows, drafted=sum(len(row.draft) for row in rows))
 
 
 def run(runner: ModelRunner, planner: Planner) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]], int]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
@@ -173,7 +175,7 @@ class EngineModel:
             for page in row.pages[row.start // size : row.request.lease.shared]:
                 self.memory[page] = [0] * size  # whatever somebody left where it is to write for others
         if self.config.speculative_method == "draft":
-            self._draft(plan)
+            plan = self._draft(plan)
         assert plan.drafted == sum(len(row.draft) for row in plan.rows)
         values = {id(row): kv(row.request.root, row.request.tokens + array("I", row.draft)) for row in plan.rows}
         written: set[tuple[int, int]] = set()
@@ -203,7 +205,7 @@ class EngineModel:
         if plan.scores:
             assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
-        return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan))
+        return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan), executed=plan)
 
     @staticmethod
     def _pooled(plan: StepPlan) -> dict[str, bytes]:
@@ -222,12 +224,14 @@ class EngineModel:
         for page, slot in reversed(plan.loads):
             self.memory[page] = self.host_memory[slot].copy()
 
-    def _draft(self, plan: StepPlan) -> None:
+    def _draft(self, plan: StepPlan) -> StepPlan:
+        rows = []
         for row in plan.rows:
             text = array("I", row.request.tokens)
             for _ in range(row.guesses):
                 text.append(self.guess(next_token(kv(row.request.root, text)[-1])))
-            row.draft = text[len(row.request.tokens) :].tolist()
+            rows.append(row.with_draft(row.guesses, text[len(row.request.tokens) :].tolist()) if row.guesses else row)
+        return replace(plan, rows=tuple(rows))
 
     @staticmethod
     def _verified(row: Row, values: list[int]) -> list[int]:
@@ -259,24 +263,24 @@ class EngineModel:
         assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests)
         assert [r.arrival for r in running] == sorted(r.arrival for r in running)
         for request in running:
-            assert 0 <= request.cached <= request.computed <= len(request.tokens)
-            assert (request.uncomputed == 1) or request is scheduler.chunked_req, "at most one request is partly prefilled"
-            if request is scheduler.chunked_req:
+            assert 0 <= request.history.cached <= request.computed <= len(request.tokens)
+            assert (request.uncomputed == 1) or request is scheduler.prefill.chunked_req, "at most one request is partly prefilled"
+            if request is scheduler.prefill.chunked_req:
                 assert request.computed % self.cache.page_size == 0, "chunks are cut at pages"
         for request in waiting:
             assert request.lease is None and request.prefix_match is not None
             if request.prefix_match.is_current:
                 assert request.prefix_match.node is self._deepest(request), "a settled match is exact"
-        assert [row.request for row in scheduler._decodes] == [r for r in running if r is not scheduler.chunked_req]
-        assert all(row.count == 1 and not row.draft for row in scheduler._decodes), "between steps every decode is a plain one"
+        assert [row.request for row in scheduler.batch.rows] == [r for r in running if r is not scheduler.prefill.chunked_req]
+        assert all(row.count == 1 and not row.draft for row in scheduler.batch.rows), "between steps every decode is a plain one"
         assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
-        assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler._decodes)
+        assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler.batch.rows)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
-        assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._deferred_frees
+        assert sorted(row.request.id for row in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
         if scheduler.waiting.fair is not None:
             queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
             assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}
-        assert all(r.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
+        assert all(r.history.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
         load: Load = scheduler.load()

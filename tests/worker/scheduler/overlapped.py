@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 
+from msgspec.structs import replace
 from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER, OverlapScheduler
+from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.step_outputs import StepOutputs
@@ -33,9 +35,9 @@ class OverlappedModel(EngineModel):
 
     def __init__(self, pages: int, page_size: int, **config: object) -> None:
         super().__init__(pages, page_size, **config)  # type: ignore[arg-type]  # test keywords
-        self.scheduler: OverlapScheduler = OverlapScheduler(self.config, self.cache)
+        self.ahead = OverlapScheduler(self.scheduler)
         self.device = Device()
-        self.overlap = Overlap(self.scheduler, self, RequestTimer(), self._reconciled)
+        self.overlap = Overlap(self.ahead, self, RequestTimer(), self._reconciled)
         self.unread: LaunchedModel | None = None
         self.stalls: Callable[[], bool] = lambda: False
         """Whether a row gets no token, as when the mask of its grammar is late."""
@@ -86,8 +88,7 @@ class LaunchedModel:
         self.chose = False
         self.sampled = [row.request for row in plan.rows if row.samples]
         self.pending = machine.cache.take_pending()
-        self.copied = copy.copy(plan)  # what `pack` would copy: nothing of the host is looked at later
-        self.copied.rows = [self._copy(row) for row in plan.rows]
+        self.copied = replace(plan, rows=[self._copy(row) for row in plan.rows])  # what `pack` would copy: the host is not looked at later
         self.before = machine.unread
         self.fills = [
             (row.request, copied.request)

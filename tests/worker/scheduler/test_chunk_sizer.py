@@ -47,7 +47,7 @@ class Bench:
     def step(self) -> None:
         plan = self.scheduler.plan()
         seconds = self.seconds(plan)
-        chunked = self.scheduler.chunked_req
+        chunked = self.scheduler.prefill.chunked_req
         cut = chunked is not None and not chunked.scoring  # one that is scored has its steps apart
         if plan.decodes:
             assert plan.prefill_tokens <= LIMIT
@@ -57,7 +57,7 @@ class Bench:
         self.taken.append((plan.prefill_tokens, plan.decodes, seconds))
 
     def finish_prefill(self) -> None:
-        while self.scheduler.chunked_req is not None:
+        while self.scheduler.prefill.chunked_req is not None:
             self.step()
 
     def finish(self, steps: int = 5000) -> None:

@@ -27,8 +27,8 @@ def stall_at(machine: EngineModel, number: int) -> Callable[..., bool]:
         return result
 
     if isinstance(machine, OverlappedModel):
-        reconcile = machine.scheduler.reconcile
-        machine.scheduler.reconcile = lambda plan, read: reconcile(plan, lambda: late(read()))  # type: ignore[method-assign]
+        reconcile = machine.ahead.reconcile
+        machine.ahead.reconcile = lambda plan, read: reconcile(plan, lambda: late(read()))  # type: ignore[method-assign]
     else:
         forward = machine._forward
         machine._forward = lambda plan, promised=None: late(forward(plan, promised))  # type: ignore[method-assign]
@@ -71,7 +71,7 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
         machine.step()
     free = machine.cache.available
     machine.abort(name)
-    assert len(machine.scheduler._deferred_frees) == 1 and machine.cache.available == free
+    assert len(machine.scheduler.deferred_frees) == 1 and machine.cache.available == free
     machine.rest()
     assert machine.cache.available == 64
 
@@ -80,14 +80,14 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
 @pytest.mark.parametrize("length", [7, 8])
 def test_what_a_decode_has_filled_is_told_while_it_runs(length: int, scored: bool) -> None:
     machine = OverlappedModel(64, 4)  # blocks of 8 tokens
-    reconcile = machine.scheduler.reconcile
+    reconcile = machine.ahead.reconcile
 
     def scores(result: StepResult) -> StepResult:
         result.logprobs = [(TokenLogprobs(-1.0),) for _ in result.tokens]
         return result
 
     if scored:  # then it is no plain decode
-        machine.scheduler.reconcile = lambda plan, read: reconcile(plan, lambda: scores(read()))  # type: ignore[method-assign]
+        machine.ahead.reconcile = lambda plan, read: reconcile(plan, lambda: scores(read()))  # type: ignore[method-assign]
     name = machine.submit(prompt(length), 30, ignore_eos=True)
     told: list[int] = []
     while machine.told[name].finish is None:
@@ -139,7 +139,7 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
     ends, other = (machine.submit(prompt(6, seed), 20, ignore_eos=True) for seed in range(2))
     for _ in range(3):
         machine.step()
-    reconcile = machine.scheduler.reconcile
+    reconcile = machine.ahead.reconcile
 
     def reconciled(plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
         def nothing_can_be_chosen() -> StepResult:
@@ -155,10 +155,10 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
         executed.extend(row.request.id for row in plan.rows)
         return execute(plan)
 
-    machine.scheduler.reconcile, machine.execute = reconciled, executes  # type: ignore[method-assign]
+    machine.ahead.reconcile, machine.execute = reconciled, executes  # type: ignore[method-assign]
     pooled = machine.submit(prompt(7, 3), 1, pooling="last")
     machine.step()
-    machine.scheduler.reconcile = reconcile  # type: ignore[method-assign]
+    machine.ahead.reconcile = reconcile  # type: ignore[method-assign]
     assert machine.told[ends].finish == "error"
     assert executed == [other, pooled], "who has ended computes nothing"
     machine.run()

@@ -28,12 +28,12 @@ def test_chunks_are_cut_at_pages_and_the_chunked_request_goes_on_first() -> None
     short = machine.submit(prompt(10, 1))
     machine.step()
     assert rows(machine) == {long: (0, 32)}, "40 tokens cut down to two whole pages; no second request is cut"
-    assert machine.scheduler.chunked_req.id == long
+    assert machine.scheduler.prefill.chunked_req.id == long
     machine.step()
     machine.step()
     assert rows(machine) == {long: (64, 32)}
     machine.step()
-    assert rows(machine) == {long: (96, 14), short: (0, 10)} and machine.scheduler.chunked_req is None
+    assert rows(machine) == {long: (96, 14), short: (0, 10)} and machine.scheduler.prefill.chunked_req is None
     finish(machine)
 
 
@@ -316,7 +316,7 @@ def test_abort_from_every_state_gives_the_pages_back() -> None:
         elif state == "chunked":
             machine.submit(prompt(20), 20, name="x", ignore_eos=True)
             machine.step()
-            assert machine.scheduler.chunked_req is not None
+            assert machine.scheduler.prefill.chunked_req is not None
         elif state == "decoding":
             machine.submit(prompt(5), 20, name="x", ignore_eos=True)
             machine.step()

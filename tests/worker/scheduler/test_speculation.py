@@ -94,7 +94,7 @@ def test_a_slow_draft_model_is_used_less_and_tried_again() -> None:
 
     def slow(plan):
         result = forward(plan)
-        result.draft_forwards = max((len(row.draft) for row in plan.rows), default=0)
+        result.draft_forwards = max((len(row.draft) for row in result.executed.rows), default=0)
         result.seconds, result.draft_seconds = 1.0 + 2.0 * result.draft_forwards, 2.0 * result.draft_forwards
         drafted.append(plan.drafted)
         return result

@@ -122,12 +122,12 @@ class PrefixCache:
                 self._evict(missing - self.pool.free)
             lease.extend(self.pool.take(missing))
 
-    def grow_each(self, leases: list[Lease]) -> None:
-        """Extend each lease by one page. Raises OutOfPages and then takes nothing."""
-        if len(leases) > self.pool.free:
-            self._evict(len(leases) - self.pool.free)
-        for lease, page in zip(leases, self.pool.take(len(leases)), strict=True):
-            lease.pages.append(page)
+    def grow_each(self, tables: "list[array[int]]") -> None:
+        """Extend each page table, `Lease.pages`, by one page. Raises OutOfPages and then takes nothing."""
+        if len(tables) > self.pool.free:
+            self._evict(len(tables) - self.pool.free)
+        for table, page in zip(tables, self.pool.take(len(tables)), strict=True):
+            table.append(page)
 
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         """Move the pages that `tokens[:computed]` fill to the cache. The lease continues to share them.

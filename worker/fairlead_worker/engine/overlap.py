@@ -14,6 +14,7 @@ from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.messages import Output
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import Row, Runner, StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
@@ -40,7 +41,7 @@ class AheadRunner(Runner, Protocol):
 
 
 def run_overlapped(
-    scheduler: OverlapScheduler,
+    scheduler: Scheduler,
     runner: AheadRunner,
     inbox: Inbox,
     outbox: Outbox,
@@ -58,7 +59,7 @@ def run_overlapped(
         pending.clear()
         outbox.send(timer.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
 
-    overlap = Overlap(scheduler, runner, timer, report)
+    overlap = Overlap(OverlapScheduler(scheduler), runner, timer, report)
     handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler, overlap.reconcile)
     while True:
         messages = handler.receive(overlap.is_busy)
@@ -102,7 +103,7 @@ class Overlap:
         self._timer.record_plan(plan)
         if not runner.can_launch(plan):
             self.reconcile()
-            scheduler.drop_finished(plan)
+            plan = scheduler.drop_finished(plan)
             result = runner.execute(plan)
             self._timer.record_step(plan, result)
             self._report(plan, result, scheduler.advance(plan, result))

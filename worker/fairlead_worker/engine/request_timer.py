@@ -64,15 +64,15 @@ class RequestTimer:
                 times = self._times[request_id]
                 times.admitted, times.request = now, row.request
                 self._awaiting_first_token.add(request_id)
-            elif (
-                row.request.preemptions and (known := self._times.get(request_id)) and known.reported_preemptions < row.request.preemptions
+            elif (preemptions := row.request.history.preemptions) and (
+                (known := self._times.get(request_id)) and known.reported_preemptions < preemptions
             ):
                 self._awaiting_first_token.add(request_id)
 
     def record_step(self, plan: StepPlan, result: StepResult) -> None:
         """Between the forward pass and `advance`, which moves the rows on to the next step."""
         if self._trace is not None:
-            self._trace.step(plan, result.seconds)
+            self._trace.step(plan if result.executed is None else result.executed, result.seconds)
 
     def report(self, plan: StepPlan, result: StepResult, outputs: StepOutputs, events: tuple[CacheEvent, ...], load: Load) -> Step:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
@@ -102,10 +102,9 @@ class RequestTimer:
         assert times.request is not None, "it was admitted"
         if times.reported_preemptions < 0:
             times.first_token = self._clock()
-        times.reported_preemptions = times.request.preemptions
-        timing = Timing(
-            times.admitted - times.arrived, times.first_token - times.admitted, times.reported_preemptions, times.request.first_loaded
-        )
+        history = times.request.history
+        times.reported_preemptions = history.preemptions
+        timing = Timing(times.admitted - times.arrived, times.first_token - times.admitted, history.preemptions, history.first_loaded)
         return msgspec.structs.replace(output, timing=timing)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:

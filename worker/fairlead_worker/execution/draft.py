@@ -9,6 +9,7 @@ model verifies every token.
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.execution.graphs import GraphedDecodes, run_step
@@ -34,7 +35,7 @@ class _Seen:
 
 
 class Drafter:
-    """Fills in the drafts of a plan."""
+    """Chooses the drafts of a plan."""
 
     def __init__(self, forward: Forward, loaded: LoadedModel, backend: Backend, vocabulary_size: int) -> None:
         """`forward`: of `loaded` on `backend`. `vocabulary_size`: of the verifying model. Padding may make the two sizes differ although
@@ -51,49 +52,46 @@ class Drafter:
         self._seen: dict[str, _Seen] = {}
 
     @torch.inference_mode()
-    def draft(self, plan: StepPlan) -> None:
-        """Compute draft KV of the prompts and set `draft` of the rows that want drafts. A row that still catches up gets none."""
+    def draft(self, plan: StepPlan) -> StepPlan:
+        """Compute draft KV of the prompts, and return the plan with drafts. A row that still catches up gets none."""
         self.forwards = 0
         self._seen = {name: seen for name, seen in self._seen.items() if seen.request.finish is None}
-        first: list[Row] = []
-        guessing: list[Row] = []
-        for row in plan.rows:
+        rows, first, guessing = list(plan.rows), list[Row](), list[int]()  # guessing: places in `rows`
+        for place, row in enumerate(plan.rows):
             seen = self._of(row)
             known = min(row.end, len(row.request.tokens))
             if row.guesses:
                 end = min(known, seen.done + CATCH_UP)
                 if end == known:
-                    guessing.append(row)
+                    guessing.append(place)
                 else:
-                    plan.drafted -= row.guesses
-                    plan.decode_context -= row.guesses * row.start
-                    row.count = 1
+                    rows[place] = row.with_draft(0)
                 first.append(Row(row.request, seen.done, end - seen.done, row.pages, end == known))
                 seen.done = end + row.guesses - 1 if end == known else end
             elif row.count > 1:
                 first.append(Row(row.request, seen.done, row.end - seen.done, row.pages, False))
                 seen.done = row.end
         if not first:
-            return
-        tokens = self._choose(first)
-        drafts = [[token] for token in tokens]
-        place = 1
-        while more := [(row, draft) for row, draft in zip(guessing, drafts, strict=True) if row.guesses > place]:
-            guesses = [Row(row.request, row.start + place, 1, row.pages, True, draft[-1:]) for row, draft in more]
+            return plan
+        drafts = {place: [token] for place, token in zip(guessing, self._choose(first), strict=True)}
+        length = 1
+        while more := [(rows[place], draft) for place, draft in drafts.items() if rows[place].guesses > length]:
+            guesses = [Row(row.request, row.start + length, 1, row.pages, True, draft[-1:]) for row, draft in more]
             chosen = self._choose(guesses, len(guesses))
             for (_, draft), token in zip(more, chosen, strict=True):
                 draft.append(token)
-            place += 1
-        for row, draft in zip(guessing, drafts, strict=True):
-            row.draft = draft
-        self.forwards = place if guessing else 0
+            length += 1
+        for place, draft in drafts.items():
+            rows[place] = rows[place].with_draft(len(draft), draft)
+        self.forwards = length if drafts else 0
+        return _with_rows(plan, rows)
 
     def _of(self, row: Row) -> _Seen:
         """Return the draft state of the row's request. Pages from the prefix cache are assumed to have draft KV."""
         request = row.request
         seen = self._seen.get(request.id)
-        if seen is None or seen.request is not request or seen.preemptions != request.preemptions:
-            seen = self._seen[request.id] = _Seen(request, request.preemptions, row.start)
+        if seen is None or seen.request is not request or seen.preemptions != request.history.preemptions:
+            seen = self._seen[request.id] = _Seen(request, request.history.preemptions, row.start)
         seen.done = min(seen.done, row.start)
         return seen
 
@@ -105,3 +103,11 @@ class Drafter:
         logits = run_step(step, self._forward, self._backend, self.graphs)
         tokens: list[int] = logits[:, : self._vocabulary_size].argmax(1).tolist() if len(step.sampling) else []
         return tokens
+
+
+def _with_rows(plan: StepPlan, rows: list[Row]) -> StepPlan:
+    """Return the plan with these rows, some of which have fewer draft tokens than before."""
+    dropped = [(row.start, row.count - new.count) for row, new in zip(plan.rows, rows, strict=True) if row.count > new.count]
+    context = sum([count * start for start, count in dropped]) if plan.decode_context else 0  # 0: it was not computed
+    drafted = plan.drafted - sum([count for _, count in dropped])
+    return structs.replace(plan, rows=tuple(rows), drafted=drafted, decode_context=plan.decode_context - context)

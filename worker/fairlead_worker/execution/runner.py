@@ -82,7 +82,7 @@ class ModelRunner:
             self.host.copy(plan.saves, plan.loads)
         drafting = time.perf_counter()
         if self.drafter is not None:
-            self.drafter.draft(plan)
+            plan = self.drafter.draft(plan)
         drafted = time.perf_counter()
         grammars = self.begin_masks(plan.rows)
         logits, scores, pooled = self._run_with_states(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
@@ -99,6 +99,7 @@ class ModelRunner:
             draft_forwards=0 if self.drafter is None else self.drafter.forwards,
             endings=endings,
             pooled=pooled,
+            executed=None if self.drafter is None else plan,
         )
 
     def begin_masks(self, rows: Sequence[Row]) -> Grammars | None:

@@ -6,6 +6,7 @@ from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.budget import OutputReserve
 from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import Row
 from fairlead_worker.scheduler.request import Request, lease_of
 
 
@@ -13,9 +14,9 @@ class AdmissionControl:
     """Checks memory for admissions and preemptions. It reads lists that the scheduler owns."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: PrefixCache, reserve: OutputReserve, running: Sequence[Request], growing: Sequence[Request]
+        self, config: SchedulerConfig, cache: PrefixCache, reserve: OutputReserve, running: Sequence[Request], growing: Sequence[Row]
     ) -> None:
-        """`running`: by arrival. `growing`: the running requests whose next token needs a page."""
+        """`running`: by arrival. `growing`: rows of decodes whose token needs a page."""
         self._cache = cache
         self._reserve = reserve
         self._running = running
@@ -50,7 +51,7 @@ class AdmissionControl:
         The list is empty if it fits already, or if preempting all of them would not be enough. Each request is preempted for priority
         `max_preemptions` times at most, and only by strictly more urgent requests, so every request finishes.
         """
-        victims = [r for r in self._running if r.priority > urgent.priority and r.priority_preemptions < self._max_preemptions]
+        victims = [r for r in self._running if r.priority > urgent.priority and r.history.priority_preemptions < self._max_preemptions]
         if not victims:
             return []
         assert urgent.prefix_match is not None, "a waiting request has a match"

@@ -4,6 +4,19 @@ from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.request import Request
 
+IDLE_SECONDS = 1.0
+"""Target duration of a prefill-only step that holds several chunks."""
+
+
+def idle_tokens(config: SchedulerConfig, prefill_rate: float) -> int:
+    """Return the tokens that a step may prefill while nothing decodes. `prefill_rate`: measured, in tokens per second.
+
+    Chunks exist to protect decodes, so an idle step may hold several. New requests wait for the step to end, so about one second
+    (`IDLE_SECONDS`) of prefill is the limit above one chunk.
+    """
+    size = config.chunked_prefill_size
+    return max(size, min(size * config.idle_prefill_chunks, int(IDLE_SECONDS * prefill_rate)))
+
 
 class StepBudget:
     """Prefill tokens left in one step. Each decode takes one token from the chunk.

@@ -58,13 +58,13 @@ class FairOrder:
 
     def charge_prompt(self, request: Request) -> None:
         """Charge the uncached prompt of an admitted request. Call it once: recomputing after a preemption is not charged."""
-        self._charge(request.tenant, _PROMPT_TOKEN * (request.prompt_length - request.cached))
+        self._charge(request.tenant, _PROMPT_TOKEN * (request.prompt_length - request.history.cached))
 
     def charge_output(self, request: Request) -> None:
         """Charge the output tokens since the last call."""
-        if request.output_length > request.charged:
-            self._charge(request.tenant, _OUTPUT_TOKEN * (request.output_length - request.charged))
-            request.charged = request.output_length
+        if request.output_length > request.history.charged:
+            self._charge(request.tenant, _OUTPUT_TOKEN * (request.output_length - request.history.charged))
+            request.history.charged = request.output_length
 
     def candidates(self) -> Generator[Request, None, None]:
         set_aside: set[str] = set()

@@ -1,26 +1,55 @@
-"""One request in the engine: its tokens, its progress, and the lease on its pages."""
+"""One request in the engine: what it asks for, its tokens and progress, and the lease on its pages."""
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
+from fairlead_worker.cache.node import PrefixMatch
+from fairlead_worker.cache.prefix import Lease
 from fairlead_worker.messages import FinishReason, Sampling, TokenLogprobs
+from fairlead_worker.scheduler.pooling import Pool
+from fairlead_worker.scheduler.prompt_logprobs import PromptLogprobs
 
-if TYPE_CHECKING:
-    from fairlead_worker.cache.node import PrefixMatch
-    from fairlead_worker.cache.prefix import Lease
-    from fairlead_worker.scheduler.plan import Row
-    from fairlead_worker.scheduler.pooling import Pool
-    from fairlead_worker.scheduler.speculation import Drafting
+by_arrival = attrgetter("arrival")
+"""Sort key of requests."""
+
+
+@dataclass(slots=True)
+class History:
+    """The admissions and preemptions of one request."""
+
+    cached: int = 0
+    """Leading tokens whose KV came from the prefix cache at the latest admission."""
+    first_cached: int | None = None
+    """`cached` of the first admission; None before it. Recomputing after a preemption does not change it."""
+    first_loaded: int = 0
+    """Tokens of `first_cached` whose KV came from the host tier."""
+    awaiting_first_token: bool = True
+    """No token since the latest admission: the next output carries timing and prompt logprobs too."""
+    preemptions: int = 0
+    priority_preemptions: int = 0
+    """Preemptions in favour of a more urgent request; `preemptions` counts these too."""
+    lost: int = 0
+    """Tokens that were computed at the latest preemption."""
+    charged: int = 0
+    """Output tokens that were already charged to the tenant; policy fair."""
+
+    @property
+    def reported_cached(self) -> int:
+        """`cached_tokens` of the answer."""
+        return self.first_cached or 0
+
+    def record_preemption(self, computed: int) -> None:
+        self.preemptions += 1
+        self.lost, self.cached = computed, 0
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A prompt and its output so far.
 
-    `cached <= computed <= len(tokens)` always holds. There are no phases: a request prefills while more than one token is uncomputed,
-    and decodes when exactly one is. The idea is vLLM V1's: computed tokens catch up with known tokens.
+    `history.cached <= computed <= len(tokens)` always holds. There are no phases: a request prefills while more than one token is
+    uncomputed, and decodes when exactly one is. The idea is vLLM V1's: computed tokens catch up with known tokens.
     """
 
     id: str
@@ -38,75 +67,44 @@ class Request:
     """Number of the LoRA adapter; 0: none."""
     grammar: str = ""
     """Grammar that the output must follow; empty: none. `sampling/grammars.py` applies it."""
-    pool: "Pool | None" = None
-    """Pools the hidden states: the request has no output and ends with its prompt. None: the request generates."""
-    cached: int = 0
-    """Leading tokens whose KV came from the prefix cache at the latest admission."""
-    computed: int = 0
-    """Leading tokens whose KV is in this request's pages."""
-    first_cached: int | None = None
-    """`cached` of the first admission, as reported to the client. Recomputing after a preemption does not change it."""
-    first_loaded: int = 0
-    """Tokens of `first_cached` whose KV came from the host tier."""
-    lease: "Lease | None" = None
-    """The pages of a running request; None while it waits."""
-    prefix_match: "PrefixMatch | None" = None
-    """The cached prefix of a waiting request; None while it runs."""
-    preemptions: int = 0
-    priority_preemptions: int = 0
-    """Preemptions in favour of a more urgent request; `preemptions` counts these too."""
-    charged: int = 0
-    """Output tokens that were already charged to the tenant; policy fair."""
-    lost: int = 0
-    """Tokens that were computed at the latest preemption."""
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     """Tokens that end the request after `min_tokens`: its own, and the model's unless `ignore_eos`. The sampler masks them before."""
     length_limit: int = 0
     """Tokens of prompt and output at which the request ends with "length": from max_tokens and the model's longest sequence."""
+    pool: Pool | None = None
+    """Pools the hidden states: the request has no output and ends with its prompt. None: the request generates."""
+    computed: int = 0
+    """Leading tokens whose KV is in this request's pages."""
+    lease: Lease | None = None
+    """The pages of a running request; None while it waits."""
+    prefix_match: PrefixMatch | None = None
+    """The cached prefix of a waiting request; None while it runs."""
     reserved_end: int = 0
     """Length up to which the output reserve counts tokens for this request; 0: none."""
-    row: "Row | None" = None
-    """The decode row, reused in every step; None while the request prefills or waits."""
-    fast_until: int = 0
-    """The fast path is valid while `computed` is below this: a decode step adds at most one token, and neither the length limit nor the
-    reserve ends. 0: use the slow path."""
-    awaiting_first_token: bool = True
-    """No token since the latest admission: the next output carries timing and prompt scores too."""
-    page_end: int = 0
-    """`computed` at which the next page is full; valid while the request decodes."""
-    drafting: "Drafting | None" = None
-    """Acceptance statistics of its drafts; None until it speculates."""
     finish: FinishReason | None = None
-    scored: int = 0
-    """Leading prompt positions that already have a logprob for the token after them. Preemption does not reset it."""
-    scores: list[TokenLogprobs] = field(default_factory=list)
-    """Prompt logprobs that wait to be sent with the first token."""
+    history: History = field(default_factory=History)
+    prompt_logprobs: PromptLogprobs | None = None
+    """None: not requested."""
     plain: bool = False
     """Greedy sampling without logit changes, logprobs or grammar. Set once from `sampling`, so that steps need not compute it."""
 
     def __post_init__(self) -> None:
         self.plain = self.sampling.plain and not self.grammar
+        if self.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = PromptLogprobs(self.prompt_length)
 
     @property
     def scoring(self) -> bool:
         """Whether prompt logprobs were requested and some are missing."""
-        return self.sampling.prompt_logprobs is not None and self.scored < self.prompt_length - 1
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     def to_score(self, start: int, end: int) -> range:
-        """Return the positions in `start` to `end` that need logits. Each position counts once, even if it is computed again."""
-        return range(max(start, self.scored), min(end, self.prompt_length - 1)) if self.scoring else range(0)
+        """Return the positions in `start` to `end` that need logits for prompt logprobs."""
+        return self.prompt_logprobs.positions(start, end) if self.prompt_logprobs is not None else range(0)
 
-    def score(self, scores: Sequence[TokenLogprobs]) -> None:
-        """Store the logprobs of the positions from `to_score`."""
-        self.scores += scores
-        self.scored += len(scores)
-
-    def take_scores(self) -> tuple[TokenLogprobs, ...]:
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Return the prompt logprobs once, to be sent with the first token."""
-        if not self.scores:
-            return ()
-        scores, self.scores = self.scores, []
-        return tuple(scores)
+        return self.prompt_logprobs.take() if self.prompt_logprobs is not None else ()
 
     def to_pool(self, start: int, end: int) -> range:
         """Return the positions in `start` to `end` whose hidden states are pooled."""
@@ -117,7 +115,9 @@ class Request:
         """Leading tokens whose KV may come from the prefix cache, because neither their logits nor their hidden states are needed."""
         if self.pool is not None:
             return self.pool.reusable
-        return self.scored if self.scoring else len(self.tokens) - 1
+        if self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete:
+            return self.prompt_logprobs.scored
+        return len(self.tokens) - 1
 
     @property
     def reserved(self) -> int:
@@ -133,7 +133,7 @@ class Request:
         return len(self.tokens) - self.computed
 
 
-def lease_of(request: Request) -> "Lease":
+def lease_of(request: Request) -> Lease:
     """Return the lease of a running request."""
     assert request.lease is not None, "a running request has a lease"
     return request.lease

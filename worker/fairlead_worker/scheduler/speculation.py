@@ -10,12 +10,12 @@ distributed as p without x.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairlead_worker.cache.prefix import Lease, PrefixCache
+from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.messages import Drafts
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.ngram import NgramIndex
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
-from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.request import Request, lease_of
 
 _KEEP = 0.9
 """Weight of the past in a request's acceptance rate: half of it comes from the last seven drafts."""
@@ -65,7 +65,7 @@ class Drafting:
 
 
 class Speculation:
-    """Adds drafts at the end of each plan, with the pages that are still free, and counts them."""
+    """Gives drafts to the decodes of a step, with the pages that are still free, and counts them."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -74,58 +74,63 @@ class Speculation:
         self._break_even = config.speculative_break_even
         self._draft_cost = 0.0
         """Recent time of one draft forward pass, in steps of the target model; 0 for n-gram lookup."""
+        self._drafting: dict[Request, Drafting] = {}
         self._rounds = self._tokens = self._accepted = 0
         self._accepted_at = [0] * self._max_drafts
 
-    def extend(self, plan: StepPlan, rows: Sequence[Row], cache: PrefixCache) -> None:
-        """Extend the decode `rows` of `plan` with drafts: n-gram tokens, or room for tokens of the runner's draft model.
+    def draft(self, rows: Sequence[Row], prefill_tokens: int, cache: PrefixCache) -> list[Row]:
+        """Return the decode `rows` of a step, with drafts where they pay: n-gram tokens, or room for tokens of the runner's draft model.
 
         A step takes a fixed time plus a time per token. A draft token is worth it while its acceptance probability exceeds the share of
         the per-token time: nearly always on an idle machine, hardly ever in a large batch or beside a chunk.
         """
-        tokens = plan.prefill_tokens + plan.decodes
-        own_cost = self._draft_cost / len(rows)
-        for row in rows:
+        tokens = prefill_tokens + len(rows)
+        own_cost = self._draft_cost / max(len(rows), 1)
+        drafted = list(rows)
+        for place, row in enumerate(rows):
             share = max(tokens / (tokens + self._break_even) + own_cost, _LEAST_SHARE)
             if share >= 1.0:
-                return
-            request = row.request
-            if request.drafting is None:
-                request.drafting = Drafting(self._index(request) if self._uses_ngrams else None)
-            count = min(request.drafting.choose_length(share, self._max_drafts), request.length_limit - len(request.tokens) - 1)
+                break
+            request, lease = row.request, lease_of(row.request)
+            drafting = self._drafting.get(request)
+            if drafting is None:
+                drafting = self._drafting[request] = Drafting(self._index(request) if self._uses_ngrams else None)
+            known = len(request.tokens)
+            count = min(drafting.choose_length(share, self._max_drafts), request.length_limit - known - 1)
             if count <= 0:
                 continue
-            assert request.lease is not None, "a running request has a lease"
-            count = min(count, len(request.lease.pages) * cache.page_size - len(request.tokens) + cache.available * cache.page_size)
+            count = min(count, (len(lease.pages) + cache.available) * cache.page_size - known)
             if count <= 0:
                 continue
-            if request.drafting.index is not None:
-                row.draft = request.drafting.index.propose(count)
-                count = len(row.draft)
+            draft = drafting.index.propose(count) if drafting.index is not None else None
+            if draft is not None:
+                count = len(draft)
                 if not count:
                     continue
-            cache.grow(request.lease, len(request.tokens) + count)
-            row.count = 1 + count
-            request.fast_until = 0  # `advance` must use the slow path for a draft
-            plan.drafted += count
-            plan.decode_context += count * row.start
+            cache.grow(lease, known + count)
+            drafted[place] = row.with_draft(count, draft or ())
             tokens += count
+        return drafted
 
-    def finish_row(self, row: Row, lease: Lease) -> None:
-        """Count a verified draft, and reset the row to a plain decode without the draft's pages. The request has its tokens already."""
+    def finish_row(self, row: Row) -> None:
+        """Count a verified draft, and free the draft's pages. The request has its tokens already."""
         request, drafted = row.request, row.count - 1
         accepted = len(request.tokens) - row.start - 2
-        row.count, row.draft = 1, ()
-        lease.trim(len(request.tokens))
+        lease_of(request).trim(len(request.tokens))
+        drafting = self._drafting.get(request)
         # The row had no draft: another reason for the slow path, a draft model that is behind, or a late mask.
-        if not drafted or accepted < 0 or request.drafting is None:
+        if not drafted or accepted < 0 or drafting is None:
             return
-        request.drafting.observe(drafted, accepted)
+        drafting.observe(drafted, accepted)
         self._rounds += 1
         self._tokens += drafted
         self._accepted += accepted
         for place in range(accepted):
             self._accepted_at[place] += 1
+
+    def forget(self, request: Request) -> None:
+        """Drop the statistics of a request that ended."""
+        self._drafting.pop(request, None)
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """Update the cost of drafting by the runner's measurement."""

@@ -1,0 +1,155 @@
+"""The prefill of a step: the next chunk of the partly prefilled request, then admissions, within one budget."""
+
+from bisect import insort
+from collections.abc import Sequence
+from contextlib import closing
+
+from msgspec import Struct
+
+from fairlead_worker.cache.node import Node
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.scheduler.admission_control import AdmissionControl
+from fairlead_worker.scheduler.budget import OutputReserve, StepBudget
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import Row
+from fairlead_worker.scheduler.request import Request, by_arrival, lease_of
+from fairlead_worker.scheduler.stats import EngineStats
+from fairlead_worker.scheduler.waiting_queue import WaitingQueue
+
+
+class PrefillStep(Struct, frozen=True, eq=False):
+    """The prefill of one step."""
+
+    rows: Sequence[Row] = ()
+    tokens: int = 0
+    work: float = 0.0
+    """Positions of the tokens, summed."""
+    excludes_decodes: bool = False
+    """Whether the next step leaves the decodes out, because it computes prompt logprobs. The step after it has them again."""
+
+
+NO_PREFILL = PrefillStep()
+
+
+class Prefill:
+    """Owns the partly prefilled request and the admissions."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        waiting: WaitingQueue,
+        running: list[Request],
+        reserve: OutputReserve,
+        admission: AdmissionControl,
+        stats: EngineStats,
+    ) -> None:
+        """`running`: by arrival. Admitted requests are added to it."""
+        self.chunked_req: Request | None = None
+        """The only running request that is partly prefilled. Every other one has exactly one token to compute."""
+        self._config = config
+        self._cache = cache
+        self._waiting = waiting
+        self._running = running
+        self._reserve = reserve
+        self._admission = admission
+        self._stats = stats
+        self._page_size = cache.page_size
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is a prompt to compute."""
+        return self.chunked_req is not None or len(self._waiting) > 0
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Tokens that remain of the partly prefilled request."""
+        return self.chunked_req.uncomputed if self.chunked_req is not None else 0
+
+    def plan(self, budget: StepBudget, is_beside_decodes: bool) -> PrefillStep:
+        """Choose the prefill of a step: the next chunk, then admissions. The chunk always fits: admission leased its pages.
+
+        A prompt that is scored is not computed beside decodes, because the head runs on all its tokens. It waits for the next step.
+        """
+        rows: list[Row] = []
+        chunked, excludes_decodes = self.chunked_req, False
+        if chunked is not None:
+            if chunked.scoring and is_beside_decodes:
+                return PrefillStep(excludes_decodes=True)
+            rows.append(self._cut(chunked, budget))
+        if len(self._waiting):
+            excludes_decodes = self._admit_waiting(rows, budget, is_beside_decodes)
+        return PrefillStep(rows, budget.spent, budget.work, excludes_decodes)
+
+    def drop(self, request: Request) -> None:
+        """Forget a request that no longer runs."""
+        if request is self.chunked_req:
+            self.chunked_req = None
+
+    def _admit_waiting(self, rows: list[Row], budget: StepBudget, is_beside_decodes: bool) -> bool:
+        """Admit waiting requests in policy order while tokens and pages last, and add their rows.
+
+        Return whether the next request waits for a step without decodes.
+        """
+        self._waiting.refresh()
+        if len(self._running) >= self._config.max_num_seqs or budget.left <= 0:
+            return False
+        if not self._running:
+            self._reserve.reset()
+        with closing(self._waiting.candidates()) as candidates:
+            for request in candidates:
+                if len(self._running) >= self._config.max_num_seqs:
+                    return False
+                assert request.prefix_match is not None, "candidates are waiting requests"
+                node = self._cache.match(request.prefix_match)
+                cached = node.depth * self._page_size
+                if not budget.cut(len(request.tokens) - cached, cached):
+                    return False
+                if self._admission.missing_pages(request, node) <= 0:
+                    if request.scoring and is_beside_decodes:
+                        return True
+                    self._admit(request, node)
+                    rows.append(self._cut(request, budget))
+        return False
+
+    def _admit(self, request: Request, node: Node) -> None:
+        """Lease pages for all known tokens of a request, and share the cached ones."""
+        lease = request.lease = self._cache.attach(node)  # before the match is untracked: one of the two must keep the tree
+        self._waiting.remove_admitted(request)
+        self._cache.grow(lease, len(request.tokens))
+        history, stats = request.history, self._stats
+        history.cached = request.computed = node.depth * self._page_size
+        history.awaiting_first_token = True
+        if history.first_cached is None:
+            history.first_cached = history.cached
+            history.first_loaded = lease.loaded * self._page_size
+            stats.host_cached_tokens += history.first_loaded
+            stats.prompt_tokens += request.prompt_length
+            stats.cached_tokens += history.cached
+            if self._waiting.fair is not None:
+                self._waiting.fair.charge_prompt(request)
+        else:
+            stats.recomputed_tokens += max(history.lost - history.cached, 0)
+        insort(self._running, request, key=by_arrival)
+
+    def _cut(self, request: Request, budget: StepBudget) -> Row:
+        """Return a row with as much of the request as the budget allows.
+
+        An incomplete request becomes `chunked_req` and reserves no output yet.
+        """
+        count = budget.cut(request.uncomputed, request.computed)
+        budget.spend(count, request.computed)
+        is_whole = count == request.uncomputed
+        if is_whole:
+            self.drop(request)
+            self._reserve.add(request)
+        else:
+            assert self.chunked_req in (None, request), "one partly prefilled request at a time"
+            self.chunked_req = request
+            budget.left = 0  # the tokens lost to page rounding stay unused: a second prompt would be cut too
+        lease, end = lease_of(request), request.computed + count
+        samples = is_whole and request.pool is None
+        published_end = end - 1 if samples else end  # the last position is computed again if its token is late
+        if 0 < self._config.dedupe_tokens <= published_end:
+            self._cache.insert_pending(lease, request.tokens, published_end)
+        return Row(request, request.computed, count, lease.pages, samples)
