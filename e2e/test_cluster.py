@@ -183,9 +183,9 @@ def _traces(name: str) -> dict[str, list[str]]:
     }
 
 
-def _network_namespaces() -> list[str]:
+def _network_namespaces() -> set[str]:
     listed = subprocess.run(["lsns", "--type=net", "--noheadings", "--output=NS,COMMAND"], capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if "pause" in line]
+    return {line for line in listed.stdout.splitlines() if "pause" in line}
 
 
 def test_down_leaves_nothing_also_after_a_start_that_died_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_down_leaves_nothing_also_after_a_start_that_died_half_way(monkeypatch: 
     local.kubectl("rollout", "status", "deployment/web", "--timeout=60s")
     again.down(purge=True)
     assert _traces("halfway") == before
-    assert _network_namespaces() == networks
+    assert not _network_namespaces() - networks, "pods of another cluster may end meanwhile, so compare only what is new"
     again.down()
 
 
