@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead_worker.isa import CpuLevelError, cpu_level
+from fairlead_worker.platform.isa import CpuLevelError, cpu_level
 
 OUTCOMES = "FAIRLEAD_TEST_OUTCOMES"
 """Environment variable: a file for the outcome of each test, as JSON."""

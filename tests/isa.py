@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.conftest import OUTCOMES
 
-from fairlead_worker.isa import LEVELS, LIMITS, VARIABLE, cpu_level
+from fairlead_worker.platform.isa import LEVELS, LIMITS, VARIABLE, cpu_level
 
 KERNELS = (
     "tests/worker/kernels/test_attention.py",

@@ -46,7 +46,7 @@ def write_report(module: str, options: argparse.Namespace, results: object) -> N
 
 def machine_facts() -> dict[str, Any]:
     """Return what decides the figures of a run: CPU, cores, CPU level, torch's version, commit and date (UTC)."""
-    from fairlead_worker.isa import cpu_level  # here: `make gpu-check` imports this module before the packages are on the path
+    from fairlead_worker.platform.isa import cpu_level  # here: `make gpu-check` imports this module before the packages are on the path
 
     try:
         torch = importlib.metadata.version("torch")

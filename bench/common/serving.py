@@ -14,8 +14,8 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.ipc.messages import Failed, FromEngine, Sampling, Step, Stop, Submit, ToEngine
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.messages import Failed, FromEngine, Sampling, Step, Stop, Submit, ToEngine
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.scheduler import Scheduler

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.common.report import make_parser, write_report
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.noise import uniform
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.request import Request

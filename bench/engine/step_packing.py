@@ -14,7 +14,7 @@ import torch
 
 from bench.common.report import make_parser, write_report
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 

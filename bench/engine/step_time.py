@@ -24,7 +24,7 @@ import fairlead_worker.model.loader as loader
 import fairlead_worker.model.packed as packed
 from bench.common.report import make_parser, write_report
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request

@@ -29,7 +29,7 @@ from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler
 from fairlead_worker.grammar.constraint import Constraint
-from fairlead_worker.messages import Sampling, Submit
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling.grammars import Grammars
 

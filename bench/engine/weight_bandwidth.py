@@ -19,11 +19,11 @@ from transformers.utils import logging as transformers_logging
 from bench.common.report import make_parser, write_report
 from bench.engine.step_time import PAGE, PAGES, SHAPES, plans, save
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.isa import at_least
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import PackedLinear, can_pack
 from fairlead_worker.native.linear import NativeLinear, library, packed_bytes
 from fairlead_worker.native.memory import Arena, room
+from fairlead_worker.platform.isa import at_least
 
 TARGETS = {"90M": 0.55, "500M": 0.70}
 """Of the machine's read bandwidth, bfloat16."""

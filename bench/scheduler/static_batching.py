@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bench.common.serving import PAGE_SIZE, Arrival, Served
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 

@@ -18,7 +18,7 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.messages import Load, Sampling, Submit
+from fairlead_worker.ipc.messages import Load, Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult

@@ -29,7 +29,7 @@ from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
 from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
-from fairlead_worker.messages import Load, Ready
+from fairlead_worker.ipc.messages import Load, Ready
 
 ROOT = Path(__file__).parents[2]
 GENERATED = "<!-- Generated from the code by docs/generate/reference.py. -->\n\n"

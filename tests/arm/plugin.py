@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fairlead_worker import isa
+from fairlead_worker.platform import isa
 
 LEVEL, LIBRARY, DRIVER = (os.environ[f"FAIRLEAD_TEST_ARM_{name}"] for name in ("LEVEL", "LIBRARY", "DRIVER"))
 QEMU = ("qemu-aarch64-static", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu")

@@ -9,7 +9,7 @@ from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import load_model
 
 STEPS = 20

@@ -14,9 +14,9 @@ from fairlead.random_model import make_model
 
 MAC = Path(__file__).with_name("mac")
 ASKED = """
-from fairlead_worker.cores import engine_threads
+from fairlead_worker.platform.cores import engine_threads
 from fairlead_worker.execution.memory import free_memory
-from fairlead_worker.isa import cpu_level
+from fairlead_worker.platform.isa import cpu_level
 from fairlead_worker.native.library import native
 print(engine_threads() > 0, free_memory() > 1 << 28, cpu_level(), native())
 """

@@ -16,8 +16,8 @@ from fairlead.errors import UserError
 from fairlead.main import main
 from fairlead.tools.doctor import check_machine, native_kernels, processor_level
 from fairlead.tools.status import read_workers
-from fairlead_worker import isa
 from fairlead_worker.native import build, library
+from fairlead_worker.platform import isa
 
 PICTURE = {
     "service": "qwen",

@@ -3,6 +3,6 @@
 It imports `fairlead_index` and `fairlead_common` only. `scheduler/` and `cache/` import no torch.
 """
 
-from fairlead_worker.isa import limit_libraries
+from fairlead_worker.platform.isa import limit_libraries
 
 limit_libraries()

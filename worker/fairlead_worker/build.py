@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from fairlead_worker.config import SpeculativeConfig, WorkerConfig
-from fairlead_worker.cores import engine_threads
+from fairlead_worker.platform.cores import engine_threads
 
 if TYPE_CHECKING:
     from fairlead_worker.execution.runner import ModelRunner

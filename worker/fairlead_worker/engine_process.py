@@ -21,9 +21,9 @@ import msgspec
 
 from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, describe_error, load, make, scheduler_config
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.messages import Failed, Loading, Pooling, Ready
+from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready
+from fairlead_worker.ipc.transport import EngineEnd, ZmqEngineEnd
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
-from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
     from fairlead_common.prompts.encoder import PromptFormat
@@ -122,11 +122,11 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.cache.prefix import PrefixCache
     from fairlead_worker.engine.warmup import warm_up
     from fairlead_worker.execution.native_forward import NativeForward
-    from fairlead_worker.isa import cpu_level
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
+    from fairlead_worker.platform.isa import cpu_level
     from fairlead_worker.scheduler.limits import within
     from fairlead_worker.scheduler.scheduler import Scheduler
     from fairlead_worker.sharding.group import check_devices

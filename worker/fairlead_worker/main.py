@@ -12,8 +12,8 @@ import uvloop
 
 from fairlead_index.redis.access import has_password
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.imports import gc_frozen
-from fairlead_worker.isa import CpuLevelError, cpu_level
+from fairlead_worker.platform.imports import gc_frozen
+from fairlead_worker.platform.isa import CpuLevelError, cpu_level
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from fairlead_worker.parallel.messages import (
 )
 from fairlead_worker.parallel.nodes import shared
 from fairlead_worker.parallel.processes import Processes
-from fairlead_worker.version import release
+from fairlead_worker.platform.version import release
 from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from bench.gpu.device import Device
 from bench.gpu.model import save_llama, scheduler_for, submit
 from fairlead_worker.execution.memory_profile import run_largest_step
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits, within

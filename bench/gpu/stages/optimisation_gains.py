@@ -11,8 +11,8 @@ from bench.gpu.stages.overlap import decode, unsettle
 from fairlead_worker.execution.batch_invariance import settle
 from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.reference import ReferenceBackend
-from fairlead_worker.messages import Sampling
 from fairlead_worker.model.fixed_rows import fix_rows
 
 TURNS = 3

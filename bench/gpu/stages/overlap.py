@@ -16,7 +16,7 @@ from bench.gpu.stages.step_time import roofline
 from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, settle
 from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.fixed_rows import fix_rows
 
 TURNS = 3

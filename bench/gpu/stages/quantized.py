@@ -22,8 +22,8 @@ from bench.gpu.shared_model import Kit, recorded, release
 from bench.gpu.stages.overlap import decode
 from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import PackedStep
-from fairlead_worker.messages import Sampling
 from fairlead_worker.model.fp8_layers import ROWWISE_FP8
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.quantized import INT4_GROUP

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bench.gpu.device import Device
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.noise import uniform, uniform_tensor
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.request import Request

@@ -15,9 +15,9 @@ from fairlead.random_model import make_model
 from fairlead_worker.execution.check import trial_pages, trial_steps
 from fairlead_worker.execution.host import CudaHostStore, PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.reference import ReferenceBackend
-from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import load_model
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt2")

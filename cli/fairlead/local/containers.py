@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.errors import UserError
-from fairlead_worker.isa import VARIABLE as CPU_LEVEL
+from fairlead_worker.platform.isa import VARIABLE as CPU_LEVEL
 
 LOOPBACK = "127.0.0.1"
 _FILE_URI = re.compile(r'(?:^|(?<=[="]))file://([^"]+)')

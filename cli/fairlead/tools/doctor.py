@@ -85,7 +85,7 @@ def check_machine() -> Iterator[Finding]:
 
 def processor_level() -> Finding:
     """Check the CPU level of the engine: what the processor lacks for the best level, and what that costs."""
-    from fairlead_worker import isa
+    from fairlead_worker.platform import isa
 
     what = "CPU level"
     try:
@@ -105,8 +105,8 @@ def native_kernels() -> Finding:
         "`make install` or `python -m fairlead_worker.native.build` builds them (needs gcc); until then torch computes instead",
     )
     try:
-        from fairlead_worker import isa
         from fairlead_worker.native import build, library
+        from fairlead_worker.platform import isa
 
         level = isa.cpu_level()
     except ImportError as error:

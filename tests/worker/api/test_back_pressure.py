@@ -7,7 +7,7 @@ import pytest
 
 from fairlead_worker.api.engine.client import MAX_UNREAD_BYTES, ClientTooSlow, EngineClient, Submission
 from fairlead_worker.api.http import to_api_error
-from fairlead_worker.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
+from fairlead_worker.ipc.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
 
 
 class Engine:

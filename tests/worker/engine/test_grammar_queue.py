@@ -7,7 +7,7 @@ from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_worker.engine.grammar_queue import GrammarQueue
 from fairlead_worker.engine.loop import run_plain
-from fairlead_worker.messages import GRAMMAR_WAITED, Load, Output, Step, Submit, ToEngine
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Load, Output, Step, Submit, ToEngine
 
 
 class Compiler:

@@ -10,7 +10,7 @@ from tests.worker.scheduler.overlapped import OverlappedModel
 
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
-from fairlead_worker.messages import (
+from fairlead_worker.ipc.messages import (
     Abort,
     AdapterChanged,
     Failed,

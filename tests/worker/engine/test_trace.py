@@ -14,7 +14,7 @@ from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.messages import Abort, Output, Sampling, Step
+from fairlead_worker.ipc.messages import Abort, Output, Sampling, Step
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 
 

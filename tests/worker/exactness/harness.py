@@ -15,9 +15,9 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.ipc.messages import Output, PoolingKind, Sampling, Submit
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.messages import Output, PoolingKind, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.scheduler import Scheduler

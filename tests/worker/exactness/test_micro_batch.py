@@ -6,7 +6,7 @@ import pytest
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 
-from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.plan import StepPlan
 

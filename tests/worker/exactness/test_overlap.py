@@ -16,7 +16,7 @@ from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.execution.stream import DeviceStream
-from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
 from fairlead_worker.scheduler.config import SchedulerConfig

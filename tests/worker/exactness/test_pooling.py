@@ -14,8 +14,8 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
+from fairlead_worker.ipc.messages import PoolingKind, Sampling, Submit
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.messages import PoolingKind, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]

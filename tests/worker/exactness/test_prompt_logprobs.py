@@ -11,7 +11,7 @@ from tests.worker.exactness.harness import LENGTHS, Engine, generate, make_promp
 from transformers import PreTrainedModel
 
 from fairlead_worker.execution import runner, scoring
-from fairlead_worker.messages import Output, Sampling, Submit, TokenLogprobs
+from fairlead_worker.ipc.messages import Output, Sampling, Submit, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 CHOSEN = [i for i, length in enumerate(LENGTHS) if length <= 333]

@@ -4,7 +4,7 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
 from fairlead_worker.scheduler.request import Request
 

@@ -10,7 +10,7 @@ from tests.worker.sampling.test_verify import run
 
 from fairlead_worker.execution import draft as draft_module
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 

@@ -17,9 +17,9 @@ from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.graphs import batch_sizes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.sizing import measure_allocation
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
-from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 

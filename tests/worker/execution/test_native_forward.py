@@ -19,10 +19,10 @@ from fairlead_worker.execution.forward import ModuleForward, choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.registry import make_backend
-from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.model.structure import Decoder, recognise
 from fairlead_worker.native.library import native

@@ -9,7 +9,7 @@ from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.plan import Row, StepPlan
 

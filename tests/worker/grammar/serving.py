@@ -19,7 +19,7 @@ from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler
 from fairlead_worker.grammar.constraint import Constraint, Kind
-from fairlead_worker.messages import Output, Sampling, Submit, TokenLogprobs
+from fairlead_worker.ipc.messages import Output, Sampling, Submit, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.scheduler.config import SchedulerConfig

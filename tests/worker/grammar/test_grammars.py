@@ -12,7 +12,7 @@ from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, ReasoningMarkers
-from fairlead_worker.messages import GRAMMAR_WAITED
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import Row, StepPlan

@@ -23,10 +23,7 @@ from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import Stream
-from fairlead_worker.kernels.base import PackedStep
-from fairlead_worker.lora.files import Pair
-from fairlead_worker.lora.slots import AdapterSlots
-from fairlead_worker.messages import (
+from fairlead_worker.ipc.messages import (
     AdapterChanged,
     Failed,
     FromEngine,
@@ -38,6 +35,9 @@ from fairlead_worker.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.lora.files import Pair
+from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.scheduler import Scheduler

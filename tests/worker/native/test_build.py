@@ -14,12 +14,12 @@ import pytest
 import torch
 from tests.models import build_model
 
-from fairlead_worker import isa
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.isa import at_least
 from fairlead_worker.model import loader, packed
 from fairlead_worker.model.packed import can_pack, pack_linears
 from fairlead_worker.native import build, library
+from fairlead_worker.platform import isa
+from fairlead_worker.platform.isa import at_least
 
 needs_compiler = pytest.mark.skipif(
     platform.machine() != "x86_64" or not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler for x86-64"

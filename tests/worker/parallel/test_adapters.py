@@ -14,9 +14,9 @@ from tests.models import FAMILIES, build_model, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.parallel.pair import MAX_LORA_RANK, Pair, Plenty
 
+from fairlead_worker.ipc.messages import LoadAdapter, UnloadAdapter
 from fairlead_worker.lora import adapters as adapters_module
 from fairlead_worker.lora.adapters import PROFILE_ADAPTER, AdapterSet
-from fairlead_worker.messages import LoadAdapter, UnloadAdapter
 
 PROMPTS = make_prompts()[1:10]
 ATTENTION = TARGETS[:4]

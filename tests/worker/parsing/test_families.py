@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
-from fairlead_worker.messages import Output
+from fairlead_worker.ipc.messages import Output
 from fairlead_worker.parsing.events import gather
 from fairlead_worker.parsing.families import ModelParsers, ParserOptions, select_parsers
 from fairlead_worker.parsing.stage import Tools

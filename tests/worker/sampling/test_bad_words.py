@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tests.worker.execution.planner import make_request
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.bad_words import forbid_words
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.sampler import sample

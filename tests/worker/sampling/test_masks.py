@@ -6,7 +6,7 @@ import torch
 from tests.worker.execution.planner import make_request
 from tests.worker.execution.waits import NoWaiting
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.masks import Masks, unpack
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import choose, gather_logprobs

@@ -12,7 +12,7 @@ from tests.worker.execution.planner import Planner, make_request
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import penalties as adjust
 from fairlead_worker.sampling.penalties import Histories

@@ -13,7 +13,7 @@ from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.messages import Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import Sampling, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample

@@ -16,7 +16,7 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-from fairlead_worker.messages import Load, Output, PoolingKind, Sampling, Submit, TokenLogprobs
+from fairlead_worker.ipc.messages import Load, Output, PoolingKind, Sampling, Submit, TokenLogprobs
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request

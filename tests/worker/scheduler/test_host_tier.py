@@ -6,7 +6,7 @@ import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.test_scheduler import prompt
 
-from fairlead_worker.messages import HostLoad
+from fairlead_worker.ipc.messages import HostLoad
 
 
 def finish(machine: EngineModel) -> None:

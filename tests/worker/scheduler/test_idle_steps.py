@@ -7,7 +7,7 @@ import pytest
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.messages import Sampling, Submit
+from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler

@@ -9,7 +9,7 @@ from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
 from tests.worker.scheduler.test_invariants import Abort, Arrival, Steps, events, often
 
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.scheduler.config import POLICIES
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.step_outputs import StepOutputs

@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 
-from fairlead_worker.messages import PoolingKind
+from fairlead_worker.ipc.messages import PoolingKind
 
 KINDS: tuple[PoolingKind | None, ...] = (None, "last", "mean")
 

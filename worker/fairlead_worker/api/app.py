@@ -17,7 +17,7 @@ from fairlead_worker.api.protocols import anthropic_messages as messages
 from fairlead_worker.api.protocols import openai_responses as responses
 from fairlead_worker.api.reference import openapi
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.version import release
+from fairlead_worker.platform.version import release
 
 Part = Literal["all", "inference", "admin"]
 """The set of paths that a port serves. Every port serves `health`, `ready` and `version`."""

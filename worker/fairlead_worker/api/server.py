@@ -26,7 +26,7 @@ from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.transport import ZmqChannel
+from fairlead_worker.ipc.transport import ZmqChannel
 
 logger = logging.getLogger(__name__)
 

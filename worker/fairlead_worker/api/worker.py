@@ -24,7 +24,7 @@ from fairlead_worker.api.grammar_checker import GrammarChecker
 from fairlead_worker.api.output_parsers import OutputParsers
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
-from fairlead_worker.messages import Ready
+from fairlead_worker.ipc.messages import Ready
 from fairlead_worker.parsing.families import select_parsers
 
 if TYPE_CHECKING:

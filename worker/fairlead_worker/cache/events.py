@@ -4,7 +4,7 @@ from array import array
 from typing import Literal
 
 from fairlead_index.hashing import hash_bytes
-from fairlead_worker.messages import CacheEvent
+from fairlead_worker.ipc.messages import CacheEvent
 
 Kind = Literal["stored", "removed"]
 

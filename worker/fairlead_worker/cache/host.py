@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from fairlead_worker.cache.node import Node
-from fairlead_worker.messages import HostLoad
+from fairlead_worker.ipc.messages import HostLoad
 
 Copy = tuple[int, int]
 """(device page, host slot)."""

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.messages import HotPrefix
+from fairlead_worker.ipc.messages import HotPrefix
 
 MIN_HITS = 1
 """Fewest hits of a hot page: an unused page is not worth sending."""

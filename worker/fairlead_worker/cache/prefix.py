@@ -12,7 +12,7 @@ from fairlead_worker.cache.host import HostTier
 from fairlead_worker.cache.match import PrefixMatches
 from fairlead_worker.cache.node import LeafQueue, Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
-from fairlead_worker.messages import CacheEvent
+from fairlead_worker.ipc.messages import CacheEvent
 
 ExtendHash = Callable[[int, "array[int]"], int]
 """`fairlead_index.hashing.extend`: the hash of one block of tokens under its parent's."""

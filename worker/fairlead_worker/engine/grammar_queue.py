@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead_worker.messages import GRAMMAR_WAITED, Load, Output, Submit
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED, Load, Output, Submit
 from fairlead_worker.scheduler.validation import refusal
 
 TOKEN_BYTES = 4

@@ -7,7 +7,7 @@ from typing import Protocol
 from fairlead_worker.cache.hot import find_hot_prefixes
 from fairlead_worker.engine.grammar_queue import POLL_SECONDS, GrammarCompiler, GrammarQueue
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.messages import (
+from fairlead_worker.ipc.messages import (
     Abort,
     AdapterChanged,
     Failed,

@@ -11,7 +11,7 @@ from typing import Protocol
 from fairlead_worker.engine.grammar_queue import GrammarCompiler
 from fairlead_worker.engine.loop import Adapters, Inbox, MessageHandler, Outbox
 from fairlead_worker.engine.request_timer import RequestTimer
-from fairlead_worker.messages import Output
+from fairlead_worker.ipc.messages import Output
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import Row, Runner, StepPlan, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler

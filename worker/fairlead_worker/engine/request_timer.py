@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.messages import Abort, CacheEvent, Decoded, Load, Output, Step, Submit, Timing
+from fairlead_worker.ipc.messages import Abort, CacheEvent, Decoded, Load, Output, Step, Submit, Timing
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.step_outputs import StepOutputs

@@ -5,7 +5,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.scheduler.limits import StepLimits
 from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
 from fairlead_worker.scheduler.request import Request

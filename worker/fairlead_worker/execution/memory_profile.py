@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.limits import StepLimits

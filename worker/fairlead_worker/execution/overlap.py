@@ -14,9 +14,9 @@ import torch
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import DeviceStream, Stream
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.sampler import choose, gather_logprobs

@@ -18,13 +18,13 @@ from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.sizing import DeviceMemory, measure_allocation, memory_of, profile_memory
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
-from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks

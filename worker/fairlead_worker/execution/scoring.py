@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import torch
 
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.scheduler.plan import StepPlan
 
 BLOCK_LOGITS = 1 << 24

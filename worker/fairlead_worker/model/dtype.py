@@ -4,8 +4,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.isa import multiplies_bfloat16
 from fairlead_worker.native.library import native
+from fairlead_worker.platform.isa import multiplies_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

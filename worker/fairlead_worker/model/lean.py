@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from fairlead_worker.imports import gc_frozen
+from fairlead_worker.platform.imports import gc_frozen
 
 
 def import_transformers() -> None:

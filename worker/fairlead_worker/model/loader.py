@@ -15,9 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.isa import VARIABLE, cpu_level
+from fairlead_worker.ipc.messages import Pooling
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
@@ -41,6 +40,7 @@ from fairlead_worker.model.quantized import (
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.native.library import native
+from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.scales import Groups
 from fairlead_worker.sharding.shards import Shards, Unshardable

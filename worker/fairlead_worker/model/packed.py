@@ -11,12 +11,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fairlead_worker.isa import cpu_level
 from fairlead_worker.model.fuse import close, sample_input
 from fairlead_worker.model.quantized import is_plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes
 from fairlead_worker.native.memory import Arena, room
+from fairlead_worker.platform.isa import cpu_level
 
 logger = logging.getLogger(__name__)
 

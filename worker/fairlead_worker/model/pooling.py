@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from transformers import PreTrainedConfig
 
-from fairlead_worker.messages import Pooling, PoolingKind
+from fairlead_worker.ipc.messages import Pooling, PoolingKind
 
 KINDS: dict[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last",

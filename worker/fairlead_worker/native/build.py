@@ -1,8 +1,8 @@
-"""Build of the native library: `python -m fairlead_worker.native.build`, run by `make install` and the worker image. Takes seconds, and
-gcc.
+"""Build of the native library: `python -m fairlead_worker.native.build`, run by `make install` and the worker image. It takes seconds
+and needs gcc.
 
-Sources with vector code are compiled for each CPU level of the machine type (`fairlead_worker.isa`), all into one library. Compiling
-needs no CPU of these levels. On other machines the engine uses torch.
+Sources with vector code are compiled for each CPU level of the machine type (`fairlead_worker.platform.isa`), all into one library.
+Compiling needs no CPU of these levels. On other machines the engine uses torch.
 """
 
 import hashlib

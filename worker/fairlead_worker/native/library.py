@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fairlead_worker import isa
 from fairlead_worker.native.build import LEVELS, LIBRARY, current
+from fairlead_worker.platform import isa
 
 LOWEST = next(iter(LEVELS), "")
-"""The CPU level (`fairlead_worker.isa`) below which there are no kernels; empty if this machine type has none."""
+"""The CPU level (`fairlead_worker.platform.isa`) below which there are no kernels; empty if this machine type has none."""
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import torch
 from fairlead_worker.execution.forward import Forward, HiddenStates
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.ipc.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
-from fairlead_worker.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.parallel.messages import AddAdapter, CopyPages, FetchFiles, ReadLogits, RemoveAdapter, Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.weights.cache import ModelCache

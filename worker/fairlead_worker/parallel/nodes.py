@@ -19,11 +19,11 @@ import zmq
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.options import setting_name
 from fairlead_worker.engine.loop import Outbox
-from fairlead_worker.messages import AdapterChanged, Loading
+from fairlead_worker.ipc.messages import AdapterChanged, Loading
 from fairlead_worker.parallel.keys import authenticator, guard
 from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events
 from fairlead_worker.parallel.messages import FetchDone, FetchFiles, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
-from fairlead_worker.version import release
+from fairlead_worker.platform.version import release
 
 if TYPE_CHECKING:
     from fairlead_worker.sharding.rendezvous import Store

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from fairlead_worker.exit_status import describe_exit
 from fairlead_worker.parallel.messages import Join, RankFailed
+from fairlead_worker.platform.exit_status import describe_exit
 
 logger = logging.getLogger(__name__)
 

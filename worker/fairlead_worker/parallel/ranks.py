@@ -17,7 +17,7 @@ import msgspec
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
-from fairlead_worker.messages import Failed
+from fairlead_worker.ipc.messages import Failed
 from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.messages import Sampling
 from fairlead_worker.sampling.blocks import BLOCK, reduce_blocks, take_blocks
 from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.messages import Sampling
 
 NARROW, WIDE = 64, 1024
 """Number of largest logits to sort, for rows with top_k up to NARROW and for others. Finding 1,024 takes a tenth of a full sort

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, describe_error
-from fairlead_worker.messages import GRAMMAR_WAITED
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.scheduler.plan import Row
 from fairlead_worker.scheduler.request import Request

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.transfer import to_device, to_host
-from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.bad_words import forbid_words
 from fairlead_worker.sampling.blocks import largest
 from fairlead_worker.sampling.draw import draw

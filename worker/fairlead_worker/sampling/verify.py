@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample

@@ -6,7 +6,7 @@ from itertools import repeat
 from operator import attrgetter
 
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.scheduler.budget import OutputReserve
 from fairlead_worker.scheduler.plan import Row, StepResult
 from fairlead_worker.scheduler.request import Request, lease_of

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.scheduler.request import Request
 
 

@@ -1,6 +1,6 @@
 """The hidden states of one prompt on their way to one vector, chunk after chunk. What is in the bytes, `execution/pooling.py` knows."""
 
-from fairlead_worker.messages import PoolingKind
+from fairlead_worker.ipc.messages import PoolingKind
 
 
 class Pool:

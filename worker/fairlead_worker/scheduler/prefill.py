@@ -12,9 +12,9 @@ from fairlead_worker.scheduler.admission_control import AdmissionControl
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import Row
+from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 from fairlead_worker.scheduler.request import Request, by_arrival, lease_of
 from fairlead_worker.scheduler.stats import EngineStats
-from fairlead_worker.scheduler.waiting_queue import WaitingQueue
 
 
 class PrefillStep(Struct, frozen=True, eq=False):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 
 
 class PromptLogprobs:

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import Lease
-from fairlead_worker.messages import FinishReason, Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import FinishReason, Sampling, TokenLogprobs
 from fairlead_worker.scheduler.pooling import Pool
 from fairlead_worker.scheduler.prompt_logprobs import PromptLogprobs
 

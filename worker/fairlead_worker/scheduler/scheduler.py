@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
+from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 from fairlead_worker.scheduler.admission_control import AdmissionControl
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget, idle_tokens
 from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
@@ -13,12 +13,12 @@ from fairlead_worker.scheduler.decode_batch import DecodeBatch, row_by_arrival
 from fairlead_worker.scheduler.deferred_frees import DeferredFrees, release
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.scheduler.prefill import NO_PREFILL, Prefill, PrefillStep
+from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 from fairlead_worker.scheduler.request import Request, by_arrival, lease_of
 from fairlead_worker.scheduler.speculation import Speculation
 from fairlead_worker.scheduler.stats import EngineStats
 from fairlead_worker.scheduler.step_outputs import StepOutputs, take_tokens
 from fairlead_worker.scheduler.validation import InvalidRequest, refusal, validate
-from fairlead_worker.scheduler.waiting_queue import WaitingQueue
 
 
 class Scheduler:

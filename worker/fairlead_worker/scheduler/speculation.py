@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.messages import Drafts
+from fairlead_worker.ipc.messages import Drafts
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.ngram import NgramIndex
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult

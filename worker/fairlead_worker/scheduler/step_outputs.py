@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fairlead_index.hashing import token_bytes
-from fairlead_worker.messages import Output, TokenLogprobs
+from fairlead_worker.ipc.messages import Output, TokenLogprobs
 from fairlead_worker.scheduler.request import Request
 
 

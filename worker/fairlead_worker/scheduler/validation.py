@@ -3,7 +3,7 @@
 from array import array
 
 from fairlead_index.hashing import tokens_from_bytes
-from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.ipc.messages import Output, Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.pooling import Pool
 from fairlead_worker.scheduler.request import Request

@@ -26,7 +26,7 @@ from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
-from fairlead_worker.messages import AdapterChanged, AdapterInfo, Failed, FromEngine, Stop, ToEngine
+from fairlead_worker.ipc.messages import AdapterChanged, AdapterInfo, Failed, FromEngine, Stop, ToEngine
 
 PROMPT = "An adapter answers in its own way. " * 8
 MOST = 12

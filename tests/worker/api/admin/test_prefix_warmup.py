@@ -15,8 +15,8 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
 from fairlead_worker.api.admin.prefix_warmup import build_bearer
 from fairlead_worker.api.engine.client import EngineClient, EngineGone
-from fairlead_worker.messages import GetHotPrefixes, HotPrefixes, Ready, Step
-from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
+from fairlead_worker.ipc.messages import GetHotPrefixes, HotPrefixes, Ready, Step
+from fairlead_worker.ipc.transport import ZmqChannel, ZmqEngineEnd
 
 SYSTEM = "You are a careful assistant of a shipping company. Answer in one sentence and name the ship. " * 6
 SALTED = "The contract of a tenant who shares nothing with the others, read again and again by its own clients. " * 5

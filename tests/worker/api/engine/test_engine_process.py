@@ -10,7 +10,7 @@ from fairlead_worker.build import graph_rows
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
 from fairlead_worker.execution.overlap import OverlappedRunner
-from fairlead_worker.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.ipc.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
 from fairlead_worker.scheduler.plan import StepPlan
 
 

@@ -14,7 +14,7 @@ from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.generation.choice import Choice, SequenceFailed
 from fairlead_worker.api.generation.logprobs import token_bytes
 from fairlead_worker.api.generation.stop_strings import StopScanner
-from fairlead_worker.messages import Output
+from fairlead_worker.ipc.messages import Output
 
 SHORT = st.text("ab ", max_size=4)
 

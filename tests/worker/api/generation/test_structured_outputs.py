@@ -22,8 +22,8 @@ from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
-from fairlead_worker.messages import Load, Step
-from fairlead_worker.transport import Channel
+from fairlead_worker.ipc.messages import Load, Step
+from fairlead_worker.ipc.transport import Channel
 
 PERSON = {
     "type": "object",

@@ -16,8 +16,8 @@ from fairlead_worker.api.generation.choice import Choice, OutputDelta
 from fairlead_worker.api.generation.sampling import OutputOptions
 from fairlead_worker.api.openai.streaming import ChunkWriter, ReplyOptions
 from fairlead_worker.api.replies import _send_document
-from fairlead_worker.messages import Loading
-from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
+from fairlead_worker.ipc.messages import Loading
+from fairlead_worker.ipc.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
 
 class Answered:

@@ -13,7 +13,7 @@ from tests.worker.api.process import WorkerProcess, until
 from fairlead.main import main
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics
-from fairlead_worker.messages import HostLoad, Load
+from fairlead_worker.ipc.messages import HostLoad, Load
 
 SECRET = "Nobody may read this sentence in a log. "
 

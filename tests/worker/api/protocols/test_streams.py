@@ -15,7 +15,7 @@ from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import OutputDelta
 from fairlead_worker.api.protocols.anthropic_messages import MessagesWriter
 from fairlead_worker.api.protocols.openai_responses import ResponsesWriter
-from fairlead_worker.messages import Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import Sampling, TokenLogprobs
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)

@@ -24,7 +24,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from fairlead_worker.api.engine.index_publisher import worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.version import release
+from fairlead_worker.platform.version import release
 
 
 async def health(worker: Worker, context: RequestContext) -> None:

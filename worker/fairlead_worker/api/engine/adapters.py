@@ -16,7 +16,7 @@ from fairlead_worker.api.engine.client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
 from fairlead_worker.errors import AdapterError
-from fairlead_worker.messages import AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
+from fairlead_worker.ipc.messages import AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from fairlead_worker.api.engine.start_up import StartUp
-from fairlead_worker.messages import (
+from fairlead_worker.ipc.messages import (
     Abort,
     AdapterChanged,
     CacheEvent,
@@ -35,7 +35,7 @@ from fairlead_worker.messages import (
     Submit,
     UnloadAdapter,
 )
-from fairlead_worker.transport import Channel
+from fairlead_worker.ipc.transport import Channel
 
 logger = logging.getLogger(__name__)
 

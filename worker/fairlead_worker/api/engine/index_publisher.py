@@ -8,7 +8,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.messages import CacheEvent, Load
+from fairlead_worker.ipc.messages import CacheEvent, Load
 
 
 class IndexPublisher:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.generation.stop_strings import StopScanner
-from fairlead_worker.messages import Output, Timing, TokenLogprobs
+from fairlead_worker.ipc.messages import Output, Timing, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser, Event, Text
 
 _NO_LOGPROBS = TokenLogprobs(chosen=0.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.generation.choice import OutputDelta
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.ipc.messages import TokenLogprobs
 
 FLOOR = -9999.0
 """JSON has no infinity. vLLM uses the same number."""

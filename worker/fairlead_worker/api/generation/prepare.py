@@ -21,7 +21,7 @@ from fairlead_worker.api.generation.sampling import (
     truncate_prompt,
 )
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.messages import AdapterInfo, Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import AdapterInfo, Sampling, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser
 
 

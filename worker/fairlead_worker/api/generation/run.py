@@ -14,7 +14,7 @@ from fairlead_worker.api.errors import ApiError, busy, failed, invalid
 from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.messages import GRAMMAR_WAITED
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from fairlead_worker.api.generation.structured_outputs import constraint
 from fairlead_worker.api.generation.unsupported_fields import check_unsupported
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from fairlead_worker.grammar.constraint import Constraint
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 
 MAX_STOPS = 16
 """OpenAI allows 4. Each one costs a search of every piece of text."""

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from fairlead_common.histogram import PlainHistogram
 from fairlead_common.metric_aliases import add_aliases
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.messages import Drafts, HostLoad, Step
+from fairlead_worker.ipc.messages import Drafts, HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)

@@ -18,7 +18,7 @@ from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.messages import Pooling
+from fairlead_worker.ipc.messages import Pooling
 
 
 async def embeddings(worker: Worker, context: RequestContext) -> None:

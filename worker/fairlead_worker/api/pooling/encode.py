@@ -17,7 +17,7 @@ from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.messages import Output, Pooling, Sampling, Timing
+from fairlead_worker.ipc.messages import Output, Pooling, Sampling, Timing
 
 logger = logging.getLogger(__name__)
 

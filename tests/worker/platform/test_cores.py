@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead_worker.cores import engine_threads, usable_cores
+from fairlead_worker.platform.cores import engine_threads, usable_cores
 
 
 def machine(root: Path, groups: str, files: dict[str, str]) -> Path:

@@ -10,14 +10,14 @@ import torch
 from tests.isa import SKIPS, problems
 from transformers import AutoConfig
 
-from fairlead_worker import isa
 from fairlead_worker.model.dtype import choose_dtype
+from fairlead_worker.platform import isa
 
 ZEN4 = isa.NEEDED["avx512_bf16"] | {"fpu"}
 LOOK = """
 import torch
 import fairlead_worker
-from fairlead_worker.isa import cpu_level
+from fairlead_worker.platform.isa import cpu_level
 from fairlead_worker.model.packed import can_pack
 print(cpu_level(), torch.backends.cpu.get_cpu_capability(), can_pack(torch.float32), can_pack(torch.bfloat16))
 """

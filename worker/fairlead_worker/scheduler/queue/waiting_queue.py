@@ -8,8 +8,8 @@ from contextlib import closing
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.fair_queue import FairOrder
-from fairlead_worker.scheduler.policies import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
+from fairlead_worker.scheduler.queue.fair_queue import FairOrder
+from fairlead_worker.scheduler.queue.policies import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
 from fairlead_worker.scheduler.request import Request
 
 

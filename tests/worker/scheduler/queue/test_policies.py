@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from tests.worker.scheduler.engine_model import EngineModel
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.scheduler.config import POLICIES
-from fairlead_worker.scheduler.fair_queue import FairOrder
+from fairlead_worker.scheduler.queue.fair_queue import FairOrder
 from fairlead_worker.scheduler.request import Request
 
 

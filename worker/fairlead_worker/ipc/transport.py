@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from fairlead_worker.messages import FromEngine, ToEngine
+from fairlead_worker.ipc.messages import FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fairlead_worker.imports import gc_frozen
+from fairlead_worker.platform.imports import gc_frozen
 
 FRONT = """
 import sys

@@ -6,16 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fairlead_worker.messages import Loading, Sampling, Step, Stop, Submit, ToEngine
-from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
+from fairlead_worker.ipc.messages import Loading, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.ipc.transport import ZmqChannel, ZmqEngineEnd
 
 SENDERS, MESSAGES = 8, 10_000
 
 # In a process of its own: what goes wrong here is ZeroMQ's abort.
 PROGRAM = f"""
 import asyncio, sys, threading
-from fairlead_worker.messages import Loading
-from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
+from fairlead_worker.ipc.messages import Loading
+from fairlead_worker.ipc.transport import ZmqChannel, ZmqEngineEnd
 
 async def main():
     channel = ZmqChannel()
@@ -51,8 +51,8 @@ def test_progress_may_come_from_many_threads() -> None:
 
 ENGINE = """
 import array, sys
-from fairlead_worker.messages import CacheEvent, Loading, Step, Submit
-from fairlead_worker.transport import ZmqEngineEnd
+from fairlead_worker.ipc.messages import CacheEvent, Loading, Step, Submit
+from fairlead_worker.ipc.transport import ZmqEngineEnd
 
 end = ZmqEngineEnd(sys.argv[1])
 end.send(Loading(phase="first", percent=0))

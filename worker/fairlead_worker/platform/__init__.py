@@ -1,0 +1,1 @@
+"""What the machine and the process are: CPU level, cores, release, import cost, exit status."""

@@ -1,0 +1,1 @@
+"""The waiting requests: their order by policy, by tenant and by priority."""
