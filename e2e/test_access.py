@@ -10,7 +10,7 @@ import pytest
 from e2e.service import Service
 from e2e.system import System, eventually, finished
 
-PROMPT = "The minutes of the board meeting, which nobody else may know of. " * 8
+PROMPT = "The minutes of the board meeting, which must stay secret. " * 8
 
 
 @pytest.fixture

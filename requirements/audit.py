@@ -1,6 +1,6 @@
 """`make audit`: are there known vulnerabilities in what the images are made of?
 
-Exit status: 0 none known, or nobody could be asked (and then it says so: a mirror without advisories must not pass for a clean bill);
+Exit status: 0 none known, or no source of advisories answered (the output says which: an empty mirror must not look like a clean result);
 1 there are some. A finding that does not concern us is written into requirements/audit-accepted.txt, one ID a line, with why.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PINS = ("control", "worker")  # what the images hold; dev.txt has them too, beside tools that nobody ships
+PINS = ("control", "worker")  # what the images hold; dev.txt has them too, and development tools, which no image contains
 TOOL = "pip-audit==2.9.0"
 SERVICES = ("pypi", "osv")  # asked in this order
 SECONDS = 300  # for one file and one service

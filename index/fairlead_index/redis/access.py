@@ -132,5 +132,5 @@ def _content(file: str, what: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Return whether the URL contains a password. Everyone who may list processes or pods can read it there."""
+    """Return whether the URL contains a password. A user with the right to list processes or pods can read it there."""
     return ":" in url.partition("://")[2].rpartition("@")[0]

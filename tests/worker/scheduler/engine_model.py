@@ -171,9 +171,9 @@ class EngineModel:
         size, pending = self.cache.page_size, self.cache.take_pending() if pending is None else pending
         self._copy(plan)
         for row in plan.rows:
-            assert row.request.lease.shared * size <= row.end, "nobody is promised more than the step computes"
+            assert row.request.lease.shared * size <= row.end, "a request shares no page that the step does not fill"
             for page in row.pages[row.start // size : row.request.lease.shared]:
-                self.memory[page] = [0] * size  # whatever somebody left where it is to write for others
+                self.memory[page] = [0] * size  # remove what an earlier request left in the page
         if self.config.speculative_method == "draft":
             plan = self._draft(plan)
         assert plan.drafted == sum(len(row.draft) for row in plan.rows)
@@ -319,7 +319,7 @@ class EngineModel:
         assert pool.free + pool.leased + pool.cached == pool.total
         assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters tell the truth"
         assert len(free | private | cached) == pool.total, "no page is lost"
-        assert cache.evictable == len(nodes) - len(used), "what nobody uses can be evicted"
+        assert cache.evictable == len(nodes) - len(used), "unused blocks can be evicted"
         assert all((node.lock_ref > 0) == (node in used) for node in nodes)
 
     def _check_tiers(self, nodes: list[Node]) -> None:

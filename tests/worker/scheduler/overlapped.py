@@ -19,7 +19,7 @@ from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class Device:
-    """Work in its order, done when `catch_up` says so, at the latest when somebody waits."""
+    """Work in order. It is done when `catch_up` says so, at the latest when a caller waits for a result."""
 
     def __init__(self) -> None:
         self.queue: deque[Callable[[], None]] = deque()
@@ -97,7 +97,7 @@ class LaunchedModel:
         ]
         awaited = {copied for _, copied in self.fills}
         for row in self.copied.rows:
-            assert row.request.tokens.count(PLACEHOLDER) == (row.request in awaited), "one that somebody fills, or none"
+            assert row.request.tokens.count(PLACEHOLDER) == (row.request in awaited), "each placeholder token belongs to an awaited step"
         machine.device.queue.append(self._run)
 
     @staticmethod

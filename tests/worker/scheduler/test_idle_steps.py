@@ -1,4 +1,4 @@
-"""While nobody decodes a step takes several chunks, as many as a second is enough for."""
+"""While no request decodes, a step computes as many chunks as fit into a second."""
 
 from array import array
 

@@ -173,7 +173,7 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     event(f"accepted: {load.drafts is not None and load.drafts.accepted > 0}")
     assert load.running == load.waiting == load.backlog_tokens == 0
     assert load.pages_free == load.pages_total, "with no request left, every page can be had"
-    assert all(told.finish for told in machine.told.values()), "nobody starves"
+    assert all(told.finish for told in machine.told.values()), "every request ends"
     for told in machine.told.values():
         if told.finish in ("stop", "length") and told.submit.sampling.prompt_logprobs is not None:
             assert told.scores == list(range(len(told.submit.tokens) // 4 - 1)), "each position once, and in order"

@@ -49,7 +49,7 @@ def test_decodes_are_launched_without_their_tokens(late: bool) -> None:
     machine.rest()
     machine.check_answers()
     assert all(len(machine.told[name].tokens) == 12 for name in names)
-    assert machine.launched == 12, "who reaches its length is in no step more"
+    assert machine.launched == 12, "a request at its maximum length is in no further step"
     assert machine.discarded == 0
 
 
@@ -160,7 +160,7 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
     machine.step()
     machine.ahead.reconcile = reconcile  # type: ignore[method-assign]
     assert machine.told[ends].finish == "error"
-    assert executed == [other, pooled], "who has ended computes nothing"
+    assert executed == [other, pooled], "a finished request computes nothing"
     machine.run()
     machine.rest()
 
@@ -227,4 +227,4 @@ def test_any_arrivals_are_answered_as_by_the_reference(
     event(f"stalled: {machine.stalled > 0}")
     assert load.running == load.waiting == load.backlog_tokens == 0
     assert load.pages_free == load.pages_total, "with no request left, every page can be had"
-    assert all(told.finish for told in machine.told.values()), "nobody starves"
+    assert all(told.finish for told in machine.told.values()), "every request ends"

@@ -73,7 +73,7 @@ def test_decodes_are_in_every_step() -> None:
     machine.submit(prompt(2000, 9), 4)
     for _ in range(30):
         machine.step()
-        assert set(decoding) <= set(rows(machine)), "no decode waits for somebody's prompt"
+        assert set(decoding) <= set(rows(machine)), "no decode waits for a prompt"
     finish(machine)
 
 
@@ -247,7 +247,7 @@ def test_the_oldest_is_passed_a_bounded_number_of_times() -> None:
     passed = 0
     machine.submit([*prompt(64), 0], 1)
     while machine.told["unloved"].finish is None:
-        machine.submit([*prompt(64), passed + 1], 1)  # somebody with a longer prefix is always there
+        machine.submit([*prompt(64), passed + 1], 1)  # a request with a longer prefix always waits
         machine.step()
         passed += 1
     assert passed == 6
@@ -340,7 +340,7 @@ def test_abort_from_every_state_gives_the_pages_back() -> None:
             machine.run()
             assert machine.cache.available == machine.cache.pool.total, state
     machine.abort("x")
-    machine.abort("nobody")
+    machine.abort("unknown")
 
 
 def test_an_id_in_use_is_refused() -> None:

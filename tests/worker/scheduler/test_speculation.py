@@ -162,7 +162,7 @@ def test_what_is_cached_is_what_was_accepted() -> None:
 
 def test_settings_that_cannot_be_are_refused() -> None:
     for count in (0, 65):
-        with pytest.raises(ValueError, match=f"speculative-num-tokens must be 1 to 64, not {count}"):
+        with pytest.raises(ValueError, match=f"speculative_num_tokens must be 1 to 64, not {count}"):
             SchedulerConfig(10, speculative_num_tokens=count)
-    with pytest.raises(ValueError, match=r"speculative-ngram-min .* not 4 and 2"):
+    with pytest.raises(ValueError, match=r"speculative_ngram_min .* not 4 and 2"):
         SchedulerConfig(10, speculative_ngram_min=4, speculative_ngram_max=2)

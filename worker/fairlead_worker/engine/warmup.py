@@ -21,10 +21,10 @@ GROWTH = 4
 
 
 def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
-    """Prompts of more and more tokens, up to the largest idle step or to what the time allows, and a decode.
+    """Run steps with prompts of increasing length, up to the largest idle step or until `MAX_SECONDS` are over, and one decode step.
 
-    `context`: tokens of the longest sequence that the cache holds. All rows have page 0 for all of theirs, which nobody has yet, so
-    what is computed is of no use. Raises whatever a step raises: now, and not with requests in it.
+    `context`: tokens of the longest sequence that the cache holds. All rows use page 0, which no request has yet; the results are
+    dropped. Raises what a step raises, so that a broken kernel fails the start-up and not a request.
     """
     began, page_size, samples = clock(), scheduler.cache.page_size, scheduler.config.generates
     most = min(StepLimits.of(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, MAX_PROMPT_TOKENS))

@@ -1,4 +1,4 @@
-"""What the scheduler is told once, at start."""
+"""The configuration of the scheduler: fixed at start."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -10,77 +10,81 @@ SpeculativeMethod = Literal["none", "ngram", "draft"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits and constants of one engine. The first block are flags; the second are constants, here to be named, explained and tested."""
+    """Limits and constants of one engine. Fields of the first block are set by flags or the model, those of the second are constants."""
 
     max_model_len: int
-    """Tokens of the longest sequence, prompt and output."""
+    """Maximum tokens of a sequence: prompt and output."""
     max_num_seqs: int = 256
-    """Requests that run at once."""
+    """Maximum number of running requests."""
     chunked_prefill_size: int = 512
-    """Tokens of a step with prefill beside decodes, these included; 0 or less: prompts are computed whole."""
+    """Token budget of a step with prefill and decodes, decodes included. 0 or less: prompts are not cut into chunks."""
     idle_prefill_chunks: int = 1
-    """Chunks that a step may prefill while nothing decodes that a longer step would keep waiting, where a second is enough for them."""
+    """Maximum chunks of a step without decodes. The step takes only as many as it expects to compute in one second."""
     max_prefill_tokens: int = 8192
-    """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
+    """Maximum prompt tokens of a step. Without chunking, a longer prompt gets a step of its own."""
     enable_mixed_chunk: bool = True
-    """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
+    """A step may contain both prefill and decodes. False: a step contains only one of them, and prefill goes first."""
     prefill_max_requests: int = 0
-    """Prompts of one step at most (SGLang's name); 1: one at a time, for comparison; 0: as many as the tokens allow."""
+    """Maximum prompts of a step (SGLang's name). 0: limited by tokens only."""
     itl_target_ms: float = 0.0
-    """Most milliseconds of a step with decodes: prefill gives way (`scheduler/chunk_sizer.py`); 0: the fixed size."""
+    """Target duration of a step with decodes, in milliseconds: chunks are sized to keep it (`scheduler/chunk_sizer.py`). 0: fixed size."""
     chunks_grow: bool = True
-    """With an ITL target, a chunk may be longer than `chunked_prefill_size`, up to four times. False: the target only makes it shorter."""
+    """With an ITL target, a chunk may grow up to four times `chunked_prefill_size`. False: chunks only shrink."""
     policy: PolicyName = "lpm"
     dedupe_tokens: int = 32
-    """A prefix of at least so many tokens is shared within the step that computes it; 0: from the next step on."""
+    """Minimum length of a common prefix that requests share in the step that computes it. 0: they share it only from the next step on."""
     eos_token_ids: tuple[int, ...] = ()
     prompt_logprobs: bool = True
-    """The runner can look into prompts: score them, pool their hidden states."""
+    """The runner can return logprobs and hidden states of prompt tokens."""
     generates: bool = True
-    """The model has a head."""
+    """The model has a language-model head."""
     speculative_method: SpeculativeMethod = "none"
-    """Source of draft tokens: none, n-gram lookup in the request's own text, or the runner's draft model."""
+    """Source of draft tokens: n-gram lookup in the request's own text, or the runner's draft model."""
     speculative_num_tokens: int = 5
-    """Tokens guessed at once at most; fewer where they are accepted less (`scheduler/speculation.py`)."""
+    """Maximum draft tokens per request and step. Fewer are used when few are accepted (`scheduler/speculation.py`)."""
     speculative_ngram_min: int = 2
+    """Tokens that must match for n-gram lookup."""
     speculative_ngram_max: int = 5
-    """Tokens that must have been there before, and how many are compared to choose among places."""
+    """Tokens that n-gram lookup compares to choose between several matches."""
 
     max_bypass: int = 64
-    """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""
+    """Maximum number of later requests admitted before the oldest waiting one. After that, the oldest is next under every policy."""
     max_preemptions: int = 3
-    """Times that one request gives way to others of more priority; then it runs to its end."""
+    """Maximum preemptions of one request by priority. After that, it runs to its end."""
     admission_scan_limit: int = 16
-    """Requests that one step may look at and leave waiting: bounds a step's cost."""
+    """Maximum requests that a step examines without admitting them. It bounds the CPU time of a step."""
     match_refresh_limit: int = 64
-    """Waiting requests whose match is brought up to date in one step: bounds a step's cost."""
+    """Maximum waiting requests whose prefix match a step updates. It bounds the CPU time of a step."""
     clip_max_new_tokens: int = 4096
-    """Output tokens counted for a request at most: few answers are longer, whatever max_tokens says (SGLang's CLIP_MAX_NEW_TOKENS)."""
+    """Maximum output tokens reserved for one request, whatever its max_tokens (SGLang's CLIP_MAX_NEW_TOKENS). Few outputs are longer."""
     initial_new_token_ratio: float = 0.7
     min_new_token_ratio: float = 0.1
     new_token_ratio_decay_steps: int = 600
-    """Steps without retraction from the initial ratio to the least. These three are SGLang's defaults."""
+    """Steps without retraction in which the ratio falls from its initial to its minimum value. These three are SGLang's defaults."""
     speculative_break_even: int = 64
-    """Tokens for which a step takes twice the time of an empty one: reading the weights takes as long as computing with them. Between
-    8 and 256 rows the linears of a 90M model took 9.1 and 36 ms on two cores: 75 tokens; accelerators have more, so 64 is careful."""
+    """Tokens per step at which computing takes as long as reading the weights. Draft tokens are nearly free below it.
+
+    Measured on two CPU cores with a 90M model: the linear layers took 9.1 ms for 8 rows and 36 ms for 256, hence 75 tokens.
+    Accelerators have a higher value, so 64 is conservative.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens", "idle_prefill_chunks"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("prefill_max_requests", "dedupe_tokens"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name.replace('_', '-')} must be 0 (off) or more, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be 0 (off) or more, not {getattr(self, name)}")
         if not 0 <= self.itl_target_ms < float("inf"):
-            raise ValueError(f"itl-target-ms must be 0 (off) or more, not {self.itl_target_ms}")
+            raise ValueError(f"itl_target_ms must be 0 (off) or more, not {self.itl_target_ms}")
         if self.itl_target_ms and self.chunked_prefill_size <= 0:
-            raise ValueError("itl-target-ms cuts prompts into chunks, so it needs a chunked-prefill-size above 0")
+            raise ValueError("itl_target_ms needs chunked prefill: set chunked_prefill_size above 0")
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
-        if not 1 <= self.speculative_num_tokens <= 64:  # each step's report counts by position
-            raise ValueError(f"speculative-num-tokens must be 1 to 64, not {self.speculative_num_tokens}")
+        if not 1 <= self.speculative_num_tokens <= 64:  # acceptance is counted per position
+            raise ValueError(f"speculative_num_tokens must be 1 to 64, not {self.speculative_num_tokens}")
         if not 1 <= self.speculative_ngram_min <= self.speculative_ngram_max:
             raise ValueError(
-                "speculative-ngram-min must be at least 1 and at most speculative-ngram-max, "
+                "speculative_ngram_min must be at least 1 and at most speculative_ngram_max, "
                 f"not {self.speculative_ngram_min} and {self.speculative_ngram_max}"
             )

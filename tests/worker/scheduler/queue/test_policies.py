@@ -135,7 +135,7 @@ def test_nobody_is_passed_for_ever(policy: str) -> None:
     passed = 0
     machine.submit([*prompt(64), 0], 1, tenant="other")
     while machine.told["unloved"].finish is None:
-        machine.submit([*prompt(64), passed + 1], 1, tenant="other")  # somebody whom the policy likes better is always there
+        machine.submit([*prompt(64), passed + 1], 1, tenant="other")  # a request that the policy prefers always waits
         machine.step()
         passed += 1
         assert passed <= 6
