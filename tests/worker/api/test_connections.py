@@ -26,6 +26,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def count_requests() -> int:
+    """Return the requests of this process, without those that only await garbage collection."""
+    gc.collect()
+    return sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+
+
 class Served:
     """A server whose application reads the body and returns its length, once it may."""
 
