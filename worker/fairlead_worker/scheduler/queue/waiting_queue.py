@@ -4,10 +4,11 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from typing import assert_never
 
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.config import PolicyName, SchedulerConfig
 from fairlead_worker.scheduler.queue.fair_queue import FairOrder
 from fairlead_worker.scheduler.queue.policies import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
 from fairlead_worker.scheduler.request import Request
@@ -33,15 +34,9 @@ class WaitingQueue:
         self._bypassed = 0
         self._lpm = config.policy == "lpm"
         self._priority = config.policy == "priority"
-        self.fair = FairOrder() if config.policy == "fair" else None
+        self._order = self._create_order(config.policy)
+        self.fair = self._order if isinstance(self._order, FairOrder) else None
         """The tenants' counters, if the policy is fair; else None."""
-        self._order: Order
-        if self.fair is not None:
-            self._order = self.fair
-        elif config.policy == "fcfs":
-            self._order = ArrivalOrder(self._requests)
-        else:
-            self._order = HeapOrder(self._requests, cache, by_prefix if self._lpm else by_priority)
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._preempted)
@@ -120,6 +115,18 @@ class WaitingQueue:
                 skipped += request.prefix_match is not None
                 if skipped >= self._scan_limit or self._bypassed >= self._max_bypass:
                     return
+
+    def _create_order(self, policy: PolicyName) -> Order:
+        match policy:
+            case "fcfs":
+                return ArrivalOrder(self._requests)
+            case "lpm":
+                return HeapOrder(self._requests, self._cache, by_prefix)
+            case "priority":
+                return HeapOrder(self._requests, self._cache, by_priority)
+            case "fair":
+                return FairOrder()
+        assert_never(policy)
 
     def _track(self, request: Request) -> PrefixMatch:
         request.prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
