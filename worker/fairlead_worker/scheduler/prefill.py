@@ -100,7 +100,7 @@ class Prefill:
             for request in candidates:
                 if len(self._running) >= self._config.max_num_seqs:
                     return False
-                assert request.prefix_match is not None, "candidates are waiting requests"
+                assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
                 cached = node.depth * self._page_size
                 if not budget.cut(len(request.tokens) - cached, cached):

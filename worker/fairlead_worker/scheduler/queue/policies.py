@@ -1,4 +1,4 @@
-"""Orders of admission: by arrival, by longest cached prefix, by priority. Each looks at the requests of a `WaitingQueue`, and owns none."""
+"""Orders of admission: by arrival, by longest cached prefix, by priority. `WaitingQueue` owns the requests."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator
@@ -12,24 +12,30 @@ from fairlead_worker.scheduler.request import Request
 
 Waiting = OrderedDict[PrefixMatch, Request]
 Entry = tuple[int, int, int, PrefixMatch]
-"""Number, arrival, a count that tells equal ones apart, and the request's watch."""
+"""Key, arrival, a serial number that makes entries distinct, and the match of the request."""
 
 
 class Order(Protocol):
-    """Order of admission. Each new request is added; removed requests are skipped when they come up."""
+    """Order of admission. `WaitingQueue` calls it for all requests except those preempted for memory."""
 
-    def add(self, request: Request) -> None: ...
+    def add(self, request: Request) -> None:
+        """Add a request that starts to wait."""
+        ...
 
     def update(self, request: Request) -> None:
-        """Another prefix of it is cached now."""
+        """Note that another prefix of the request is cached now. Policy lpm only."""
         ...
 
     def remove(self, request: Request) -> None:
-        """It waits no more: admitted or aborted."""
+        """Note that the request was admitted or aborted. It must not be a candidate again."""
         ...
 
     def candidates(self) -> Generator[Request, None, None]:
-        """Best first. Whoever is still there when the next is asked for (`track` is set) stays; it comes up once at most."""
+        """Yield each waiting request at most once, best first.
+
+        The caller may admit a request before it resumes the generator, and may close it early. A request that still has a `prefix_match`
+        at that time was not admitted and must be a candidate of the next call.
+        """
         ...
 
 
@@ -54,10 +60,10 @@ class ArrivalOrder:
 
 
 class HeapOrder:
-    """By a number, ties by arrival: matched pages (lpm) or priority.
+    """Lowest key first, ties by arrival. The key of lpm is the matched pages, negated, and the key of priority is the priority.
 
-    A heap with lazy entries: those of requests that have gone, or have another number by now, are dropped as they come up; a request
-    whose number has changed gets a new entry. Nothing is ever sorted.
+    A heap with lazy entries: an entry is dropped when it comes up if its request no longer waits or has another key. A request whose key
+    changes gets a new entry from `update`, so a key must not change with time. Nothing is ever sorted.
     """
 
     def __init__(self, waiting: Waiting, cache: PrefixCache, key: Callable[[Request, PrefixMatch], int]) -> None:
@@ -69,7 +75,7 @@ class HeapOrder:
 
     def add(self, request: Request) -> None:
         prefix_match = request.prefix_match
-        assert prefix_match is not None, "a request that waits is watched"
+        assert prefix_match is not None, "a waiting request has a match"
         heap = self._heap
         heappush(heap, self._entry(request, prefix_match))
         if len(heap) > 2 * len(self._waiting) + 64:
@@ -94,7 +100,7 @@ class HeapOrder:
                 if request is None or key(request, prefix_match) != entry[0] or prefix_match in seen:
                     continue
                 self._cache.match(prefix_match)
-                if key(request, prefix_match) != entry[0]:  # was unsettled: its turn may be later, or was earlier
+                if key(request, prefix_match) != entry[0]:  # the match was stale, so the entry has the wrong place
                     self.add(request)
                     continue
                 seen[prefix_match] = entry
