@@ -134,6 +134,9 @@ class EngineModel:
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
         plan = self.scheduler.plan()
+        assert plan or self.scheduler.idle, (
+            f"empty step, waiting requests: {len(self.scheduler.waiting)}; policy {self.config.policy} must yield each of them"
+        )
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
         assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
         assert plan.samples == sum(row.samples for row in plan.rows)
@@ -260,17 +263,17 @@ class EngineModel:
     def _check_requests(self) -> None:
         scheduler = self.scheduler
         running, waiting = scheduler.running, [*scheduler.waiting._requests.values(), *scheduler.waiting._preempted]
-        assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests)
-        assert [r.arrival for r in running] == sorted(r.arrival for r in running)
+        assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests), "every request runs or waits"
+        assert [r.arrival for r in running] == sorted(r.arrival for r in running), "running requests are in order of arrival"
         for request in running:
             assert 0 <= request.history.cached <= request.computed <= len(request.tokens)
             assert (request.uncomputed == 1) or request is scheduler.prefill.chunked_req, "at most one request is partly prefilled"
             if request is scheduler.prefill.chunked_req:
                 assert request.computed % self.cache.page_size == 0, "chunks are cut at pages"
         for request in waiting:
-            assert request.lease is None and request.prefix_match is not None
+            assert request.lease is None and request.prefix_match is not None, "a waiting request has a match and no pages"
             if request.prefix_match.is_current:
-                assert request.prefix_match.node is self._deepest(request), "a settled match is exact"
+                assert request.prefix_match.node is self._deepest(request), "a current match is the deepest cached page"
         assert [row.request for row in scheduler.batch.rows] == [r for r in running if r is not scheduler.prefill.chunked_req]
         assert all(row.count == 1 and not row.draft for row in scheduler.batch.rows), "between steps every decode is a plain one"
         assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
@@ -279,12 +282,12 @@ class EngineModel:
         assert sorted(row.request.id for row in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
         if scheduler.waiting.fair is not None:
             queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
-            assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}
+            assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}, "FairOrder knows every waiting request"
         assert all(r.history.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
         load: Load = scheduler.load()
-        assert load.running == len(running) and load.waiting == len(waiting)
+        assert load.running == len(running) and load.waiting == len(waiting), "the load report counts running and waiting requests"
 
     def _deepest(self, request: Request) -> Node:
         node, size = self.cache._roots[request.root], self.cache.page_size
