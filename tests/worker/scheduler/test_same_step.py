@@ -7,6 +7,8 @@ from tests.worker.scheduler.engine_model import EngineModel
 from tests.worker.scheduler.overlapped import OverlappedModel
 from tests.worker.scheduler.test_scheduler import finish, prompt, rows
 
+from fairlead_worker.scheduler.config import POLICIES
+
 COMMON = prompt(1024)
 
 
@@ -28,7 +30,7 @@ def early(machine: OverlappedModel) -> None:
     machine.between = machine.device.catch_up
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority", "fair"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_wave_over_a_few_prefixes_is_one_step(policy: str) -> None:
     machine = EngineModel(256, 16, idle_prefill_chunks=5, policy=policy)
     machine.seconds = lambda plan: 0.001  # so that a second has room for five chunks
