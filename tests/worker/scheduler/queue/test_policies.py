@@ -16,7 +16,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(100, 1000), k=length)
 
 
-def first_seen(machine: EngineModel) -> list[str]:
+def admission_order(machine: EngineModel) -> list[str]:
+    """Run all requests, and return their names in order of admission."""
     seen: list[str] = []
     while not machine.scheduler.idle:
         machine.step()
@@ -30,20 +31,20 @@ def test_priority_admits_the_most_urgent_first_and_equals_by_arrival() -> None:
     machine = EngineModel(256, 16, policy="priority", max_num_seqs=1)
     for name, priority in (("late", 5), ("first", 0), ("second", 0), ("urgent", -3)):
         machine.submit(prompt(20, len(name)), 2, name=name, priority=priority)
-    assert first_seen(machine) == ["urgent", "first", "second", "late"]
+    assert admission_order(machine) == ["urgent", "first", "second", "late"]
 
 
-@pytest.mark.parametrize("scarce", ["pages", "seats"])
-def test_the_urgent_take_the_place_of_the_least_urgent_and_these_finish(scarce: str) -> None:
-    machine = EngineModel(24 if scarce == "pages" else 256, 4, policy="priority", max_num_seqs=2 if scarce == "seats" else 64)
+@pytest.mark.parametrize("scarce", ["pages", "max_num_seqs"])
+def test_an_urgent_request_preempts_the_least_urgent_one_which_finishes_later(scarce: str) -> None:
+    machine = EngineModel(24 if scarce == "pages" else 256, 4, policy="priority", max_num_seqs=2 if scarce == "max_num_seqs" else 64)
     machine.submit(prompt(40, 1), 8, name="equal", ignore_eos=True, priority=1)
-    machine.submit(prompt(40, 2), 8, name="meek", ignore_eos=True, priority=7)
+    machine.submit(prompt(40, 2), 8, name="background", ignore_eos=True, priority=7)
     machine.step()
     assert len(machine.scheduler.running) == 2
     machine.submit(prompt(40, 3), 8, name="other", ignore_eos=True, priority=7)
     machine.step()
     machine.check()
-    assert {r.id for r in machine.scheduler.running} == {"equal", "meek"}, "equals do not take each other's place"
+    assert {r.id for r in machine.scheduler.running} == {"equal", "background"}, "requests of equal priority do not preempt each other"
     machine.submit(prompt(40, 4), 8, name="urgent", ignore_eos=True, priority=1)
     machine.step()
     machine.check()
@@ -51,33 +52,33 @@ def test_the_urgent_take_the_place_of_the_least_urgent_and_these_finish(scarce: 
     machine.run()
     machine.check_answers()
     assert machine.scheduler.load().preemptions == 1
-    assert machine.scheduler.load().preemption_recomputed_tokens > 0, "its pages were taken, and what it computed is computed again"
+    assert machine.scheduler.load().preemption_recomputed_tokens > 0, "the preempted request is recomputed"
 
 
-def test_nobody_is_preempted_for_nothing() -> None:
-    """Two meek ones and a dear one: the urgent one would not fit even if the meek ones went."""
+def test_nothing_is_preempted_if_that_does_not_make_room() -> None:
+    """The urgent request would not fit even without the background request."""
     machine = EngineModel(30, 4, policy="priority")
     machine.submit(prompt(80, 1), 8, name="equal", ignore_eos=True, priority=0)
-    machine.submit(prompt(8, 2), 8, name="meek", ignore_eos=True, priority=7)
+    machine.submit(prompt(8, 2), 8, name="background", ignore_eos=True, priority=7)
     machine.step()
     machine.submit(prompt(60, 4), 8, name="urgent", priority=0)
     machine.step()
-    assert {r.id for r in machine.scheduler.running} == {"equal", "meek"} and not machine.scheduler.stats.preemptions
+    assert {r.id for r in machine.scheduler.running} == {"equal", "background"} and not machine.scheduler.stats.preemptions
     machine.run()
     machine.check_answers()
 
 
 def test_preemption_is_bounded() -> None:
     machine = EngineModel(256, 4, policy="priority", max_num_seqs=1, max_preemptions=2)
-    machine.submit(prompt(8), 6, name="meek", ignore_eos=True, priority=9)
+    machine.submit(prompt(8), 6, name="background", ignore_eos=True, priority=9)
     for turn in range(40):
         machine.step()
         machine.check()
-        if machine.told["meek"].finish:
+        if machine.told["background"].finish:
             break
-        if any(request.id == "meek" for request in machine.scheduler.running):
+        if any(request.id == "background" for request in machine.scheduler.running):
             machine.submit(prompt(8, 1 + turn), 2, priority=0, ignore_eos=True)
-    assert machine.told["meek"].finish == "length"
+    assert machine.told["background"].finish == "length"
     assert machine.scheduler.stats.preemptions == 2
     machine.run()
     machine.check_answers()
@@ -97,18 +98,18 @@ def shares(policy: str) -> Counter[str]:
     )
 
 
-def test_tenants_share_alike_however_many_requests_they_send() -> None:
+def test_tenants_get_equal_shares_however_many_requests_they_send() -> None:
     fair, fcfs = shares("fair"), shares("fcfs")
     assert fcfs["small"] == 0
     assert abs(fair["small"] - fair["flood"]) <= 60, fair
-    assert fair.total() >= 0.95 * fcfs.total(), "and nothing is lost by it"
+    assert fair.total() >= 0.95 * fcfs.total(), "fairness must not cost throughput"
 
 
 def waiting(tenant: str, arrival: int) -> Request:
     return Request(str(arrival), [], 10, Sampling(max_tokens=1), 0, arrival, tenant=tenant)  # type: ignore[arg-type]  # no tokens needed
 
 
-def test_silence_saves_nothing_up_and_tenants_without_number_take_no_memory() -> None:
+def test_idling_earns_no_credit_and_memory_is_bounded_for_any_number_of_tenants() -> None:
     order = FairOrder()
     busy = waiting("busy", 0)
     order.add(busy)
@@ -125,16 +126,16 @@ def test_silence_saves_nothing_up_and_tenants_without_number_take_no_memory() ->
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_is_passed_for_ever(policy: str) -> None:
+def test_every_policy_bounds_how_often_a_request_is_passed(policy: str) -> None:
     machine = EngineModel(256, 16, policy=policy, max_num_seqs=1, max_bypass=5, max_preemptions=0)
     machine.submit(prompt(64), tenant="other")
     machine.run()
-    machine.submit(prompt(64, 1), 1, name="unloved", priority=9, tenant="unloved")
+    machine.submit(prompt(64, 1), 1, name="disfavoured", priority=9, tenant="disfavoured")
     if machine.scheduler.waiting.fair is not None:
-        machine.scheduler.waiting.fair._counters["unloved"] = 1 << 40
+        machine.scheduler.waiting.fair._counters["disfavoured"] = 1 << 40
     passed = 0
     machine.submit([*prompt(64), 0], 1, tenant="other")
-    while machine.told["unloved"].finish is None:
+    while machine.told["disfavoured"].finish is None:
         machine.submit([*prompt(64), passed + 1], 1, tenant="other")  # a request that the policy prefers always waits
         machine.step()
         passed += 1
