@@ -18,7 +18,7 @@ from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
-POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
+SCHEDULING_POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
 """Value of `--scheduling-policy` for `spec.engine.schedulingPolicy`."""
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
@@ -193,7 +193,7 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         "max-prefill-tokens": engine.max_prefill_tokens,
         "attention-backend": engine.attention_backend.lower(),
         "dtype": engine.dtype.lower(),
-        "scheduling-policy": POLICIES[engine.scheduling_policy],
+        "scheduling-policy": SCHEDULING_POLICIES[engine.scheduling_policy],
         "threads": engine.threads or 0,  # 0: from the CPU quota
         "drain-timeout": service.spec.rollout.drain_timeout_seconds,
     }

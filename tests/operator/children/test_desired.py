@@ -3,7 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from tests.operator.manifests import SETTINGS, manifest, service
 from tests.operator.on_apiserver.test_crd import REFUSED
 
 from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.api.engine import Engine
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import worker_revision
@@ -147,13 +148,16 @@ def test_the_token_comes_from_the_secret_and_is_never_read() -> None:
 
 
 def test_every_field_of_engine_takes_effect() -> None:
-    """An accepted field that does nothing would be a lie: each one, changed, changes the worker's pod."""
+    """Each field, changed, changes the worker's container."""
     changes: list[dict[str, Any]] = [
         {"maxModelLen": 99},
         {"maxNumSeqs": 9},
         {"chunkedPrefill": "Disabled"},
         {"chunkedPrefillSize": 64},
         {"maxPrefillTokens": 99},
+        {"maxWaitingRequests": 99},
+        {"warmupTokens": 99},
+        {"warmupTimeoutSeconds": 99},
         {"attentionBackend": "Reference"},
         {"dtype": "Float32"},
         {"schedulingPolicy": "FirstComeFirstServed"},
@@ -169,11 +173,27 @@ def test_every_field_of_engine_takes_effect() -> None:
         {"speculativeDecoding": {"method": "Draft", "draftModelURI": "file:///draft"}},
         *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7}, {"hostSize": "1Gi"})),
     ]
-    plain = worker_args(service())
-    seen = {tuple(worker_args(service(engine=change))) for change in changes}
-    assert len(seen) == len(changes) and tuple(plain) not in seen
+    untested = {str(field.alias) for field in Engine.model_fields.values()} - {name for change in changes for name in change}
+    assert untested == {"nodes"}, "add a change of each new field to this test (test_groups.py tests nodes)"
+    containers = [json.dumps(worker_pod(service(engine=change))["spec"]["containers"][0]) for change in ({}, *changes)]
+    same = [change for change, container in zip(changes, containers[1:], strict=True) if containers.count(container) > 1]
+    assert not same, "these changes have no effect, or the same"
     assert "--kv-cache-memory-bytes=1073741824" in worker_args(service(engine={"kvCache": {"size": "1Gi"}}))
     assert worker_args(service(engine={"args": ["--threads=3"]}))[-1] == "--threads=3", "the last one given wins"
+
+
+ENUMS = {str(field.alias): get_args(field.annotation) for field in Engine.model_fields.values() if get_origin(field.annotation) is Literal}
+
+
+@pytest.mark.parametrize("field", ENUMS)
+def test_the_worker_accepts_every_value_of_an_enum_of_engine(field: str) -> None:
+    """A value that is in the CRD but not in children/worker.py would stop the reconcile of the service."""
+    containers = []
+    for value in ENUMS[field]:
+        one = service(engine={field: value}, resources={"gpus": int(value == "FP8")})
+        WorkerConfig.from_command_line(worker_args(one))
+        containers.append(json.dumps(worker_pod(one)["spec"]["containers"][0]))
+    assert len(set(containers)) == len(containers), "two values have the same effect"
 
 
 def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
