@@ -25,7 +25,7 @@ class UnknownRevision(Exception):
 
 
 class Applier:
-    """Applies the children of one service uid. Remembers only the API server's last answers (see `difference`)."""
+    """Applies the children of one service uid. Remembers only the API server's last answers about them (see `difference`)."""
 
     def __init__(self, cluster: Cluster, cache: Cache, namespace: str, name: str, uid: str) -> None:
         self._cluster = cluster
@@ -63,6 +63,7 @@ class Applier:
             if refusal:
                 refusals["/".join(key)] = refusal
         await self._prune(wanted, keep)
+        self._applied = {key: applied for key, applied in self._applied.items() if key in wanted}  # each edit has its own ControllerRevision
         return refusals
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
