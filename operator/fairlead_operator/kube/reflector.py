@@ -13,6 +13,7 @@ from fairlead_operator.kube.kinds import CHILDREN, SERVICES, Kind
 
 log = logging.getLogger(__name__)
 BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a failing watch
+SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and without an event has failed, as in client-go
 NOT_SERVED_RETRY = 60.0  # seconds until a kind that the API server does not serve is requested again
 
 
@@ -84,16 +85,17 @@ class Reflector:
                 return NOT_SERVED_RETRY
             self._record_response()
             self.synced.set()
+        started, received = time.monotonic(), False
         async with aclosing(self._cluster.watch(self._kind, self._namespace, self._version)) as events:
             async for event_type, body in events:
                 if event_type == "DELETED":
                     self._cache.remove(body)
                 elif event_type != "BOOKMARK":
                     self._cache.put(body)
-                self._version = int(body["metadata"]["resourceVersion"])
+                self._version, received = int(body["metadata"]["resourceVersion"]), True
                 self._record_response()
         self._record_response()
-        return 0.0
+        return 0.0 if received or time.monotonic() - started >= SHORT_WATCH else BACKOFF_FIRST
 
     def _record_response(self) -> None:
         self.last_response_at = time.monotonic()
