@@ -155,10 +155,13 @@ class _Operator:
 
     async def _lead(self) -> None:
         here, leads = asyncio.get_running_loop(), asyncio.Event()
-        electing = self._loop_thread.run(self._elector.lead(lambda: here.call_soon_threadsafe(leads.set)))
-        await asyncio.gather(electing, self._act(leads))
+        election = asyncio.ensure_future(self._loop_thread.run(self._elector.lead(lambda: here.call_soon_threadsafe(leads.set))))
+        try:
+            await asyncio.gather(election, self._reconcile(leads))
+        finally:
+            election.cancel()  # else it would end the process as fenced once the lease is released, and hide the error
 
-    async def _act(self, leads: asyncio.Event) -> None:
+    async def _reconcile(self, leads: asyncio.Event) -> None:
         """Reconcile once all children and the optional kinds are known and the lease is held.
 
         A reconciler that had not seen the pods of a running service would report it as not ready, and an unlisted gateway as missing.
