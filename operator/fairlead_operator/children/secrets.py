@@ -13,7 +13,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.objects import Object
 
 KIND = "Secret"
-GENERATED = "<build_random>"  # placeholder for a random value, which `secret_writer` generates: `desired` has no randomness
+GENERATED = "<generated>"  # placeholder for a random value, which `secret_writer` generates: `desired` has no randomness
 
 
 def build_random(service: InferenceService, name: str, component: str, *keys: str) -> Object:

@@ -72,7 +72,7 @@ def find_fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, 
         return None, long_at
     return Cause(
         "IndexUnavailable",
-        f"Requests are served, and go by load since {index.last_transition_time} (see whether Redis runs, and its Secret): {index.message}",
+        f"Requests are routed by load since {index.last_transition_time}. Check that Redis runs, and its Secret: {index.message}",
         fault=True,
     ), None
 

@@ -182,7 +182,7 @@ def _obstacle(
 
 
 def _paused(observed: Observed, component: str) -> bool:
-    """Return whether a user paused the Deployment itself. The operator never writes that field, so the user keeps owning it."""
+    """Return whether a user has paused the Deployment itself. The next apply resumes it, unless the API server refuses that."""
     deployment = observed.deployments.get(component)
     return deployment is not None and bool((deployment.get("spec") or {}).get("paused"))
 
