@@ -43,4 +43,4 @@ def test_keys_are_asked_for_and_tenants_see_nothing_of_each_other(service: Servi
     assert [one["status"] for one in (acme, acme_again, globex, globex_again)] == [200] * 4
     assert acme["cached"] == globex["cached"] == 0, "globex asks what acme has just been answered"
     assert acme_again["cached"] > 0.8 * acme["prompt"] and globex_again["cached"] > 0.8 * globex["prompt"]
-    eventually(lambda: service.status().get("index", {}).get("state") == "Ok", 45, "the index, as a router sees it, in the status")
+    eventually(lambda: service.status().get("index", {}).get("state") == "Available", 45, "the index, as a router sees it, in the status")

@@ -147,7 +147,7 @@ def test_every_credential_is_rotated_under_load(installed: System, services: lis
     assert load.outcome["requests"] > 0 and load.outcome["failed"] == 0, load.outcome["failures"]
     assert [pod["status"]["startTime"] for service, role in roles for pod in service.pods(role)] == started, "no pod was restarted"
     index = services[0].status()["index"]
-    assert (index["state"], index["credentials"]) == ("Ok", "PerService"), index
+    assert (index["state"], index["credentials"]) == ("Available", "PerService"), index
 
 
 def test_a_restarted_redis_is_used_again_and_a_lost_secret_is_made_again(installed: System, services: list[Service]) -> None:

@@ -93,14 +93,14 @@ def test_a_lost_index_shows_in_the_status_and_nothing_else_does(service: Service
     def index() -> Any:
         return service.status().get("index", {}).get("state")
 
-    eventually(lambda: index() == "Ok", 60, "the index, as a router sees it, in the status")
+    eventually(lambda: index() == "Available", 60, "the index, as a router sees it, in the status")
     service.system.cluster.kubectl(*redis, "--replicas=0")
     try:
         eventually(lambda: index() == "Unavailable", 60, "an idle router reports the loss in the status")
         assert service.condition("Ready")["status"] == "True" and service.status()["index"]["message"]
     finally:
         service.system.cluster.kubectl(*redis, "--replicas=1")
-    eventually(lambda: index() == "Ok", 60, "the index is back in the status")
+    eventually(lambda: index() == "Available", 60, "the index is back in the status")
 
 
 def test_router_pods_come_and_go_under_load(service: Service) -> None:

@@ -20,7 +20,7 @@ from fairlead_operator.status.service_status import build_service_status
 class Desired:
     objects: list[Object]  # for server-side apply, in this order
     status: ServiceStatus
-    servable: bool  # every pod is as wanted
+    servable: bool  # every pod is as desired
     probe_due: bool  # send a probe through the router, and reconcile again with its result
     split: Split  # the canary split for the routers
     decision: SizeDecision | None  # of the operator's autoscaler, where it changes the size
@@ -30,23 +30,23 @@ class Desired:
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Return the same objects for the same inputs: no I/O, no clock, no randomness, and no state beside what the cluster shows."""
     service, decision = apply_size(service, observed)
-    trial = canary.plan_canary(service, observed, now)
-    step = next_step(service, observed, trial.sides.stable or worker_revision(service), now)
-    built = build_service_status(service, observed, step, now, trial)
+    canary_plan = canary.plan_canary(service, observed, now)
+    step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
+    built = build_service_status(service, observed, step, now, canary_plan)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
-            *worker.objects(service, settings, observed.revisions, step, trial.sides),
+            *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
         status=add_scaling_status(built.status, service, observed, decision),
         servable=built.servable,
         probe_due=built.probe_due,
-        split=trial.sides.split,
+        split=canary_plan.sides.split,
         decision=decision if decision is not None and decision.reason else None,
         wake_at=min(
-            (at for at in (built.wake_at, step.wake_at, trial.wake_at, observed.progress_deadline_at) if at is not None), default=None
+            (at for at in (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at) if at is not None), default=None
         ),
     )

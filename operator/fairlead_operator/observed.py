@@ -119,7 +119,7 @@ class Recommendation:
 class SizeDecision:
     """`reason` is empty while nothing changes."""
 
-    wanted: int
+    desired: int
     reason: str = ""
 
 
@@ -156,7 +156,7 @@ class Observed:
 class Replicas:
     """The counts of one Deployment; zero until its controller has observed the latest spec."""
 
-    wanted: int
+    desired: int
     total: int = 0
     ready: int = 0
     updated: int = 0
@@ -165,33 +165,33 @@ class Replicas:
     stalled: str = ""  # the message after the progress deadline
 
     @classmethod
-    def of(cls, deployment: Body | None, wanted: int, *, settled: bool = False) -> "Replicas":
+    def of(cls, deployment: Body | None, desired: int, *, settled: bool = False) -> "Replicas":
         """Read the counts. `settled`: this spec was complete before, so a controller one generation behind has not reported otherwise.
 
         An annotation alone raises a Deployment's generation. Without `settled` each one would make a ready service not ready for a moment.
         """
         if deployment is None:
-            return cls(wanted)
+            return cls(desired)
         status = deployment.get("status") or {}
         conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
         failure, progress = conditions.get("ReplicaFailure"), conditions.get("Progressing")
         generation = int((deployment.get("metadata") or {}).get("generation") or 0)
         seen = settled or 0 < generation <= int(status.get("observedGeneration") or 0)
         return cls(
-            wanted,
+            desired,
             total=int(status.get("replicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
             updated=int(status.get("updatedReplicas") or 0),
-            current=seen and deployment["spec"].get("replicas") == wanted,
+            current=seen and deployment["spec"].get("replicas") == desired,
             failure=(failure["reason"], failure.get("message", "")) if failure and failure["status"] == "True" else None,
             stalled=progress.get("message", "") if progress and progress.get("reason") == "ProgressDeadlineExceeded" else "",
         )
 
     @property
     def complete(self) -> bool:
-        """All wanted pods are ready and of the latest template, and no other pod exists."""
-        return self.current and self.total == self.updated == self.ready == self.wanted
+        """All desired pods are ready and of the latest template, and no other pod exists."""
+        return self.current and self.total == self.updated == self.ready == self.desired
 
     @property
     def rolled_out(self) -> bool:
-        return self.current and self.updated == self.wanted == self.total
+        return self.current and self.updated == self.desired == self.total

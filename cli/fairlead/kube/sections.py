@@ -40,7 +40,8 @@ def service(facts: Facts, current: bool) -> Iterator[Line]:
     index, traffic = status.get("index") or {}, status.get("traffic") or {}
     if index:
         yield Line(
-            f"index {index['state']}{': ' + index['message'] if index.get('message') else ''}", index["state"] in ("Ok", "Off", "Unused")
+            f"index {index['state']}{': ' + index['message'] if index.get('message') else ''}",
+            index["state"] in ("Available", "Disabled", "Unused"),
         )
     if index.get("credentials") in ("Shared", "None"):
         login = "one Redis login for all services" if index["credentials"] == "Shared" else "no password for Redis"
@@ -93,7 +94,7 @@ def _counts(deployment: Body) -> Line:
     paused = ", paused" if spec.get("paused") else ""
     what = f"{deployment.get('kind', 'Deployment')} {deployment['metadata']['name']}"
     return Line(
-        f"{what} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
+        f"{what} wants {wanted}: {ready} ready, {updated} of the desired revision{paused}",
         ready >= wanted and updated >= wanted,
     )
 

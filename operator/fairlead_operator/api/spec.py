@@ -303,6 +303,6 @@ class ServiceSpec(Part):
         return self
 
     @property
-    def wanted_replicas(self) -> int:
+    def desired_replicas(self) -> int:
         """Return `replicas`, limited to the bounds of `scaling`."""
         return self.replicas if self.scaling is None else self.scaling.within(self.replicas)

@@ -29,8 +29,8 @@ class Condition(Part):
 class IndexStatus(Part):
     """The prefix index as one router sees it. Coarse by design: an unchanged service causes no writes."""
 
-    state: Literal["Ok", "Unavailable", "Off", "Unused", "Unknown"] = Field(
-        description="Unavailable: routing is by load. Off: the operator has no Redis. Unused: spec.routing.policy does not read it."
+    state: Literal["Available", "Unavailable", "Disabled", "Unused", "Unknown"] = Field(
+        description="Unavailable: routing is by load. Disabled: the operator has no Redis. Unused: spec.routing.policy does not read it."
         " Unknown: no router answers."
     )
     last_transition_time: Time = Field(description="When state last changed.")
@@ -53,8 +53,8 @@ class CanaryStatus(Part):
     """A revision under test."""
 
     revision: str = Field(max_length=64, description="The revision under test. spec.rollout.canary.promotedRevision accepts this value.")
-    phase: Literal["Waiting", "Starting", "Judging", "Paused", "Promoting", "Failed"] = Field(
-        description="Waiting: for the routers. Starting: of its pods. Judging: under observation. Paused: until promotedRevision names it. "
+    phase: Literal["Waiting", "Starting", "Analyzing", "Paused", "Promoting", "Failed"] = Field(
+        description="Waiting: for the routers. Starting: of its pods. Analyzing: under observation. Paused: until promotedRevision names it. "
         "Promoting: old pods are replaced. Failed: rolled back."
     )
     traffic_percent: int = Field(0, ge=0, le=100, description="Percent of conversations that go to it.")

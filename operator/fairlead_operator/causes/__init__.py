@@ -1,4 +1,4 @@
-"""Finds why a service is not as wanted: a reason for machines, and for people what is wrong and what to do.
+"""Finds why a service is not as desired: a reason for machines, and for people what is wrong and what to do.
 
 `pods` reads one pod, and chooses among several. `containers`, `scheduling`, `weights` and `events` parse the messages of kubelets,
 schedulers, workers and Events. `creation` parses refusals of a pod or a template. `unresponsive` finds components that do not act, and

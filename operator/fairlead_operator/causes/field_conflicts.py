@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fairlead_operator.api import InferenceService
     from fairlead_operator.observed import FieldConflict
 
-REASON = "ReplicasContested"
+REASON = "ReplicasConflict"
 _KNOWN = {"kube-controller-manager": "a HorizontalPodAutoscaler (field manager kube-controller-manager)", "keda-operator": "KEDA"}
 
 

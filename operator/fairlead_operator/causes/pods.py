@@ -22,7 +22,7 @@ _EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or req
 
 
 def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
-    """Return the worst cause among the pods of one component. Pods of the wanted revision come first, because users edit their spec.
+    """Return the worst cause among the pods of one component. Pods of the desired revision come first, because users edit their spec.
 
     `events`: pod name → its newest relevant Event.
     """

@@ -39,7 +39,7 @@ def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
         what = f"{kind} {name}: no pod was created for {GRACE:.0f} s, and no reason is reported"
     else:
         return []
-    return [(since + GRACE, make_cause("ControllerSilent", what, do))]
+    return [(since + GRACE, make_cause("ControllerNotResponding", what, do))]
 
 
 def _failed(status: Body) -> bool:
@@ -74,14 +74,16 @@ def _of_pod(pod: Body) -> list[_Late]:
         return (
             []
             if made is None
-            else [(made + GRACE, make_cause("SchedulerSilent", f"pod {name}: no scheduler has handled it for {GRACE:.0f} s", do))]
+            else [(made + GRACE, make_cause("SchedulerNotResponding", f"pod {name}: no scheduler has handled it for {GRACE:.0f} s", do))]
         )
     bound = _seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
     do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
     return (
         []
         if bound is None
-        else [(bound + NODE_GRACE, make_cause("NodeSilent", f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s", do))]
+        else [
+            (bound + NODE_GRACE, make_cause("NodeNotResponding", f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s", do))
+        ]
     )
 
 

@@ -61,7 +61,7 @@ def leader_worker_set(service: InferenceService, template: Object, step: Step) -
         "kind": KIND,
         "metadata": metadata,
         "spec": {
-            "replicas": service.spec.wanted_replicas,
+            "replicas": service.spec.desired_replicas,
             "startupPolicy": "LeaderCreated",
             "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": bounds},
             "leaderWorkerTemplate": {

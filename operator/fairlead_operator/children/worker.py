@@ -13,7 +13,7 @@ from fairlead_operator.children.placement import placement
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import pin, worker_revision
-from fairlead_operator.rollout.sides import ONE_SIDE, Sides
+from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
@@ -39,7 +39,7 @@ def objects(
     settings: Settings,
     revisions: Iterable[Mapping[str, Any]] = (),
     step: Step | None = None,
-    sides: Sides = ONE_SIDE,
+    sides: Sides = STABLE_ONLY,
 ) -> list[Object]:
     """Return the objects of the workers.
 
@@ -90,7 +90,7 @@ def _deployment(service: InferenceService, template: Object, step: Step) -> Obje
     return pods.deployment(
         service,
         names.WORKER,
-        replicas=service.spec.wanted_replicas,
+        replicas=service.spec.desired_replicas,
         template=template,
         strategy=step.strategy,
         settle=SETTLE,

@@ -169,7 +169,7 @@ class CredentialsManager:
 
     def _log(self, problem: str) -> None:
         if problem != self._problem:
-            log.log(logging.WARNING if problem else logging.INFO, "redis credentials: %s", problem or "as wanted")
+            log.log(logging.WARNING if problem else logging.INFO, "redis credentials: %s", problem or "as desired")
         self._problem = problem
 
 

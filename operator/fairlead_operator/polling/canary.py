@@ -1,4 +1,4 @@
-"""While a canary is judged, polls every ready router for the results of both sides, and sums their counts."""
+"""While a canary is analyzed, polls every ready router for the results of both sides, and sums their counts."""
 
 import asyncio
 import random

@@ -84,12 +84,12 @@ class DemandPoller:
     def _patience(self, report: RouterReport) -> float:
         """Return the seconds for an idle router's long poll: until the size may change even without a request."""
         state = self._state
-        if state is None or state.pool.wanted == 0:
+        if state is None or state.pool.desired == 0:
             return MAX_WAIT * random.uniform(0.8, 1.0)
         allowed, idle = state.scaling.idle_seconds, state.pool.idle(report.idle_seconds, time.time())
         if allowed is not None and idle < allowed:
             return min(MAX_WAIT, max(0.2, allowed - idle + 0.1))
-        return WINDOW if state.pool.wanted > max(1, state.scaling.min_replicas) else MAX_WAIT * random.uniform(0.8, 1.0)
+        return WINDOW if state.pool.desired > max(1, state.scaling.min_replicas) else MAX_WAIT * random.uniform(0.8, 1.0)
 
     def _recommend(self) -> None:
         state = self._state
@@ -98,5 +98,5 @@ class DemandPoller:
         demand = Demand.of(router.report for router in self._routers.values())
         self._recommendations.append(recommend(demand, state.pool, state.scaling.target.seconds, time.time()))
         self._recommendations[:] = recent_recommendations(self._recommendations, max(WINDOW, state.scaling.stable_seconds))
-        if decide(state.scaling, state.pool.wanted, self._recommendations).reason:
+        if decide(state.scaling, state.pool.desired, self._recommendations).reason:
             self._on_change()

@@ -95,20 +95,20 @@ class _Services(Collector):
         conditions = GaugeMetricFamily(
             "fairlead_service_condition", "1 while a condition of the service is True, 0 while it is False", labels=[*labels, "type"]
         )
-        workers = GaugeMetricFamily("fairlead_service_workers", "Workers by state: wanted, existing, ready", labels=[*labels, "state"])
+        workers = GaugeMetricFamily("fairlead_service_workers", "Workers by state: desired, existing, ready", labels=[*labels, "state"])
         for body in self._services():
             metadata, status = body["metadata"], body.get("status") or {}
             service_labels = [metadata["namespace"], metadata["name"]]
             for condition in status.get("conditions") or []:
                 if condition["status"] in _TRUTH:
                     conditions.add_metric([*service_labels, condition["type"]], _TRUTH[condition["status"]])
-            workers.add_metric([*service_labels, "wanted"], _wanted(body))
+            workers.add_metric([*service_labels, "desired"], _desired_workers(body))
             workers.add_metric([*service_labels, "existing"], float(status.get("replicas") or 0))
             workers.add_metric([*service_labels, "ready"], float(status.get("readyReplicas") or 0))
         return [conditions, workers]
 
 
-def _wanted(body: Mapping[str, Any]) -> float:
+def _desired_workers(body: Mapping[str, Any]) -> float:
     """Return status.desiredReplicas, which includes spec.scaling and the autoscaler; before the first status, spec.replicas."""
     desired = (body.get("status") or {}).get("desiredReplicas")
     return float(body["spec"].get("replicas") or 0) if desired is None else float(desired)

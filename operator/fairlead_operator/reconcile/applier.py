@@ -63,7 +63,9 @@ class Applier:
             if refusal:
                 refusals["/".join(key)] = refusal
         await self._prune(wanted, keep)
-        self._applied = {key: applied for key, applied in self._applied.items() if key in wanted}  # each edit has its own ControllerRevision
+        self._applied = {
+            key: applied for key, applied in self._applied.items() if key in wanted
+        }  # each edit has its own ControllerRevision
         return refusals
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:

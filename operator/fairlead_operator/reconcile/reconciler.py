@@ -169,9 +169,9 @@ class Reconciler:
         elif plan.probe_due:
             self._start_probing(service, choose_router(observed.pods))
         pods = observed.pods
-        trial = plan.status.canary
-        judged = trial is not None and trial.phase in ("Judging", "Paused")
-        self._canary.follow(ready_routers(pods) if judged else (), plan.split)
+        canary_status = plan.status.canary
+        is_analyzed = canary_status is not None and canary_status.phase in ("Analyzing", "Paused")
+        self._canary.follow(ready_routers(pods) if is_analyzed else (), plan.split)
         self._follow_pollers(observed, plan.status)
         self._demand.follow(ready_routers(pods), scaling_state(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)

@@ -32,7 +32,7 @@ class PendingWorkers:
 
 
 def find_pending(pods: Iterable[Body], deployment: Body, wanted: int) -> PendingWorkers | None:
-    """Return the pending workers; None: all have a node. `pods`: the running workers of the wanted revision."""
+    """Return the pending workers; None: all have a node. `pods`: the running workers of the desired revision."""
     found = [one for one in (_unscheduled(pod) for pod in pods) if one is not None]
     quota = _over_quota(deployment, wanted)
     if quota is not None:

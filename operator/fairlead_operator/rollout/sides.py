@@ -21,4 +21,4 @@ class Sides:
     failure: CanaryFailure = NO_FAILURE  # how the wanted revision was rolled back; stored on its ControllerRevision
 
 
-ONE_SIDE = Sides()
+STABLE_ONLY = Sides()

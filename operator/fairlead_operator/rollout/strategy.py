@@ -78,7 +78,7 @@ def _choose_revision(service: InferenceService, observed: Observed, own: str, li
 class _Workers:
     """The existing workers by their part in the rollout. A canary pod that stays has no part."""
 
-    new: tuple[Body, ...]  # of the wanted revision
+    new: tuple[Body, ...]  # of the desired revision
     old: tuple[Body, ...]
     placing: tuple[Body, ...]  # all pods of the new workers, including followers: each needs a node
     leaving: tuple[Body, ...]  # terminating, of any revision: a canary pod frees its capacity too

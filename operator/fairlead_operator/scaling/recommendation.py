@@ -24,7 +24,7 @@ CATCH_UP_FACTOR = 5.0  # times the seconds until more workers serve: the backlog
 class WorkerPool:
     """The workers. `start_seconds`: from a pod's creation to its readiness, as measured on pods."""
 
-    wanted: int
+    desired: int
     ready: int
     start_seconds: float
     serving_since: float = 0.0  # seconds since the epoch when the longest-ready worker became ready; infinity: none is ready
@@ -40,7 +40,7 @@ class WorkerPool:
 def recommend(demand: Demand, pool: WorkerPool, target: float, at: float) -> Recommendation:
     """Return the sizes for `target`, the seconds to the first token. Without some router's report `demand` is a lower bound."""
     has_requests, had_requests = demand.active > 0 or demand.queued > 0, demand.requests_per_second > 0
-    if pool.wanted == 0:
+    if pool.desired == 0:
         waking = max(1, math.ceil(_steady_workers(demand, target))) if has_requests or had_requests else 0
         waiting = max(1, demand.active)
         why = f"{waiting} requests wait for a worker" if waiting > 1 else "a request waits for a worker"
@@ -50,14 +50,14 @@ def recommend(demand: Demand, pool: WorkerPool, target: float, at: float) -> Rec
         1, math.ceil(_steady_workers(demand, target) / SCALE_DOWN_SHARE), math.ceil(_decode_workers(demand) / SCALE_DOWN_SHARE)
     )
     if not demand.complete:
-        scale_down_to = max(scale_down_to, pool.wanted)
+        scale_down_to = max(scale_down_to, pool.desired)
     idle = pool.idle(demand.idle_seconds, at) if demand.complete else 0.0
     return Recommendation(at, scale_up_to, max(scale_down_to, scale_up_to), idle, has_requests, had_requests, why)
 
 
 def _scale_up_target(demand: Demand, pool: WorkerPool, target: float) -> tuple[int, str]:
     """Return the size and the reason; 0 where no more workers are needed."""
-    starting = pool.ready < pool.wanted  # the backlog is for the starting workers: counting it again would add workers without end
+    starting = pool.ready < pool.desired  # the backlog is for the starting workers: counting it again would add workers without end
     workers, rate = len(demand.workers), demand.prefill_rate
     if workers and rate:
         own = _prefill_seconds(demand) + fmean(one.step_seconds for one in demand.workers)
@@ -66,13 +66,13 @@ def _scale_up_target(demand: Demand, pool: WorkerPool, target: float) -> tuple[i
             catch_up = CATCH_UP_FACTOR * (WINDOW + pool.start_seconds)
             piled = 0.0 if starting else (demand.tokens_per_second + demand.backlog_tokens / catch_up) / rate
             sized = math.ceil(max(_steady_workers(demand, target), piled))
-            if sized > pool.wanted:
+            if sized > pool.desired:
                 return sized, f"expected TTFT {wait + own:.1f}s over target {target:g}s"
     waiting = demand.queued + sum(one.waiting for one in demand.workers)
     room = _capacity(demand)
     if waiting and room and not starting and sum(one.running for one in demand.workers) >= FULL_SHARE * room * workers:
         sized = math.ceil(_decode_workers(demand))
-        if sized > pool.wanted:
+        if sized > pool.desired:
             return sized, f"{waiting} requests wait, and all workers run as many as they can"
     return 0, ""
 

@@ -14,7 +14,7 @@ def apply_size(service: InferenceService, observed: Observed) -> tuple[Inference
     if service.spec.scaling is None or service.spec.scaling.target is None:
         return service, None
     decision = decide(service.spec.scaling, current_size(observed), observed.recommendations)
-    return replace(service, spec=service.spec.model_copy(update={"replicas": decision.wanted})), decision
+    return replace(service, spec=service.spec.model_copy(update={"replicas": decision.desired})), decision
 
 
 def add_scaling_status(
@@ -25,8 +25,8 @@ def add_scaling_status(
         return status
     before = service.status.scaling
     reason = decision.reason
-    if not reason and observed.decision is not None and observed.decision.wanted == decision.wanted:
+    if not reason and observed.decision is not None and observed.decision.desired == decision.desired:
         reason = observed.decision.reason
-    elif not reason and before is not None and before.desired_replicas == decision.wanted:
+    elif not reason and before is not None and before.desired_replicas == decision.desired:
         reason = before.message
-    return status.model_copy(update={"scaling": ScalingStatus(desired_replicas=decision.wanted, message=reason[:256])})
+    return status.model_copy(update={"scaling": ScalingStatus(desired_replicas=decision.desired, message=reason[:256])})

@@ -27,10 +27,10 @@ class ScalingState:
 
     def hint(self, now: float) -> dict[str, Any]:
         """Return a router's query parameters: the progress of the starting workers."""
-        starting = max(0, self.pool.wanted - self.pool.ready)
+        starting = max(0, self.pool.desired - self.pool.ready)
         seconds = round(now - self.began) if self.began and starting else 0
         reason, advancing = (self.reason, int(not self.has_fault)) if starting else ("", 0)
-        return {"wanted": self.pool.wanted, "starting": starting, "seconds": max(0, seconds), "reason": reason, "advancing": advancing}
+        return {"wanted": self.pool.desired, "starting": starting, "seconds": max(0, seconds), "reason": reason, "advancing": advancing}
 
 
 def current_size(observed: Observed) -> int | None:

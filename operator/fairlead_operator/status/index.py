@@ -17,7 +17,7 @@ from fairlead_operator.observed import ObservedIndex, ObservedRedis
 UNAVAILABLE_GRACE = 120.0  # seconds: a Redis that fails over, or moves to another node, is back by then
 STEP = 10  # percent
 MIN_ANSWERS = 16  # of one worker; the router uses the same minimum to judge the index
-_STATES = {"ok": "Ok", "unavailable": "Unavailable", "off": "Off", "unused": "Unused"}
+_STATES = {"ok": "Available", "unavailable": "Unavailable", "off": "Disabled", "unused": "Unused"}
 
 
 def parse_router_page(page: Mapping[str, Any]) -> ObservedIndex:

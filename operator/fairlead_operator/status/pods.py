@@ -20,13 +20,13 @@ def set_weights_ready(conditions: Conditions, observed: Observed, workers: Repli
     loaded = max(workers.ready, sum(map(_has_loaded, pods)))
     if failed is not None:
         conditions.set("WeightsReady", False, failed.reason, failed.message)
-    elif workers.wanted == 0:
+    elif workers.desired == 0:
         conditions.set("WeightsReady", False, "ScaledToZero", "No worker is wanted")
-    elif loaded >= workers.wanted:
+    elif loaded >= workers.desired:
         conditions.set("WeightsReady", True, "Loaded", "Every worker has its model")
     else:
         begun = any(_runs(pod) for pod in pods)
-        words = f"{loaded} of {workers.wanted} workers have their model" if begun else "No worker has begun to load: see Ready"
+        words = f"{loaded} of {workers.desired} workers have their model" if begun else "No worker has begun to load: see Ready"
         conditions.set("WeightsReady", False, "Loading" if begun else "NotStarted", words)
 
 

@@ -33,12 +33,12 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
         return before.model_copy(update={"observed_generation": service.generation, "conditions": conditions.items}), None
     workers, routers = _running(observed, names.WORKER), _running(observed, names.ROUTER)
     serving = workers.ready > 0 and routers.ready > 0
-    why = "Serving" if serving else "ScaledToZero" if workers.wanted == 0 else "NoWorker" if workers.ready == 0 else "NoRouter"
+    why = "Serving" if serving else "ScaledToZero" if workers.desired == 0 else "NoWorker" if workers.ready == 0 else "NoRouter"
     conditions.set("Available", serving, why, f"{workers.ready} workers, {routers.ready} routers ready")
     _progressing(conditions, problem, workers, routers)
     pod_conditions.set_weights_ready(conditions, observed, workers, _revision(observed, names.WORKER))
     routable = routers.ready > 0
-    conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
+    conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.desired} routers ready")
     conditions.keep("PodTemplateValid")  # this describes the running pods: the template of this spec was not tried
     optional_objects = gateway_status.condition_of_live_route(observed)
     if optional_objects is not None:
@@ -55,7 +55,7 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     status = before.model_copy(
         update={
             "observed_generation": service.generation,
-            "desired_replicas": workers.wanted,
+            "desired_replicas": workers.desired,
             "replicas": workers.total,
             "ready_replicas": workers.ready,
             "updated_replicas": workers.updated,
@@ -83,7 +83,7 @@ def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, rout
     if stalled:
         conditions.set("Progressing", False, "ProgressDeadlineExceeded", stalled)
     elif workers.total > workers.updated or routers.total > routers.updated:
-        counted = f"{workers.updated} of {workers.wanted} workers are of the revision before this edit"
+        counted = f"{workers.updated} of {workers.desired} workers are of the revision before this edit"
         conditions.set("Progressing", True, "RollingOut", f"{counted}; the edit itself has no effect")
     else:
         conditions.set("Progressing", False, problem.reason, "The running pods stay unchanged until the spec is corrected")
@@ -92,7 +92,7 @@ def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, rout
 def _of_pods(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:
     """Return the cause that prevents running children from creating pods, or their pods from serving."""
     for replicas in (workers, routers):
-        if replicas.failure is not None and replicas.updated < replicas.wanted:
+        if replicas.failure is not None and replicas.updated < replicas.desired:
             return creation.of_failure(*replicas.failure)
     for component, replicas in ((names.WORKER, workers), (names.ROUTER, routers)):
         if not replicas.complete:

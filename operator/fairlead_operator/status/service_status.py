@@ -10,7 +10,7 @@ from fairlead_operator.causes import field_conflicts as contested
 from fairlead_operator.causes import unresponsive as silence
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
-from fairlead_operator.rollout.canary import NO_TRIAL, CanaryPlan
+from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
@@ -27,22 +27,22 @@ class StatusResult:
     """The status to write, and what must happen before it can change."""
 
     status: ServiceStatus
-    servable: bool  # every pod is as wanted: only a completed probe is missing for Ready
+    servable: bool  # every pod is as desired: only a completed probe is missing for Ready
     probe_due: bool
     wake_at: float | None  # seconds since the epoch; None: only a change of the cluster changes the status
 
 
 def build_service_status(
-    service: InferenceService, observed: Observed, step: Step, now: datetime, trial: CanaryPlan = NO_TRIAL
+    service: InferenceService, observed: Observed, step: Step, now: datetime, canary_plan: CanaryPlan = NO_CANARY
 ) -> StatusResult:
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
-    workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
+    workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.desired_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     silent, silent_at = silence.find(observed.deployments.values(), observed.pods, now)
     observed = observed.stable  # the canary plan alone describes a canary
     loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
-    obstacle = loading_status.add_progress(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
+    obstacle = loading_status.add_progress(_obstacle(service, observed, workers, routers, step, silent), loading) or canary_plan.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     conditions = Conditions(service.status.conditions, service.generation, now)
@@ -61,13 +61,13 @@ def build_service_status(
     conditions.set(
         "Available",
         serving,
-        "Serving" if serving else "ScaledToZero" if workers.wanted == 0 else "NoWorker" if workers.ready == 0 else "NoRouter",
+        "Serving" if serving else "ScaledToZero" if workers.desired == 0 else "NoWorker" if workers.ready == 0 else "NoRouter",
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
-    _progressing(conditions, service, workers, routers, step, trial)
+    _progressing(conditions, service, workers, routers, step, canary_plan)
     pod_conditions.set_weights_ready(conditions, observed, workers, step.revision)
     routable = routers.ready > 0
-    conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
+    conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.desired} routers ready")
     pod_conditions.set_template_valid(conditions, obstacle)
     measured, measured_at = traffic.build_status(service.status.traffic, observed.traffic, now, serving=serving)
     index = index_status.build_status(service.status.index, observed.index, routers.ready, now, observed.redis)
@@ -89,16 +89,16 @@ def build_service_status(
         observed_generation=service.generation,
         url=names.url(service),
         model_name=service.served_model_name,
-        desired_replicas=workers.wanted,
+        desired_replicas=workers.desired,
         replicas=workers.total,
         ready_replicas=workers.ready,
         updated_replicas=workers.updated,
         selector=names.selector_text(service),
-        revision=f"{service.name}-{trial.status.revision if trial.sides.stable and trial.status else step.revision}",
+        revision=f"{service.name}-{canary_plan.status.revision if canary_plan.sides.stable and canary_plan.status else step.revision}",
         loading=loading,
         index=index,
         traffic=measured,
-        canary=trial.status,
+        canary=canary_plan.status,
         conditions=conditions.items,
     )
     wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at, fought_until) if at is not None), default=None)
@@ -106,21 +106,21 @@ def build_service_status(
 
 
 def _progressing(
-    conditions: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step, trial: CanaryPlan
+    conditions: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step, canary_plan: CanaryPlan
 ) -> None:
-    counted = f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision"
+    counted = f"{min(workers.updated, workers.desired)} of {workers.desired} workers are of the desired revision"
     if step.problem is not None:
         conditions.set("Progressing", False, step.problem.reason, step.problem.message)
     elif service.spec.rollout.paused:
         conditions.set("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
     elif workers.stalled or routers.stalled:
         conditions.set("Progressing", False, "ProgressDeadlineExceeded", _stalled(service, workers, routers, step))
-    elif workers.complete and routers.rolled_out and trial.cause is not None:
-        conditions.set("Progressing", not trial.cause.fault, trial.cause.reason, trial.cause.message)
+    elif workers.complete and routers.rolled_out and canary_plan.cause is not None:
+        conditions.set("Progressing", not canary_plan.cause.fault, canary_plan.cause.reason, canary_plan.cause.message)
     elif workers.complete and routers.rolled_out:
-        conditions.set("Progressing", False, "Complete", "All workers are of the wanted revision")
+        conditions.set("Progressing", False, "Complete", "All workers are of the desired revision")
     else:
-        rolling = step.activity and workers.wanted and workers.total > workers.updated
+        rolling = step.activity and workers.desired and workers.total > workers.updated
         conditions.set("Progressing", True, "RollingOut", f"{step.activity}; {counted}" if rolling else counted)
 
 
@@ -129,24 +129,24 @@ def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, st
     activity = f" ({step.activity})" if workers.stalled and step.activity and workers.total > workers.updated else ""
     kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
     advice = "Undo the edit, or name a kept revision in spec.rollout.revision"
-    if workers.stalled and not kept and 0 < workers.ready < workers.wanted:
+    if workers.stalled and not kept and 0 < workers.ready < workers.desired:
         field = (
             "spec.scaling.maxReplicas" if service.spec.scaling is not None and service.spec.scaling.target is not None else "spec.replicas"
         )
-        advice = f"Make room for {workers.wanted} workers, or set {field} to what fits ({workers.ready} are ready)"
+        advice = f"Make room for {workers.desired} workers, or set {field} to what fits ({workers.ready} are ready)"
     return f"{workers.stalled or routers.stalled}{activity}{kept}. {advice}"
 
 
 def _obstacle(
     service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step, silent: Cause | None
 ) -> Cause | None:
-    """Return the most specific reason why the service is not as wanted; None when only a probe is missing."""
+    """Return the most specific reason why the service is not as desired; None when only a probe is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
         return refusals.cause(service, child, words)
     for replicas in (workers, routers):
         # An older ReplicaSet may still be refused pods when all pods of the present template exist.
-        if replicas.failure is not None and replicas.updated < replicas.wanted and not (step.capacity_expected and replicas is workers):
+        if replicas.failure is not None and replicas.updated < replicas.desired and not (step.capacity_expected and replicas is workers):
             return creation.of_failure(*replicas.failure)
     held = "Paused" if service.spec.rollout.paused else "RollingOut"
     if not workers.complete:
@@ -155,15 +155,17 @@ def _obstacle(
             return cause
         if silent is not None:
             return silent
-        if workers.updated < workers.wanted and not service.spec.rollout.paused and _paused(observed, names.WORKER):
+        if workers.updated < workers.desired and not service.spec.rollout.paused and _paused(observed, names.WORKER):
             return creation.paused(names.deployment(service, names.WORKER))
-        if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
+        if (workers.current and workers.updated < workers.desired) or workers.total > workers.desired:
             kept = workers.total - workers.updated
-            if not kept and workers.updated > workers.wanted:
-                return Cause("RollingOut", f"{workers.total} workers are there, {workers.wanted} are wanted", fault=False)
-            return Cause(held, f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False)
-        return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
-    if workers.wanted == 0:
+            if not kept and workers.updated > workers.desired:
+                return Cause("RollingOut", f"{workers.total} workers exist, {workers.desired} are desired", fault=False)
+            return Cause(
+                held, f"{workers.updated} of {workers.desired} workers are of the desired revision, {kept} of another", fault=False
+            )
+        return cause or Cause("Starting", f"{workers.ready} of {workers.desired} workers are ready", fault=False)
+    if workers.desired == 0:
         asleep = service.spec.scaling is not None and service.spec.scaling.target is not None
         words = "No worker runs; the next request is held until one does" if asleep else "spec.replicas is 0: nothing serves"
         return Cause("ScaledToZero", words, fault=False)
@@ -176,8 +178,8 @@ def _obstacle(
         if _paused(observed, names.ROUTER):
             return creation.paused(names.deployment(service, names.ROUTER))
         if routers.ready and routers.current:
-            return Cause(held, f"{routers.updated} of {routers.wanted} routers are of the wanted revision", fault=False)
-        return Cause("RouterNotReady", f"{routers.ready} of {routers.wanted} routers are ready", fault=False)
+            return Cause(held, f"{routers.updated} of {routers.desired} routers are of the desired revision", fault=False)
+        return Cause("RouterNotReady", f"{routers.ready} of {routers.desired} routers are ready", fault=False)
     return None
 
 

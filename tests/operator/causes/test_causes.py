@@ -261,7 +261,9 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     made["status"] = {}
     assert silence.find([made], [], at(59)) == (None, NOW.timestamp() + 60)
     cause, wake_at = silence.find([made], [], at(60))
-    assert cause is not None and cause.reason == "ControllerSilent" and "kube-controller-manager" in cause.message and wake_at is None
+    assert (
+        cause is not None and cause.reason == "ControllerNotResponding" and "kube-controller-manager" in cause.message and wake_at is None
+    )
     made["metadata"]["managedFields"] = [{"time": "2026-01-01T12:00:50Z"}]  # our newest edit: it has a minute from then on
     assert silence.find([made], [], at(60)) == (None, NOW.timestamp() + 110)
     annotated = {"manager": "kubectl-annotate", "time": "2026-01-01T12:01:30Z", "fieldsV1": {}}
@@ -289,12 +291,12 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
 @pytest.mark.parametrize(
     ("metadata", "status", "late", "reason", "words"),
     [
-        ({}, {}, 60, "SchedulerSilent", "kube-scheduler"),
+        ({}, {}, 60, "SchedulerNotResponding", "kube-scheduler"),
         (
             {},
             {"conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T12:00:10Z"}]},
             130,
-            "NodeSilent",
+            "NodeNotResponding",
             "get nodes",
         ),
         ({"deletionTimestamp": "2026-01-01T12:02:00Z"}, {"phase": "Running"}, 180, "StuckTerminating", "--force"),

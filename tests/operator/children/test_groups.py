@@ -218,7 +218,10 @@ def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
 def test_a_controller_that_does_nothing_is_named() -> None:
     one = service(engine=ENGINE)
     status, reason, message = condition(look(one, body=live(one, written=90)), "Ready")
-    assert (status, reason) == ("False", "ControllerSilent") and "LeaderWorkerSet qwen-worker: no pod was created for 60 s" in message
+    assert (status, reason) == (
+        "False",
+        "ControllerNotResponding",
+    ) and "LeaderWorkerSet qwen-worker: no pod was created for 60 s" in message
     assert "LeaderWorkerSet's own controller" in message
 
 
@@ -256,7 +259,7 @@ def test_kubectl_fairlead_shows_the_set_and_its_followers() -> None:
     pods = [pod("qwen-worker-0", revision, ready=False), pod("qwen-worker-0-1", revision, ready=False, waits=20, of="follower")]
     facts = Facts({}, deployments={"worker": group_view.as_deployment(live(one), pods)}, pods=pods)
     told = [line.text for line in component(facts, "worker", {})]
-    assert told[0] == "LeaderWorkerSet qwen-worker wants 1: 0 ready, 1 of the wanted revision"
+    assert told[0] == "LeaderWorkerSet qwen-worker wants 1: 0 ready, 1 of the desired revision"
     assert any("qwen-worker-0-1" in text and "Insufficient" in text for text in told)
 
 

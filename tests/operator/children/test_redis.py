@@ -77,7 +77,7 @@ def test_passwords_are_derived_from_key_role_and_uid_alone() -> None:
 
 def test_a_shared_login_is_given_as_it_is_and_kept_while_redis_is_silent() -> None:
     shared = replace(SEEN, state="Shared", login={"username": "team", "password": "p"})
-    status = {"index": {"state": "Ok", "lastTransitionTime": "2026-01-01T00:00:00Z", "credentials": "Shared"}}
+    status = {"index": {"state": "Available", "lastTransitionTime": "2026-01-01T00:00:00Z", "credentials": "Shared"}}
     assert (
         given(shared)["qwen-redis-worker"]["password"] == given(replace(shared, state=""), status)["qwen-redis-router"]["password"] == "p"
     )

@@ -71,7 +71,7 @@ def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluste
     assert owner["kind"] == "InferenceService" and owner["controller"]
     router.split = figures("another", 0, canary)
     start(cluster, canary)
-    eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["canary"]["phase"] == "Judging")
+    eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["canary"]["phase"] == "Analyzing")
     assert revision(cluster.get("deployments", "qwen-worker")) == old, "figures of another canary are none"
     router.split = figures(new, 0, canary)
     eventually(lambda: revision(cluster.get("deployments", "qwen-worker")) == new)
@@ -104,7 +104,7 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
     eventually(lambda: cluster.get("pods", "qwen-worker-canary-1") is None)
     start(cluster, again)
     eventually(lambda: told(cluster).get("trial") == again["metadata"]["uid"])
-    eventually(lambda: (cluster.get("inferenceservices", "qwen")["status"].get("canary") or {}).get("phase") == "Judging")
+    eventually(lambda: (cluster.get("inferenceservices", "qwen")["status"].get("canary") or {}).get("phase") == "Analyzing")
     assert failed_again(cluster, new) == "", "what routers still say of the first trial counts no more"
     router.split = figures(new, 0, again)
     eventually(lambda: revision(cluster.get("deployments", "qwen-worker")) == new)

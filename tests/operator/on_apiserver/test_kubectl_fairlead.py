@@ -167,14 +167,14 @@ def test_explain_tells_the_canary_and_what_its_deployment_is_refused() -> None:
     story = explain(facts, datetime(2026, 1, 1, tzinfo=UTC))
     assert [line.text for line in story.sections["canary"]] == [
         "Starting, revision qwen-abc, 10 % of the requests",
-        "Deployment qwen-worker-canary wants 1: 0 ready, 1 of the wanted revision",
+        "Deployment qwen-worker-canary wants 1: 0 ready, 1 of the desired revision",
     ]
     assert any("quota" in said for said in story.next)
 
 
 def test_explain_tells_that_services_share_a_redis_login() -> None:
     index = {
-        "state": "Ok",
+        "state": "Available",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
         "credentials": "Shared",
         "credentialsMessage": "NOPERM this user may not run acl|setuser",

@@ -292,7 +292,7 @@ def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
         return next((one["reason"] for one in status().get("conditions", []) if one["type"] == "Degraded"), "")
 
     found = eventually(lambda: status().get("index"))
-    assert (found["state"], found["readMode"], found["message"]) == ("Ok", "Mirror", "") and "predictionErrorPercent" not in found
+    assert (found["state"], found["readMode"], found["message"]) == ("Available", "Mirror", "") and "predictionErrorPercent" not in found
     worker = {"prediction": {"answers": 40, "over": 0.31, "under": 0.0, "recalls": 0}}
     router.page = {"index": "unavailable", "index_reason": "no password for redis", "index_read": "remote", "workers": [worker]}
     eventually(lambda: degraded() == "IndexUnavailable")
@@ -352,10 +352,10 @@ def test_an_autoscaler_of_the_workers_deployment_is_found_out(cluster: Cluster) 
 
     def degraded() -> str:
         status = cluster.get("inferenceservices", "qwen").get("status") or {}
-        return next((one["message"] for one in status.get("conditions", []) if one["reason"] == "ReplicasContested"), "")
+        return next((one["message"] for one in status.get("conditions", []) if one["reason"] == "ReplicasConflict"), "")
 
     def events() -> list[str]:
-        return [event["message"] for event in cluster.server.get(cluster.path("events"))["items"] if event["reason"] == "ReplicasContested"]
+        return [event["message"] for event in cluster.server.get(cluster.path("events"))["items"] if event["reason"] == "ReplicasConflict"]
 
     assert "a HorizontalPodAutoscaler (field manager kube-controller-manager)" in eventually(degraded)
     assert any("point it at the InferenceService" in message for message in eventually(events))

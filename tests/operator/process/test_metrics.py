@@ -55,7 +55,11 @@ def test_services_are_shown_as_their_status_says() -> None:
     metrics.register_sources(lambda: leading, lambda: 7.0, lambda: 1, lambda: [body, manifest("new", "ml")])
     labels = {"namespace": "ml", "service": "qwen"}
     assert [value(metrics, "fairlead_service_condition", **labels, type=name) for name in ("Ready", "Degraded", "Odd")] == [0.0, 1.0, None]
-    assert [value(metrics, "fairlead_service_workers", **labels, state=name) for name in ("wanted", "existing", "ready")] == [3.0, 2.0, 1.0]
+    assert [value(metrics, "fairlead_service_workers", **labels, state=name) for name in ("desired", "existing", "ready")] == [
+        3.0,
+        2.0,
+        1.0,
+    ]
     assert value(metrics, "fairlead_operator_seconds_since_resync") == 7.0 and value(metrics, "fairlead_operator_leading") == 1.0
     leading = False
     assert value(metrics, "fairlead_operator_seconds_since_resync") == 0.0, "a standby lists nothing"
@@ -71,9 +75,9 @@ def test_a_service_that_its_autoscaler_has_brought_to_zero_wants_no_worker() -> 
     )
     body["status"] = {"desiredReplicas": 0, "replicas": 0, "readyReplicas": 0}
     metrics.register_sources(lambda: True, lambda: 0.0, lambda: 1, lambda: [body])
-    assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 0.0
+    assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="desired") == 0.0
     body["status"]["desiredReplicas"] = 3
-    assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 3.0
+    assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="desired") == 3.0
 
 
 class Served:

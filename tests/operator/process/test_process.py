@@ -72,7 +72,7 @@ def test_it_runs_says_so_and_ends_cleanly(
     container = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "w:1" and container["imagePullPolicy"] == "Never"
     assert "limits" not in container["resources"], "flags win over the environment"
-    mine = f'fairlead_service_workers{{namespace="{namespace}",service="qwen",state="wanted"}} 1.0'
+    mine = f'fairlead_service_workers{{namespace="{namespace}",service="qwen",state="desired"}} 1.0'
     eventually(lambda: mine in metrics())
     assert "fairlead_operator_leading 1.0" in metrics() and 'fairlead_operator_api_requests_total{code="201",method="PATCH"}' in metrics()
     cluster.server.request("DELETE", cluster.path("inferenceservices", "qwen"))

@@ -93,10 +93,10 @@ def test_it_is_degraded_and_one_event_with_the_fix(component: str, manager: str,
     )
     plan = desired(service(**spec), seen, SETTINGS, NOW)
     fault, ready = find(plan.status.conditions, "Degraded"), find(plan.status.conditions, "Ready")
-    assert fault is not None and (fault.status, fault.reason) == ("True", "ReplicasContested") and words in fault.message
+    assert fault is not None and (fault.status, fault.reason) == ("True", "ReplicasConflict") and words in fault.message
     assert f"Deployment qwen-{component}" in fault.message and (HPA in fault.message) == (manager == HPA)
     assert ready is not None and ready.status == "True", "it serves all the same"
     assert plan.wake_at is not None and plan.wake_at <= until
     before = desired(service(**spec), Observed(seen.deployments, probe=seen.probe), SETTINGS, NOW).status
-    assert [one[:2] for one in events_for(before, plan.status)] == [("Warning", "ReplicasContested")]
+    assert [one[:2] for one in events_for(before, plan.status)] == [("Warning", "ReplicasConflict")]
     assert events_for(plan.status, plan.status) == []

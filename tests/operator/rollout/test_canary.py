@@ -136,7 +136,7 @@ def test_a_good_canary_is_promoted_after_its_pause_and_not_before(seed: int, res
         cluster.run(1.0)
         if cluster.chance.random() < restarting:
             cluster.restart_operator()
-        if cluster.phase == "Judging" and not judged_at:
+        if cluster.phase == "Analyzing" and not judged_at:
             judged_at = cluster.api.now
         if cluster.running() != old:
             break
@@ -217,9 +217,9 @@ def test_a_slow_canary_is_rolled_back_when_its_time_is_over() -> None:
     cluster = begun()
     cluster.ttft = 0.3
     cluster.edit(engine={"maxNumSeqs": 2})
-    cluster.until("Judging")
+    cluster.until("Analyzing")
     cluster.run(50.0)
-    assert cluster.phase == "Judging"
+    assert cluster.phase == "Analyzing"
     cluster.until("Failed")
     assert (
         "p50 time to first token was" in cluster.condition("Ready")["message"]
@@ -231,7 +231,7 @@ def test_an_edit_that_is_taken_back_removes_the_canary_and_nothing_else() -> Non
     cluster = begun()
     before, old = cluster.stable(), cluster.running()
     cluster.edit(engine={"maxNumSeqs": 2})
-    cluster.until("Judging")
+    cluster.until("Analyzing")
     cluster.edit(engine={"maxNumSeqs": 1})
     cluster.settle()
     assert cluster.stable() == before and cluster.running() == old and cluster.split == {}
@@ -245,7 +245,7 @@ def test_a_newer_edit_replaces_the_canary_which_is_judged_anew() -> None:
         cluster.run(25.0)
         assert cluster.running() == old and cluster.stable() == before
     newest = worker_revision(service(engine={"maxNumSeqs": 9}, replicas=2))
-    cluster.run(300.0, until=lambda: cluster.phase == "Judging" and cluster.split["revision"] == newest)
+    cluster.run(300.0, until=lambda: cluster.phase == "Analyzing" and cluster.split["revision"] == newest)
     began = cluster.api.now
     cluster.run(900.0, until=lambda: cluster.running() != old)
     assert cluster.running() == newest and cluster.api.now - began > 45
@@ -305,9 +305,9 @@ def test_without_requests_nothing_is_concluded_and_without_a_canary_in_the_spec_
     old = cluster.running()
     cluster.traffic = False
     cluster.edit(engine={"maxNumSeqs": 2})
-    cluster.until("Judging")
+    cluster.until("Analyzing")
     cluster.run(120.0)
-    assert cluster.phase == "Judging" and cluster.running() == old and "minRequests" in cluster.condition("Ready")["message"]
+    assert cluster.phase == "Analyzing" and cluster.running() == old and "minRequests" in cluster.condition("Ready")["message"]
     cluster.edit(rollout={"canary": None})
     cluster.run(1500.0, until=lambda: cluster.complete)
     assert cluster.running() != old and CANARY not in cluster.api.objects and CONFIG not in cluster.api.objects
@@ -316,7 +316,7 @@ def test_without_requests_nothing_is_concluded_and_without_a_canary_in_the_spec_
 def test_another_weight_is_told_to_the_routers_and_restarts_nobody() -> None:
     cluster = begun(asked=ASKED | {"analysisSeconds": 3600})
     cluster.edit(engine={"maxNumSeqs": 2})
-    cluster.until("Judging")
+    cluster.until("Analyzing")
     cluster.run(30.0)
     written, pods = len(cluster.api.writes), {body["metadata"]["name"] for body in cluster.api.of("Pod")}
     cluster.edit(rollout={"canary": ASKED | {"analysisSeconds": 3600, "trafficPercent": 50}})
@@ -332,7 +332,7 @@ def test_paused_begins_no_canary_and_promotes_none() -> None:
     cluster.run(90.0)
     assert cluster.running() == old and CANARY not in cluster.api.objects
     cluster.edit(rollout={"paused": False})
-    cluster.until("Judging")
+    cluster.until("Analyzing")
     cluster.edit(rollout={"paused": True})
     cluster.run(90.0)
     assert cluster.running() == old and CANARY in cluster.api.objects

@@ -59,7 +59,7 @@ class Model:
     rate: float
     start: int
     prompt: int = 500
-    wanted: int = 1
+    desired: int = 1
     now: int = 0
     backlog: float = 0.0
     ready_at: list[int] = field(default_factory=lambda: [0])
@@ -78,7 +78,7 @@ class Model:
         self.came.append(tokens)
         self.quiet = 0 if tokens or self.backlog else self.quiet + 1
         self.backlog = max(0.0, self.backlog + tokens - self.ready * self.rate)
-        if self.now % LOOK == 0 or (self.wanted == 0 and tokens):
+        if self.now % LOOK == 0 or (self.desired == 0 and tokens):
             self.look()
 
     def look(self, answering: tuple[bool, bool] = (True, True)) -> None:
@@ -86,15 +86,17 @@ class Model:
         target = self.scaling.target
         assert target is not None
         if any(answering):
-            self.recommendations.append(recommend(demand, WorkerPool(self.wanted, self.ready, self.start), target.seconds, float(self.now)))
+            self.recommendations.append(
+                recommend(demand, WorkerPool(self.desired, self.ready, self.start), target.seconds, float(self.now))
+            )
             self.recommendations[:] = recent_recommendations(self.recommendations, self.scaling.stable_seconds)
-        decision = decide(self.scaling, self.wanted, self.recommendations)
-        if decision.wanted != self.wanted:
-            self.sizes.append((self.now, decision.wanted))
+        decision = decide(self.scaling, self.desired, self.recommendations)
+        if decision.desired != self.desired:
+            self.sizes.append((self.now, decision.desired))
             self.reasons.append(decision.reason)
-            added = decision.wanted - len(self.ready_at)
-            self.ready_at = (self.ready_at + [self.now + self.start] * max(0, added))[: decision.wanted]
-            self.wanted = decision.wanted
+            added = decision.desired - len(self.ready_at)
+            self.ready_at = (self.ready_at + [self.now + self.start] * max(0, added))[: decision.desired]
+            self.desired = decision.desired
 
     def _page(self, number: int) -> dict[str, Any]:
         """Half of the requests come by each router; the first sees all of the queue."""
@@ -135,7 +137,7 @@ def test_a_steady_load_has_a_steady_size(rate: float, load: float, start: int, s
     while model.now < since + 800:
         model.second(max(0.0, load * rate * chance.gauss(1.0, 0.3)))  # noise of each second's arrivals
         if not settled and model.now >= 1600 and model.backlog < model.ready * rate:
-            settled, since = model.wanted, model.now
+            settled, since = model.desired, model.now
         assert model.now < 8000, "what piled up is worked off"
     later = [size for at, size in model.sizes if at > since]
     if settled * MAX_LOAD >= load:
@@ -143,24 +145,24 @@ def test_a_steady_load_has_a_steady_size(rate: float, load: float, start: int, s
     else:
         assert len(later) <= 1 and all(size * MAX_LOAD >= load * 0.9 for size in later), f"{model.sizes} {settled}"
         assert all("over target" in reason for reason in model.reasons[len(model.sizes) - len(later) :])
-    assert model.backlog < 4 * rate * model.wanted, "what comes is computed"
-    assert math.ceil(load * 0.95) <= model.wanted <= math.ceil(load / 0.3 / 0.8) + 2
+    assert model.backlog < 4 * rate * model.desired, "what comes is computed"
+    assert math.ceil(load * 0.95) <= model.desired <= math.ceil(load / 0.3 / 0.8) + 2
 
 
 @given(rates, st.floats(0.1, 1.5), st.floats(2.0, 8.0), starts)
 @UNSHRUNK
 def test_a_step_of_load_is_reached_in_one_decision_and_never_undone(rate: float, before: float, factor: float, start: int) -> None:
-    model = Model(scaling(), rate, start, wanted=2, ready_at=[0, 0])
+    model = Model(scaling(), rate, start, desired=2, ready_at=[0, 0])
     for _ in range(600):
         model.second(before * rate)
     model.sizes.clear()
     model.reasons.clear()
-    low = model.wanted
+    low = model.desired
     for _ in range(2400):
         model.second(before * factor * rate)
     raised = [size for _, size in model.sizes]
     assert len(raised) <= 1, f"{low} -> {model.sizes} {model.reasons}"
-    assert before * factor * 0.95 <= model.wanted <= math.ceil(before * factor / 0.3) + 1
+    assert before * factor * 0.95 <= model.desired <= math.ceil(before * factor / 0.3) + 1
     if raised:
         assert model.sizes[0][1] > low and "expected TTFT" in model.reasons[0] and "over target 2s" in model.reasons[0]
     for _ in range(1800):
@@ -174,26 +176,26 @@ def test_the_reason_says_what_was_seen_and_what_is_done() -> None:
     slow = [worker("a", backlog_tokens=16_000), worker("b", backlog_tokens=16_000)]
     seen = page(slow, active=40, requests_per_second=40.0, prompt_tokens_per_second=20_000.0, prefill_rate=6000.0)
     recommendations = [recommend(Demand.of(reports(seen)), WorkerPool(2, 2, 30.0), 2.0, at) for at in (0.0, 5.0, 10.0, 15.0)]
-    assert decide(scaling(), 2, recommendations[:3]).wanted == 2, "not before a whole window has shown it"
+    assert decide(scaling(), 2, recommendations[:3]).desired == 2, "not before a whole window has shown it"
     decision = decide(scaling(), 2, recommendations)
-    assert decision.wanted == 5 and decision.reason == "expected TTFT 2.8s over target 2s: 2 -> 5"
+    assert decision.desired == 5 and decision.reason == "expected TTFT 2.8s over target 2s: 2 -> 5"
     bounded = decide(scaling(maxReplicas=3), 2, recommendations)
-    assert bounded.wanted == 3 and "(spec.scaling allows 1 to 3): 2 -> 3" in bounded.reason
+    assert bounded.desired == 3 and "(spec.scaling allows 1 to 3): 2 -> 3" in bounded.reason
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=200, max_size=200), st.integers(2, 9))
 @UNSHRUNK
 def test_a_router_that_does_not_answer_never_scales_down(heard: list[tuple[bool, bool]], size: int) -> None:
-    model = Model(scaling(minReplicas=0, idleTimeoutSeconds=60), 1000.0, 10, wanted=size, ready_at=[0] * size)
+    model = Model(scaling(minReplicas=0, idleTimeoutSeconds=60), 1000.0, 10, desired=size, ready_at=[0] * size)
     complete_since = 0
     for answers in heard:
         model.now += LOOK
         model.quiet += LOOK
-        before = model.wanted
+        before = model.desired
         model.look(answers)
         complete_since = model.now if not all(answers) else complete_since
-        if model.wanted < before:
-            idle = model.wanted == 0 and all(answers)
+        if model.desired < before:
+            idle = model.desired == 0 and all(answers)
             assert idle or model.now - complete_since >= 300 - LOOK, "one silent router in the time of stabilization holds the size"
             break
 
@@ -204,13 +206,13 @@ def test_to_zero_after_idle_and_back_with_the_first_request() -> None:
         model.second(300.0)
     for _ in range(130):
         model.second(0.0)
-    assert model.sizes == [(225, 0)] or model.wanted == 0, model.sizes
+    assert model.sizes == [(225, 0)] or model.desired == 0, model.sizes
     assert model.reasons[-1].startswith("no request for 12") and model.reasons[-1].endswith("s: 1 -> 0")
     model.second(500.0)
-    assert model.wanted == 1 and model.reasons[-1].endswith("wait for a worker: 0 -> 1")
+    assert model.desired == 1 and model.reasons[-1].endswith("wait for a worker: 0 -> 1")
     for _ in range(600):
         model.second(300.0)
-    assert model.wanted == 1, model.sizes
+    assert model.desired == 1, model.sizes
 
 
 def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before_it_has_served() -> None:
@@ -219,16 +221,16 @@ def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before
 
     def size(serving_since: float) -> int:
         ready = int(serving_since < math.inf)
-        return decide(bounds, 1, [recommend(idle, WorkerPool(1, ready, 60.0, serving_since), 2.0, 5000.0)]).wanted
+        return decide(bounds, 1, [recommend(idle, WorkerPool(1, ready, 60.0, serving_since), 2.0, 5000.0)]).desired
 
     assert size(math.inf) == 1, "it loads: the client has gone, and will retry"
     assert size(4990.0) == 1 and size(4401.0) == 1 and size(4400.0) == 0
 
 
 def test_a_burst_at_zero_brings_all_that_it_needs_at_once() -> None:
-    model = Model(scaling(minReplicas=0), 1000.0, 60, wanted=0, ready_at=[])
+    model = Model(scaling(minReplicas=0), 1000.0, 60, desired=0, ready_at=[])
     model.second(60_000.0)  # the work of four workers for the routers' window: at the load that 2 s allow, of six
-    assert model.wanted == 6, model.reasons
+    assert model.desired == 6, model.reasons
     for _ in range(900):
         model.second(0.0)
     assert max(size for _, size in model.sizes) == 6, f"what waits while they start does not call for more: {model.sizes}"
@@ -238,7 +240,7 @@ def test_prompts_that_alone_take_longer_than_the_target_do_not_call_for_workers_
     model = Model(scaling(), 1000.0, 30, prompt=8000)
     for second in range(3000):
         model.second(8000.0 if second % 20 == 0 else 0.0)
-    assert model.wanted <= 4, model.sizes
+    assert model.desired <= 4, model.sizes
 
 
 def test_answers_that_fill_every_seat_call_for_workers_though_no_prompt_token_waits() -> None:
@@ -269,10 +271,10 @@ def test_what_two_routers_say_of_one_worker_is_not_counted_twice_and_a_draining_
 
 def test_a_restarted_operator_holds_the_size_until_it_has_seen_enough() -> None:
     quiet = [Recommendation(float(at), 0, 1, 0.0, True) for at in range(0, 290, 5)]
-    assert decide(scaling(), 6, ()).wanted == 6 and decide(scaling(), 6, quiet).wanted == 6
+    assert decide(scaling(), 6, ()).desired == 6 and decide(scaling(), 6, quiet).desired == 6
     later = [*quiet, *(replace(quiet[-1], at=float(at)) for at in range(290, 305, 5))]
-    assert decide(scaling(), 6, later).wanted == 1
-    assert decide(scaling(), None, ()).wanted == 1 and decide(scaling(minReplicas=3), None, ()).wanted == 3
+    assert decide(scaling(), 6, later).desired == 1
+    assert decide(scaling(), None, ()).desired == 1 and decide(scaling(minReplicas=3), None, ()).desired == 3
 
 
 needs_of = st.builds(
@@ -294,9 +296,9 @@ def test_a_decision_is_within_bounds_and_the_same_needs_do_not_change_it_again(
     bounds = scaling(**fields, **({} if least else {"idleTimeoutSeconds": 20}))
     recommendations = [replace(one, at=5.0 * number) for number, one in enumerate(seen)]
     first = decide(bounds, current, recommendations)
-    assert bounds.min_replicas <= first.wanted <= bounds.max_replicas and bool(first.reason) == (first.wanted != current)
-    again = decide(bounds, first.wanted, recommendations)
-    assert again == type(again)(first.wanted), f"{current} -> {first} -> {again}"
+    assert bounds.min_replicas <= first.desired <= bounds.max_replicas and bool(first.reason) == (first.desired != current)
+    again = decide(bounds, first.desired, recommendations)
+    assert again == type(again)(first.desired), f"{current} -> {first} -> {again}"
 
 
 def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> None:

@@ -95,7 +95,10 @@ def test_silence_makes_a_service_look_again_and_is_a_fault_when_it_lasts() -> No
     early = look(Observed({**SERVING, "worker": unseen}), seconds=1)
     assert condition(early, "Ready") == ("False", "Starting") and early.wake_at == NOW.timestamp() + 60
     late = look(Observed({**SERVING, "worker": unseen}), seconds=60, before=early)
-    assert condition(late, "Ready") == ("False", "ControllerSilent") and condition(late, "Degraded") == ("True", "ControllerSilent")
+    assert condition(late, "Ready") == ("False", "ControllerNotResponding") and condition(late, "Degraded") == (
+        "True",
+        "ControllerNotResponding",
+    )
 
 
 def test_a_pod_that_does_not_end_is_a_fault_of_a_service_that_is_ready() -> None:
@@ -115,7 +118,7 @@ def test_a_canary_that_waits_for_the_one_before_it_to_drain_is_no_silence() -> N
     going["metadata"]["labels"]["fairlead.dev/track"] = "canary"
     seen = {**SERVING, "worker-canary": canary}
     assert condition(look(Observed(seen, pods=(going,), probe=PROVEN)), "Degraded") == ("False", "AsExpected")
-    assert condition(look(Observed(seen, probe=PROVEN)), "Degraded") == ("True", "ControllerSilent")
+    assert condition(look(Observed(seen, probe=PROVEN)), "Degraded") == ("True", "ControllerNotResponding")
 
 
 def page(*counts: tuple[int, int, int] | None) -> dict[str, Any]:

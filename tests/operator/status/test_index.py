@@ -37,7 +37,7 @@ def condition(plan: Desired, kind: str) -> tuple[str, str]:
 
 
 def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> None:
-    lost = look(AWAY, look(ObservedIndex("Ok", read="Mirror")), 10)
+    lost = look(AWAY, look(ObservedIndex("Available", read="Mirror")), 10)
     assert lost.status.index is not None and lost.status.index.state == "Unavailable" and "Secret" in lost.status.index.message
     assert lost.status.index.last_transition_time == "2026-01-01T12:00:10Z" and lost.wake_at == NOW.timestamp() + 130
     assert condition(lost, "Degraded") == ("False", "AsExpected")
@@ -45,7 +45,7 @@ def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> No
     assert condition(later, "Degraded") == ("True", "IndexUnavailable") and condition(later, "Ready") == ("True", "Serving")
     assert "does the Secret exist" in next(one.message for one in later.status.conditions if one.type == "Degraded")
     assert condition(look(AWAY, later, 500), "Degraded")[0] == "True" and look(AWAY, later, 500).status == later.status, "nothing to write"
-    assert condition(look(ObservedIndex("Ok"), later, 600), "Degraded") == ("False", "AsExpected")
+    assert condition(look(ObservedIndex("Available"), later, 600), "Degraded") == ("False", "AsExpected")
 
 
 def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothing_is_said_without_a_router() -> None:
@@ -57,7 +57,7 @@ def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothin
 
 def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
     def credentials(redis: ObservedRedis | None, before: Desired | None = None) -> tuple[str, str]:
-        observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=ObservedIndex("Ok"), redis=redis)
+        observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=ObservedIndex("Available"), redis=redis)
         status = before.status.model_dump(by_alias=True, mode="json") if before else None
         index = desired(service(status=status), observed, SETTINGS, NOW).status.index
         assert index is not None
@@ -67,7 +67,9 @@ def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
     assert credentials(ObservedRedis("Shared", "NOPERM")) == ("Shared", "NOPERM")
     assert credentials(ObservedRedis("")) == credentials(None) == (None, "")
     observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), redis=ObservedRedis("Shared", "NOPERM"))
-    shared = desired(service(status=look(ObservedIndex("Ok")).status.model_dump(by_alias=True, mode="json")), observed, SETTINGS, NOW)
+    shared = desired(
+        service(status=look(ObservedIndex("Available")).status.model_dump(by_alias=True, mode="json")), observed, SETTINGS, NOW
+    )
     assert shared.status.index is not None and shared.status.index.credentials == "Shared", "before a router was asked"
     assert credentials(ObservedRedis(""), shared) == ("Shared", "NOPERM"), "while Redis is silent"
 
@@ -76,7 +78,7 @@ def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
 def test_the_error_is_written_again_only_when_it_is_another_by_a_tenth(percents: list[int]) -> None:
     said = None
     for percent in percents:
-        before, said = said, index_status.build_status(said, ObservedIndex("Ok", error_percent=percent), 1, NOW)
+        before, said = said, index_status.build_status(said, ObservedIndex("Available", error_percent=percent), 1, NOW)
         assert said is not None and said.prediction_error_percent is not None
         written = said.prediction_error_percent
         assert written % 10 == 0 and abs(written - percent) < 10
@@ -113,7 +115,7 @@ async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
     page: dict[str, Any] = {"index": "ok", "index_reason": "", "index_read": "mirror"}
     with router(page) as address:
         page["workers"] = [worker(20, over=0.314), worker(99, under=0.02), worker(3, over=1.0)]
-        assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Ok", "", "Mirror", 31)
+        assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Available", "", "Mirror", 31)
         page |= {"index": "unavailable", "index_reason": "redis is away", "index_read": "remote", "workers": []}
         assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Unavailable", "redis is away", "Remote")
         page.clear()
@@ -130,7 +132,7 @@ async def test_a_change_is_told_and_a_router_that_falls_silent_is_unknown_after_
         watch.follow(address, known=False)
         watch.poll_soon()
         await asyncio.wait_for(told.wait(), 10)
-        assert watch.seen == ObservedIndex("Ok")
+        assert watch.seen == ObservedIndex("Available")
         page.clear()
         told.clear()
         while not told.is_set():  # each look is hurried on, instead of half a minute's wait

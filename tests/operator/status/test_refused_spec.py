@@ -25,7 +25,7 @@ SERVING = {"worker": deployment("worker", 2), "router": deployment("router", 2)}
 def served() -> ServiceStatus:
     """What stood before the edit."""
     proven = ProbeResult(1, True, "", 0, NOW.timestamp())
-    seen = Observed(SERVING, probe=proven, index=ObservedIndex("Ok", read="Mirror"), traffic=ObservedTraffic(120, 900, 40))
+    seen = Observed(SERVING, probe=proven, index=ObservedIndex("Available", read="Mirror"), traffic=ObservedTraffic(120, 900, 40))
     return desired(service(replicas=2), seen, SETTINGS, NOW).status
 
 
@@ -41,7 +41,7 @@ def conditions(status: ServiceStatus) -> dict[str, tuple[str, str]]:
 
 def test_what_serves_is_available_while_the_edit_waits() -> None:
     before = served()
-    after = edited(Observed(SERVING, index=ObservedIndex("Ok", read="Mirror"), traffic=ObservedTraffic(120, 900, 40)))
+    after = edited(Observed(SERVING, index=ObservedIndex("Available", read="Mirror"), traffic=ObservedTraffic(120, 900, 40)))
     assert conditions(after) == {
         "Ready": ("False", "InvalidSpec"),
         "Available": ("True", "Serving"),
@@ -160,7 +160,7 @@ async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
         assert (
             told()["Available"] == "NoWorker"
             and (cluster.status["readyReplicas"], cluster.status["desiredReplicas"]) == (0, 2)
-            and cluster.status["index"]["state"] == "Ok"
+            and cluster.status["index"]["state"] == "Available"
         )
         assert len(events) == 1, "the fault was said"
         assert cluster.asked == 0, "no child was looked at, made or taken away"

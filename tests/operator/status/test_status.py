@@ -171,7 +171,7 @@ def test_scaled_to_zero_says_so() -> None:
 def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> None:
     plan = look(Observed({**SERVING, "router": deployment("router", 2, ready=2, updated=1)}))
     message = next(one.message for one in plan.status.conditions if one.type == "Ready")
-    assert ready(plan) == ("False", "RollingOut") and message == "1 of 2 routers are of the wanted revision"
+    assert ready(plan) == ("False", "RollingOut") and message == "1 of 2 routers are of the desired revision"
 
 
 @pytest.mark.parametrize(
