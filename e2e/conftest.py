@@ -34,7 +34,7 @@ def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A real Kubernetes: the caller's KUBECONFIG, kind, or one of our own. FAIRLEAD_KEEP_CLUSTER=1 leaves it up for the next run."""
+    """A real Kubernetes: the caller's KUBECONFIG, kind, or one on this machine. FAIRLEAD_KEEP_CLUSTER=1 keeps it for the next run."""
     with Cluster.acquire() as cluster:
         yield cluster
 
@@ -42,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def system(cluster: Cluster) -> Iterator[System]:
     """The product's images on the nodes, a namespace for services and a client pod; the chart is not installed yet."""
-    system = System(cluster, Images.on(cluster))
+    system = System(cluster, Images.build(cluster))
     system.prepare()
     yield system
     with progress.step("remove Fairlead from the cluster"):
@@ -51,6 +51,6 @@ def system(cluster: Cluster) -> Iterator[System]:
 
 @pytest.fixture(scope="session")
 def installed(system: System) -> System:
-    """The chart is installed (again: it is the same release)."""
+    """Install the chart, or upgrade the same release to its default values."""
     system.install()
     return system

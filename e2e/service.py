@@ -1,11 +1,12 @@
-"""One InferenceService under test: what a user does to it with kubectl, and what they see."""
+"""One InferenceService under test, used as a user does with kubectl."""
 
 import time
 from typing import Any
 
-from e2e.system import PATIENCE, System, eventually, finished
+from e2e.system import PATIENCE, System, eventually, read_result
 
 TINY = "file:///models/tiny"
+LONGEST_LOAD = 1800.0  # seconds after which a load stops by itself: longer than any test
 
 
 class Service:
@@ -31,8 +32,8 @@ class Service:
         found = [entry for entry in self.status().get("conditions", []) if entry["type"] == kind]
         return found[0] if found else {}
 
-    def ready(self, replicas: int | None = None, seconds: float = 240) -> dict[str, Any]:
-        """Waits for Ready=True on the newest generation, with `replicas` ready workers where given."""
+    def wait_ready(self, replicas: int | None = None, seconds: float = 240) -> dict[str, Any]:
+        """Wait for Ready=True of the newest generation, with exactly `replicas` workers if given, and return the status."""
 
         def check() -> Any:
             found = self.system.get("inferenceservices.fairlead.dev", self.name)
@@ -45,7 +46,7 @@ class Service:
         return eventually(check, seconds, f"{self.name} Ready with {replicas or 'its'} replicas")
 
     def pods(self, component: str = "worker") -> list[dict[str, Any]]:
-        """Pods that are there and not being deleted."""
+        """Return the pods that are not being deleted."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
         return [pod for pod in self.system.get("pods", "-l", selector)["items"] if "deletionTimestamp" not in pod["metadata"]]
 
@@ -55,34 +56,36 @@ class Service:
         )
 
     def chat(self, prompt: str, max_tokens: int = 16) -> dict[str, Any]:
-        """One streamed chat from the client pod, to its end."""
-        return finished(self.system.client("chat.py", self.url, self.name, prompt, str(max_tokens)))
+        """Stream one chat from the client pod to its end, and return its result."""
+        return read_result(self.system.client("chat.py", self.url, self.name, prompt, str(max_tokens)))
 
     def delete(self) -> None:
         self.system.cluster.kubectl("delete", "infer", self.name, "-n", self.system.models, "--ignore-not-found", "--timeout=60s")
 
 
 class Load:
-    """Streaming chats from the client pod while the `with` block runs; `outcome` afterwards."""
+    """Streams chats from the client pod while the `with` block runs. `outcome` is set afterwards."""
 
-    def __init__(self, service: Service, concurrency: int = 4, max_tokens: int = 24, seconds: float = 240) -> None:
+    def __init__(self, service: Service, concurrency: int = 4, max_tokens: int = 24) -> None:
         self.system = service.system
         self.stop_file = f"/tmp/stop-{service.name}-{time.monotonic_ns()}"
         arguments = [service.url, service.name, f"--concurrency={concurrency}", f"--max-tokens={max_tokens}"]
-        self.arguments = [*arguments, f"--seconds={seconds * PATIENCE}", f"--stop-file={self.stop_file}"]
+        self.arguments = [*arguments, f"--seconds={LONGEST_LOAD * PATIENCE}", f"--stop-file={self.stop_file}"]
         self.outcome: dict[str, Any] = {}
 
     def __enter__(self) -> "Load":
-        """Returns once the first chat was answered: from then on there is load."""
+        """Return when the first chat has been answered."""
         self.process = self.system.client("load.py", *self.arguments)
-        eventually(self._begun, 60, "the load's first chat")
+        eventually(self._has_started, 60, "the load's first chat")
         return self
 
-    def _begun(self) -> bool:
+    def _has_started(self) -> bool:
         if self.process.poll() is not None:
-            raise AssertionError(f"the load ended at once: {self.process.communicate()}")
-        return self.system.in_client("test", "-f", f"{self.stop_file}.begun", check=False).returncode == 0
+            raise AssertionError(f"the load ended before its first chat: {self.process.communicate()}")
+        return self.system.in_client("test", "-f", f"{self.stop_file}.started", check=False).returncode == 0
 
     def __exit__(self, *exception: object) -> None:
+        ended = self.process.poll() is not None
         self.system.in_client("touch", self.stop_file)
-        self.outcome = finished(self.process)
+        self.outcome = read_result(self.process)
+        assert not ended, f"the load ended before the action under it: {self.outcome}"

@@ -1,4 +1,4 @@
-"""Fairlead installed in a cluster as a user would: images, Helm chart, a namespace for services, and a pod to call them from."""
+"""Fairlead in a cluster, installed as a user does: images, Helm chart, a namespace for services, and a client pod."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from e2e.cluster import Cluster, images
 
-PATIENCE = float(os.environ.get("FAIRLEAD_PATIENCE", "1"))  # times as long as on an idle machine: on one with much else to do
+PATIENCE = float(os.environ.get("FAIRLEAD_PATIENCE", "1"))  # factor of all timeouts, for a busy machine
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
 CONTROL_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/control.txt", *images.PACKAGES)
@@ -18,7 +18,7 @@ CONTROL_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/contr
 
 @dataclass(frozen=True)
 class Images:
-    """References as the nodes know them."""
+    """References of the images on the nodes."""
 
     worker: str
     control: str
@@ -26,8 +26,8 @@ class Images:
     redis: str
 
     @classmethod
-    def on(cls, cluster: Cluster) -> "Images":
-        """Builds what has changed and brings it to the nodes; a machine's first build takes minutes (torch), a change of code seconds."""
+    def build(cls, cluster: Cluster) -> "Images":
+        """Build changed images and load them onto the nodes. The first build on a machine takes minutes (torch), a code change seconds."""
         base = cluster.base_image()
         worker = cluster.add_image("fairlead-worker", CHECKOUT / "images" / "Containerfile.worker", images.WORKER_SOURCES)
         return cls(
@@ -50,7 +50,7 @@ class System:
         self.images = built
 
     def prepare(self) -> None:
-        """Namespaces and the client pod. Both namespaces enforce the restricted Pod Security Standard."""
+        """Create the namespaces and the client pod. Both namespaces enforce the restricted Pod Security Standard."""
         for namespace in (self.namespace, self.models):
             self.apply(
                 {
@@ -62,12 +62,12 @@ class System:
         self.apply(client_pod(self.models, self.images.client))
 
     def install(self, **changed: Any) -> None:
-        """`helm install` or `helm upgrade`, and nothing more: it does not wait for the operator. `changed`: top-level values."""
+        """Run `helm upgrade --install` without waiting for the operator. `changed`: top-level values."""
         values: dict[str, Any] = {
             "images": {
-                "worker": parts(self.images.worker),
-                "control": parts(self.images.control),
-                "redis": parts(self.images.redis),
+                "worker": image_values(self.images.worker),
+                "control": image_values(self.images.control),
+                "redis": image_values(self.images.redis),
                 "pullPolicy": "IfNotPresent",
             },
             "defaults": {"gpus": 0},
@@ -86,7 +86,7 @@ class System:
         )
 
     def remove(self) -> None:
-        """Uninstalls and deletes what `prepare` made; a cluster that is kept is left clean."""
+        """Uninstall the chart, and delete what `prepare` created: a cluster that keeps running is left clean."""
         self.cluster.kubectl("delete", "infer", "--all", "-n", self.models, "--ignore-not-found", "--timeout=60s", check=False)
         self.cluster.helm("uninstall", "fairlead", "-n", self.namespace, "--ignore-not-found", check=False)
         self.cluster.kubectl("delete", "namespace", self.models, self.namespace, "--ignore-not-found", "--timeout=120s", check=False)
@@ -95,11 +95,11 @@ class System:
         return self.cluster.kubectl("apply", "-f", "-", check=check, input="\n---\n".join(json.dumps(entry) for entry in objects))
 
     def get(self, *arguments: str, namespace: str | None = None) -> dict[str, Any]:
-        """`kubectl get … -o json`."""
+        """Return the result of `kubectl get … -o json`."""
         return json.loads(self.cluster.kubectl("get", *arguments, "-n", namespace or self.models, "-o", "json").stdout)
 
     def client(self, script: str, *arguments: str) -> "subprocess.Popen[str]":
-        """Starts one of e2e/client/*.py in the client pod."""
+        """Start one of e2e/client/*.py in the client pod."""
         command = ["kubectl", "exec", "-i", "-n", self.models, "client", "--", "python", "-", *arguments]
         process = subprocess.Popen(
             self.cluster.command(command),
@@ -119,14 +119,14 @@ class System:
         return self.cluster.kubectl("exec", "-n", self.models, "client", "--", *command, check=check)
 
 
-def parts(reference: str) -> dict[str, str]:
-    """An image reference as the chart wants it."""
+def image_values(reference: str) -> dict[str, str]:
+    """Return an image reference as values of the chart."""
     repository, tag = reference.rsplit(":", 1)
     return {"repository": repository, "tag": tag}
 
 
 def client_pod(namespace: str, image: str) -> dict[str, Any]:
-    """A restricted pod that only sleeps, to run clients in."""
+    """Return a restricted pod that sleeps, in which clients run."""
     container = {
         "name": "client",
         "image": image,
@@ -147,15 +147,15 @@ def client_pod(namespace: str, image: str) -> dict[str, Any]:
     }
 
 
-def finished(process: "subprocess.Popen[str]", seconds: float = 240) -> dict[str, Any]:
-    """The JSON that a client script printed last; fails with what it said on standard error."""
+def read_result(process: "subprocess.Popen[str]", seconds: float = 240) -> dict[str, Any]:
+    """Return the JSON that a client script printed last. Fails with its standard error."""
     out, errors = process.communicate(timeout=seconds * PATIENCE)
     assert process.returncode == 0, f"the client ended with code {process.returncode}:\n{out}{errors}"
     return json.loads(out.strip().splitlines()[-1])
 
 
 def eventually(check: Any, seconds: float, what: str) -> Any:
-    """Calls `check` until it returns something true; its last answer or exception is in the failure."""
+    """Call `check` until its result is true, and return that. The failure contains its last result or exception."""
     seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     last: Any = None

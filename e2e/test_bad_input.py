@@ -1,4 +1,4 @@
-"""What is wrong is refused at once, with a message that names the field; what cannot be known at once is told in the status."""
+"""Invalid manifests are refused with a message that names the field. Later problems appear in the status."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from e2e.service import Service
-from e2e.system import System, eventually, finished
+from e2e.system import System, eventually, read_result
 
 MISTAKES = {
     "unknown field": ({"modle": "x"}, "modle"),
@@ -36,7 +36,7 @@ def broken(installed: System) -> Iterator[Service]:
     service.delete()
 
 
-def test_a_model_that_cannot_load_is_told_with_its_cause(broken: Service) -> None:
+def test_a_model_that_cannot_load_is_reported_with_its_cause(broken: Service) -> None:
     broken.system.apply(broken.manifest(model={"uri": "file:///models/nowhere"}))
 
     def failed_pod() -> bool:
@@ -45,11 +45,11 @@ def test_a_model_that_cannot_load_is_told_with_its_cause(broken: Service) -> Non
 
     eventually(failed_pod, 180, "a worker that has ended")
 
-    def told() -> dict[str, Any] | None:
+    def ready_names_the_path() -> dict[str, Any] | None:
         ready = broken.condition("Ready")
         return ready if ready.get("status") == "False" and "/models/nowhere" in ready.get("message", "") else None
 
-    eventually(told, 60, "Ready=False with the path that is not there")
+    eventually(ready_names_the_path, 60, "Ready=False with the path that does not exist")
     listing = broken.system.cluster.kubectl("get", "infer", broken.name, "-n", broken.system.models).stdout
     header, row = (line.split() for line in listing.strip().splitlines())
     assert dict(zip(header, row, strict=True)) | {"DESIRED": "1", "READY": "0", "REASON": "ModelNotFound"} == dict(
@@ -57,16 +57,16 @@ def test_a_model_that_cannot_load_is_told_with_its_cause(broken: Service) -> Non
     )
 
 
-def test_a_pod_that_fits_nowhere_says_so(broken: Service) -> None:
+def test_a_pod_that_fits_no_node_is_reported(broken: Service) -> None:
     broken.system.apply(broken.manifest(resources={"gpus": 1}))
     eventually(lambda: "nvidia.com/gpu" in broken.condition("Ready").get("message", ""), 120, "the missing GPU named in the status")
 
 
-def test_wrong_requests_are_refused_in_openai_s_shape_and_end_no_process(installed: System) -> None:
+def test_malformed_requests_get_openai_errors_and_end_no_process(installed: System) -> None:
     service = Service(installed, "patient")
     installed.apply(service.manifest())
-    service.ready(replicas=1)
-    answers = finished(installed.client("mistakes.py", service.url, service.name))
+    service.wait_ready(replicas=1)
+    answers = read_result(installed.client("malformed_requests.py", service.url, service.name))
     statuses = {mistake: status for mistake, (status, _) in answers.items()}
     assert statuses == {
         "bad json": 400,

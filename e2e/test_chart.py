@@ -1,9 +1,9 @@
-"""`helm test` in a real cluster: a tiny model made by the chart, a streamed completion through the router, the second from the cache."""
+"""`helm test` in a real cluster: the chart creates a tiny model, and streams a completion twice. The second uses the cache."""
 
 from e2e.system import System
 
 
-def test_helm_test_proves_a_service_and_clears_up(installed: System) -> None:
+def test_helm_test_tests_a_service_and_removes_it(installed: System) -> None:
     done = installed.cluster.helm("test", "fairlead", "-n", installed.namespace, "--logs", "--timeout", "400s", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the second hit the cache of the first" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The ground that every other e2e test stands on: pods run, Services and names work, RBAC is real, and nothing is left afterwards."""
+"""What every other e2e test relies on: pods run, Services and DNS work, RBAC is enforced, and nothing is left afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from e2e.cluster import Cluster
 from e2e.cluster.cluster import LocalCluster
 from e2e.cluster.local import LocalKubernetes
 
-# Server and client are one small image: Debian with Python, built on this machine.
+# Server and client use one small image: Debian with Python, built on this machine.
 WEB = """
 apiVersion: apps/v1
 kind: Deployment
@@ -51,10 +51,10 @@ spec:
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Cluster) -> Iterator[str]:
-    cluster.kubectl("create", "namespace", "ground")
-    cluster.kubectl("apply", "-n", "ground", "-f", "-", input=WEB.replace("IMAGE", cluster.base_image()))
-    yield "ground"
-    cluster.kubectl("delete", "namespace", "ground", "--wait=false")
+    cluster.kubectl("create", "namespace", "basics")
+    cluster.kubectl("apply", "-n", "basics", "-f", "-", input=WEB.replace("IMAGE", cluster.base_image()))
+    yield "basics"
+    cluster.kubectl("delete", "namespace", "basics", "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_helm_talks_to_the_cluster(cluster: Cluster) -> None:
 
 
 def _eventually(cluster: Cluster, *arguments: str, seconds: float = 10) -> str:
-    """Output of kubectl once it succeeds: a Service follows its endpoints a moment later, on any Kubernetes."""
+    """Return the output of kubectl once it succeeds: on any Kubernetes, a Service lags behind its endpoints."""
     deadline = time.monotonic() + seconds
     while True:
         result = cluster.kubectl(*arguments, check=time.monotonic() > deadline)
@@ -106,11 +106,11 @@ def test_an_unknown_name_fails_at_once(cluster: Cluster, ready: str) -> None:
     assert time.monotonic() - start < 3
 
 
-def test_logs_show_what_the_container_said(cluster: Cluster, ready: str) -> None:
+def test_logs_show_the_containers_output(cluster: Cluster, ready: str) -> None:
     assert "GET /debian_version" in cluster.kubectl("logs", "-n", ready, "deployment/web").stdout
 
 
-def test_a_pod_reaches_the_api_server_as_its_service_account_and_no_further(cluster: Cluster, ready: str) -> None:
+def test_a_pod_reaches_the_api_server_as_its_service_account_without_rights(cluster: Cluster, ready: str) -> None:
     script = """if True:
         import ssl, urllib.error, urllib.request
         folder = "/var/run/secrets/kubernetes.io/serviceaccount/"
@@ -127,7 +127,7 @@ def test_a_pod_reaches_the_api_server_as_its_service_account_and_no_further(clus
     assert f"system:serviceaccount:{ready}:default" in answer["message"]
 
 
-def test_a_role_allows_what_it_says_and_nothing_else(cluster: Cluster, ready: str) -> None:
+def test_a_role_allows_only_its_rules(cluster: Cluster, ready: str) -> None:
     account = f"--as=system:serviceaccount:{ready}:reader"
     cluster.kubectl("create", "-n", ready, "serviceaccount", "reader")
     cluster.kubectl("create", "-n", ready, "role", "reader", "--verb=get,list", "--resource=pods")
@@ -139,7 +139,7 @@ def test_a_role_allows_what_it_says_and_nothing_else(cluster: Cluster, ready: st
 
 def test_the_test_process_reaches_services_from_the_clusters_network(cluster: Cluster, ready: str) -> None:
     if not cluster.reaches_pods:
-        pytest.skip("this kind of cluster cannot be entered; its tests go through pods")
+        pytest.skip("this kind of cluster has no network namespace to enter")
     address = cluster.kubectl("get", "service", "web", "-n", ready, "-o=jsonpath={.spec.clusterIP}").stdout
     page = cluster.exec_in_netns(["curl", "-sS", "--max-time", "5", f"http://{address}/debian_version"], capture_output=True)
     assert page.stdout.startswith("12.")
@@ -150,9 +150,9 @@ def test_the_test_process_reaches_services_from_the_clusters_network(cluster: Cl
     assert Path("/proc/thread-self/ns/net").readlink() != inside
 
 
-def _own_kubernetes_or_skip() -> None:
+def _skip_unless_local() -> None:
     if os.environ.get("KUBECONFIG") or os.geteuid() != 0:
-        pytest.skip("only a cluster of our own is started and ended here, and that needs root")
+        pytest.skip("this test starts a cluster on this machine, which needs root and no KUBECONFIG")
 
 
 _SHARED_FOLDERS = (
@@ -162,7 +162,7 @@ _SHARED_FOLDERS = (
 
 
 def _traces(name: str) -> dict[str, list[str]]:
-    """All that a cluster could leave on this machine, and what it could change: compared before and after."""
+    """Return everything that a cluster could leave or change on this machine, for a comparison before and after."""
     run = str(LocalKubernetes(name).run)
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -188,23 +188,23 @@ def _network_namespaces() -> set[str]:
     return {line for line in listed.stdout.splitlines() if "pause" in line}
 
 
-def test_down_leaves_nothing_also_after_a_start_that_died_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    _own_kubernetes_or_skip()
+def test_down_leaves_nothing_even_after_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    _skip_unless_local()
     kubernetes = LocalKubernetes("halfway")
     before, networks = _traces("halfway"), _network_namespaces()
 
-    def die_at_the_kubelet(component: str, condition: Callable[[], bool], *_: str) -> None:
+    def interrupt_at_the_kubelet(component: str, condition: Callable[[], bool], *_: str) -> None:
         if component == "kubelet":
             raise KeyboardInterrupt
         while not condition():
             time.sleep(0.1)
 
-    with monkeypatch.context() as patch:  # as if this process had been killed in the middle of a start: nothing cleans up after it
-        patch.setattr(kubernetes, "_wait", die_at_the_kubelet)
+    with monkeypatch.context() as patch:  # as if this process had been killed during a start: nothing cleans up
+        patch.setattr(kubernetes, "_wait", interrupt_at_the_kubelet)
         patch.setattr(kubernetes.machine, "stop", lambda: None)
         with pytest.raises(KeyboardInterrupt):
             kubernetes.up()
-    assert _traces("halfway")["processes"], "the half-started cluster should still be there"
+    assert _traces("halfway")["processes"], "the interrupted cluster is expected to run"
 
     again = LocalKubernetes("halfway")
     again.up()
@@ -219,17 +219,17 @@ def test_down_leaves_nothing_also_after_a_start_that_died_half_way(monkeypatch: 
     again.down()
 
 
-def test_a_component_that_dies_is_named_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    _own_kubernetes_or_skip()
+def test_a_failed_component_is_named_with_its_last_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    _skip_unless_local()
     from e2e.cluster import components, local
 
     commands = components.commands
 
-    def with_a_bad_flag(layout: components.Layout) -> dict[str, list[str]]:
+    def add_bad_flag(layout: components.Layout) -> dict[str, list[str]]:
         found = commands(layout)
         return {**found, "kubelet": [*found["kubelet"], "--no-such-flag"]}
 
-    monkeypatch.setattr(components, "commands", with_a_bad_flag)
+    monkeypatch.setattr(components, "commands", add_bad_flag)
     before = _traces("broken")
     with pytest.raises(local.ComponentFailed, match=r"(?s)kubelet ended with code 1.*unknown flag: --no-such-flag"):
         LocalKubernetes("broken").up()

@@ -1,4 +1,4 @@
-"""Faults while real requests stream: a killed worker costs nothing but its own open streams, and is forgotten."""
+"""Faults while requests stream: a killed worker fails only its own open streams, and leaves the index."""
 
 import json
 import time
@@ -37,16 +37,16 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def service(installed: System) -> Iterator[Service]:
-    """Two workers whose processes can be killed from inside their pod (a container's first process cannot, by itself)."""
+    """Two workers whose processes can be killed from inside their pod: a container's first process cannot kill itself."""
     service = Service(installed, "sturdy")
     installed.apply(service.manifest(replicas=2, podTemplate={"spec": {"shareProcessNamespace": True}}))
-    service.ready(replicas=2, seconds=300)
+    service.wait_ready(replicas=2, seconds=300)
     yield service
     service.delete()
 
 
 def indexed(service: Service) -> list[dict[str, Any]]:
-    """Live slots in the index, as a router sees them with its own credentials."""
+    """Return the workers in the index, read with a router's credentials."""
     arguments = ["exec", "-n", service.system.models, f"deploy/{service.name}-router", "--", "python", "-c", INDEXED]
     url = f"rediss://{service.system.redis}:6379/0"
     out = service.system.cluster.kubectl(*arguments, url, f"{service.system.models}/{service.name}").stdout
@@ -54,40 +54,42 @@ def indexed(service: Service) -> list[dict[str, Any]]:
 
 
 def test_kill_9_of_a_worker_under_load(service: Service) -> None:
-    victim = service.chat("Who will be killed?")["pod"]
+    victim = service.chat("Which worker will be killed?")["pod"]
     [slot] = [entry["slot"] for entry in indexed(service) if entry["pod"] == victim]
     with Load(service, concurrency=2) as load:
         killed = service.system.cluster.kubectl("exec", "-n", service.system.models, victim, "--", "python", "-c", KILL_WORKER)
         assert "killed" in killed.stdout
         at = time.monotonic()
         eventually(
-            lambda: slot not in [entry["slot"] for entry in indexed(service) if entry["pod"] == victim], 15, "the dead slot forgotten"
+            lambda: slot not in [entry["slot"] for entry in indexed(service) if entry["pod"] == victim],
+            15,
+            "the killed worker removed from the index",
         )
         assert time.monotonic() - at < 15
         later = Load(service, concurrency=2)
         with later:
-            service.ready(replicas=2)
+            service.wait_ready(replicas=2)
     assert later.outcome["requests"] > 0 and later.outcome["failed"] == 0, later.outcome["failures"]
     assert load.outcome["failed"] <= 2, "at most the streams that were open on the killed worker"
     for failure in load.outcome["failures"]:
         assert failure["pod"] == victim, failure
 
 
-def test_redis_gone_fails_no_request(service: Service) -> None:
+def test_a_lost_redis_fails_no_request(service: Service) -> None:
     system = service.system
     redis = ["-n", system.namespace, "-l", "app.kubernetes.io/component=redis"]
     with Load(service, concurrency=2) as load:
         system.cluster.kubectl("delete", "pod", *redis, "--grace-period=0", "--force")
-        answer = service.chat("Is anyone there without an index?")
+        answer = service.chat("Does routing work without an index?")
         assert answer["finish"] == "length"
         eventually(lambda: len(indexed(service)) == 2, 60, "both workers in the new, empty Redis")
     assert load.outcome["failed"] == 0, load.outcome["failures"]
-    first = service.chat("Steering again. " * 20)
-    eventually(lambda: service.chat("Steering again. " * 20)["predicted"] > 0, 30, "predictions from the rebuilt index")
+    first = service.chat("Routing again. " * 20)
+    eventually(lambda: service.chat("Routing again. " * 20)["predicted"] > 0, 30, "predictions from the rebuilt index")
     assert first["finish"] == "length"
 
 
-def test_a_lost_index_shows_in_the_status_and_nothing_else_does(service: Service) -> None:
+def test_a_lost_index_is_reported_in_the_status_only(service: Service) -> None:
     redis = ["scale", "deployment/fairlead-redis", "-n", service.system.namespace]
 
     def index() -> Any:
@@ -103,13 +105,15 @@ def test_a_lost_index_shows_in_the_status_and_nothing_else_does(service: Service
     eventually(lambda: index() == "Available", 60, "the index is back in the status")
 
 
-def test_router_pods_come_and_go_under_load(service: Service) -> None:
+def test_router_pods_are_replaced_under_load(service: Service) -> None:
     with Load(service, concurrency=2) as load:
         for pod in service.pods("router"):
             service.system.cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", service.system.models, "--wait=true")
-            eventually(lambda: all(ready(p) for p in service.pods("router")) and len(service.pods("router")) == 2, 120, "two routers ready")
+            eventually(
+                lambda: all(is_ready(p) for p in service.pods("router")) and len(service.pods("router")) == 2, 120, "two routers ready"
+            )
     assert load.outcome["failed"] == 0, load.outcome["failures"]
 
 
-def ready(pod: dict[str, Any]) -> bool:
+def is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))

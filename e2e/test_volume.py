@@ -13,7 +13,7 @@ FOLDER = "/tmp/fairlead-e2e-models"
 
 @pytest.fixture
 def claim(installed: System) -> Iterator[str]:
-    """A claim bound to a folder of the node that holds the model of the tiny image."""
+    """A claim that is bound to a folder of the node with a copy of the tiny model."""
     copier = Copier(installed)
     copier.run("mkdir -p /volume/family && cp -r /models/tiny /volume/family/")
     installed.apply(volume(installed.models), volume_claim(installed.models))
@@ -26,13 +26,13 @@ def claim(installed: System) -> Iterator[str]:
 def test_a_model_on_a_claim_is_served(installed: System, claim: str) -> None:
     service = Service(installed, "claimed")
     installed.apply(service.manifest(model={"uri": f"pvc://{claim}/family/tiny"}))
-    service.ready(replicas=1)
+    service.wait_ready(replicas=1)
     assert service.chat("From a volume?")["finish"] == "length"
     service.delete()
 
 
 class Copier:
-    """Runs a shell line as root on the node's folder, outside the namespaces that forbid it."""
+    """Runs a shell command as root on the node's folder, in a namespace that permits it."""
 
     def __init__(self, system: System) -> None:
         self.system = system

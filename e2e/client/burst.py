@@ -1,7 +1,7 @@
-"""Runs in the client pod: sends many requests at once, every second one a stream, and prints the outcome of each kind as JSON.
+"""Runs in the client pod: sends many requests at once, every second one a stream, and prints the outcomes as JSON.
 
-The comments of a stream (`: held`) are counted: they keep clients and load balancers from giving up while no worker is ready. A request
-that is refused with 503 and Retry-After is sent again, as often as it is refused.
+It counts the comments of a stream (`: held`), which keep clients and load balancers from giving up while no worker is ready. A request that
+is refused with 503 and Retry-After is sent again, as often as it is refused.
 """
 
 import json
@@ -15,27 +15,27 @@ import httpx2 as httpx  # the one that the openai package brings
 
 url, model, count, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 deadline = time.monotonic() + seconds
-gate = threading.Barrier(count)
-"""All at once: two hundred clients made one after the other take longer than a worker takes to wake."""
+start = threading.Barrier(count)
+"""Releases all requests together: creating two hundred clients in turn takes longer than a worker takes to start."""
 
 
-def ask(http: httpx.Client, number: int) -> dict:
+def send(http: httpx.Client, number: int) -> dict:
     body = {
         "model": model,
-        "prompt": f"Request {number} of ropes and rings.",
+        "prompt": f"Request {number} about ships.",
         "max_tokens": 8,
         "ignore_eos": True,
         "stream": number % 2 == 0,
     }
-    found = {"outcome": "", "held": 0, "told": 0, "longest_silence": 0.0}
+    found = {"outcome": "", "held": 0, "refused": 0, "longest_silence": 0.0}
     while True:
         with http.stream("POST", f"{url}/completions", json=body) as answer:
             if answer.status_code == 503 and answer.headers.get("retry-after", "").isdigit():
                 answer.read()
-                found["told"] += 1
+                found["refused"] += 1
                 wait = int(answer.headers["retry-after"])
                 if time.monotonic() + wait > deadline:
-                    return {**found, "outcome": "told until the end"}
+                    return {**found, "outcome": "refused until the end"}
                 time.sleep(wait)
                 continue
             lines, last = [], time.monotonic()
@@ -44,39 +44,41 @@ def ask(http: httpx.Client, number: int) -> dict:
                 last = time.monotonic()
                 lines.append(line)
         found["held"] = lines.count(": held")
-        said = "\n".join(lines)
-        whole = "data: [DONE]" in lines and '"finish_reason":"length"' in said.replace(" ", "") if body["stream"] else '"choices"' in said
-        found["outcome"] = "answered" if answer.status_code == 200 and whole else f"{answer.status_code}: {said[-300:]}"
+        text = "\n".join(lines)
+        complete = (
+            "data: [DONE]" in lines and '"finish_reason":"length"' in text.replace(" ", "") if body["stream"] else '"choices"' in text
+        )
+        found["outcome"] = "answered" if answer.status_code == 200 and complete else f"{answer.status_code}: {text[-300:]}"
         return found
 
 
-def one(http: httpx.Client, number: int) -> dict:
+def send_when_all_are_ready(http: httpx.Client, number: int) -> dict:
     try:
-        gate.wait(timeout=60)
-        return {"stream": number % 2 == 0, **ask(http, number)}
-    except Exception as error:  # whatever it is, a user would have seen it
+        start.wait(timeout=60)
+        return {"stream": number % 2 == 0, **send(http, number)}
+    except Exception as error:  # any error: a user would have seen it
         return {
             "stream": number % 2 == 0,
             "outcome": f"{type(error).__name__}: {error}"[:300],
             "held": 0,
-            "told": 0,
+            "refused": 0,
             "longest_silence": 0.0,
         }
 
 
 began = time.monotonic()
-everybody = httpx.Limits(max_connections=count)
-with httpx.Client(timeout=httpx.Timeout(seconds, connect=30), limits=everybody) as client, ThreadPoolExecutor(count) as threads:
-    all_of_them = list(threads.map(partial(one, client), range(count)))
+limits = httpx.Limits(max_connections=count)
+with httpx.Client(timeout=httpx.Timeout(seconds, connect=30), limits=limits) as client, ThreadPoolExecutor(count) as threads:
+    outcomes = list(threads.map(partial(send_when_all_are_ready, client), range(count)))
 print(
     json.dumps(
         {
             "seconds": time.monotonic() - began,
-            "answered": sum(one["outcome"] == "answered" for one in all_of_them),
-            "told": sum(one["told"] > 0 for one in all_of_them),
-            "streams_held": sum(one["stream"] and one["held"] > 0 for one in all_of_them),
-            "longest_silence": max(one["longest_silence"] for one in all_of_them if one["stream"]),
-            "lost": [one["outcome"] for one in all_of_them if one["outcome"] != "answered"][:10],
+            "answered": sum(one["outcome"] == "answered" for one in outcomes),
+            "refused": sum(one["refused"] > 0 for one in outcomes),
+            "streams_held": sum(one["stream"] and one["held"] > 0 for one in outcomes),
+            "longest_silence": max(one["longest_silence"] for one in outcomes if one["stream"]),
+            "failed": [one["outcome"] for one in outcomes if one["outcome"] != "answered"][:10],
         }
     )
 )

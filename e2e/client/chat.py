@@ -8,7 +8,7 @@ import openai
 
 url, model, prompt, max_tokens = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=180)
-begun = time.monotonic()
+started = time.monotonic()
 raw = client.chat.completions.with_raw_response.create(
     model=model,
     messages=[{"role": "user", "content": prompt}],
@@ -21,7 +21,7 @@ raw = client.chat.completions.with_raw_response.create(
 text, finish, usage, first = "", None, None, 0.0
 for chunk in raw.parse():
     if not first:
-        first = time.monotonic() - begun
+        first = time.monotonic() - started
         print(f"streaming from {raw.headers.get('x-fairlead-pod')}", file=sys.stderr, flush=True)
     if chunk.choices:
         text += chunk.choices[0].delta.content or ""

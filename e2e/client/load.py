@@ -1,4 +1,4 @@
-"""Runs in the client pod, from standard input: steady streaming chats until told to stop; prints what came of them as JSON."""
+"""Runs in the client pod: streams chats until a stop file exists, and prints their outcomes as JSON."""
 
 import argparse
 import json
@@ -15,8 +15,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--seconds", type=float, default=120, help="stop by itself after this long")
-    parser.add_argument("--stop-file", default="", help="stop as soon as this file exists")
+    parser.add_argument("--seconds", type=float, default=120, help="stop after this time")
+    parser.add_argument("--stop-file", default="", help="stop when this file exists")
     arguments = parser.parse_args()
     stop = pathlib.Path(arguments.stop_file) if arguments.stop_file else None
     deadline = time.monotonic() + arguments.seconds
@@ -24,14 +24,14 @@ def main() -> None:
     outcomes: list[dict] = []
 
     def stream(worker: int) -> None:
-        turn = 0
+        number = 0
         while time.monotonic() < deadline and not (stop and stop.exists()):
-            turn += 1
+            number += 1
             outcomes.append(
-                one_chat(client, arguments.model, f"Client {worker}, turn {turn}: tell me of ropes and rings.", arguments.max_tokens)
+                stream_chat(client, arguments.model, f"Client {worker}, chat {number}: tell me about ships.", arguments.max_tokens)
             )
             if stop:
-                stop.with_name(f"{stop.name}.begun").touch()
+                stop.with_name(f"{stop.name}.started").touch()
 
     threads = [threading.Thread(target=stream, args=(number,)) for number in range(arguments.concurrency)]
     for thread in threads:
@@ -51,8 +51,8 @@ def main() -> None:
     )
 
 
-def one_chat(client: openai.OpenAI, model: str, prompt: str, max_tokens: int) -> dict:
-    """One streamed chat to its end. An error, a missing finish reason or a cut stream all count as failed."""
+def stream_chat(client: openai.OpenAI, model: str, prompt: str, max_tokens: int) -> dict:
+    """Stream one chat to its end. An error, a missing finish reason or a truncated stream counts as a failure."""
     outcome = {"at": time.time(), "pod": "", "finish": None, "chunks": 0, "error": ""}
     try:
         raw = client.chat.completions.with_raw_response.create(
@@ -65,7 +65,7 @@ def one_chat(client: openai.OpenAI, model: str, prompt: str, max_tokens: int) ->
                 outcome["finish"] = chunk.choices[0].finish_reason
         if outcome["finish"] != "length":
             outcome["error"] = f"stream ended with finish_reason={outcome['finish']}"
-    except Exception as error:  # whatever it is, a user would have seen it
+    except Exception as error:  # any error: a user would have seen it
         outcome["error"] = f"{type(error).__name__}: {error}"[:300]
     return outcome
 

@@ -1,4 +1,4 @@
-"""Runs in the client pod: the same chat of each tenant in turn, twice each; prints the status and cached tokens of every one as JSON."""
+"""Runs in the client pod: sends the same chat twice with each key, and prints status and cached tokens of each response as JSON."""
 
 import json
 import sys

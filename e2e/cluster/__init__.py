@@ -1,4 +1,4 @@
-"""A real Kubernetes for tests: the caller's, kind's, or one of our own. See `Cluster.acquire` and `python -m e2e.cluster --help`."""
+"""A real Kubernetes for tests: the caller's, kind's, or one on this machine. See `Cluster.acquire` and `python -m e2e.cluster --help`."""
 
 from .cluster import Cluster
 

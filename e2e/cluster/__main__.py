@@ -16,20 +16,20 @@ _FAILURES = (binaries.BuildFailed, store.NotStored, ComponentFailed, MachineFail
 
 
 def main() -> int:
-    """Exit code of the action, or of the command that ran inside."""
+    """Run the action. Return its exit code, or that of the command that ran inside the cluster's network."""
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description="A real Kubernetes on this machine.")
-    parser.add_argument("--name", default="default", help="several clusters can be up at once under different names")
+    parser.add_argument("--name", default="default", help="name of the cluster; several can run at the same time")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for action, text in {
-        "build": "what a cluster is made of, into the cache: Debian's packages and Kubernetes' programs; minutes, once on a machine",
-        "up": "build what is missing, start the cluster; does nothing when it is up",
-        "down": "end it and remove all its state but the cache",
-        "status": "whether it is up, and how to use it",
+        "build": "install Debian's packages and build Kubernetes into the cache (minutes, once on a machine)",
+        "up": "build what is missing, and start the cluster if it does not run",
+        "down": "stop the cluster and remove its state; the cache stays",
+        "status": "show whether the cluster runs, and how to use it",
     }.items():
         actions.add_parser(action, help=text)
-    actions.choices["down"].add_argument("--purge", action="store_true", help="remove its imported images as well")
+    actions.choices["down"].add_argument("--purge", action="store_true", help="also remove its imported images")
     for action in ("kubectl", "helm", "exec"):
-        inside = actions.add_parser(action, help="run it in the cluster's network", add_help=False)
+        inside = actions.add_parser(action, help="run a command in the cluster's network", add_help=False)
         inside.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     kubernetes = LocalKubernetes(options.name)
@@ -57,9 +57,9 @@ def main() -> int:
 
 def _status(kubernetes: LocalKubernetes) -> str:
     if not kubernetes.running:
-        return f"cluster {kubernetes.name} is down; start it with `python -m e2e.cluster up`"
+        return f"cluster {kubernetes.name} does not run: start it with `python -m e2e.cluster up`"
     return (
-        f"cluster {kubernetes.name} is up\n  logs        {kubernetes.machine.logs}\n  KUBECONFIG  {kubernetes.kubeconfig}"
+        f"cluster {kubernetes.name} runs\n  logs        {kubernetes.machine.logs}\n  KUBECONFIG  {kubernetes.kubeconfig}"
         "  (reachable from inside its network only)\n  use         python -m e2e.cluster kubectl get pods -A"
     )
 

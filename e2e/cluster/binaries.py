@@ -1,4 +1,4 @@
-"""Builds Kubernetes, CoreDNS, Helm and the pause program from pinned Go modules, once for each content of go.mod and go.sum."""
+"""Builds Kubernetes, CoreDNS, Helm and the pause program from pinned Go modules, once per content of go.mod and go.sum."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GO_FLAGS = ("build", "-trimpath", "-buildvcs=false")
 
 
 class BuildFailed(RuntimeError):
-    """A Go program could not be built; the message says which one, why, and what to do."""
+    """A Go program cannot be built. The message names it, the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class GoModule:
-    """One folder under go/: a go.mod that pins everything, and the packages to build from it."""
+    """One folder of go/: a go.mod with all pins, and the packages to build from it."""
 
     name: str
     packages: tuple[str, ...]
@@ -43,7 +43,7 @@ MODULES = (
     GoModule(
         "kubernetes",
         tuple(f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES),
-        # Without this every component calls itself v0.0.0-master. Keep it equal to the version in go/kubernetes/go.mod.
+        # Otherwise every component reports version v0.0.0-master. Keep this equal to the version in go/kubernetes/go.mod.
         "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
     ),
     GoModule("coredns", ("github.com/coredns/coredns",)),
@@ -52,9 +52,9 @@ MODULES = (
 
 
 def build(names: tuple[str, ...] = ()) -> dict[str, Path]:
-    """Path of each program by its name, building what is missing (about 8 minutes on two cores, the first time on a machine).
+    """Build the missing programs (the first time about 8 minutes on two cores), and return the path of each by name.
 
-    `names` limits the work to some modules; by default all are built.
+    `names`: the modules to build; empty: all.
     """
     found: dict[str, Path] = {}
     for module in MODULES:
@@ -73,7 +73,7 @@ def build(names: tuple[str, ...] = ()) -> dict[str, Path]:
 
 
 def go_program() -> str | None:
-    """The `go` command; None where there is none."""
+    """Return the path of the `go` command; None: it is not installed."""
     return shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
 
 

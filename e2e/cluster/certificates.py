@@ -1,4 +1,4 @@
-"""The cluster's certificates: one authority, one certificate for each identity, keys that live as long as the run directory."""
+"""The cluster's certificates: one authority, and one certificate for each identity. The run directory holds their keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 _DAYS = "30"
-# file name: subject; Kubernetes reads the user from CN and the groups from O.
+# File name → subject. Kubernetes reads the user from CN and the groups from O.
 CLIENTS = {
     "admin": "/O=system:masters/CN=fairlead-e2e",
     "controller-manager": "/CN=system:kube-controller-manager",
@@ -20,20 +20,20 @@ CLIENTS = {
 
 
 def write_all(folder: Path, server_names: list[str], server: str) -> None:
-    """Writes ca, apiserver, service-accounts and one NAME.kubeconfig for each of CLIENTS into `folder`."""
+    """Write ca, apiserver, service-accounts and a NAME.kubeconfig for each of CLIENTS into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     _openssl(folder, "req", "-x509", *_key("ca"), "-subj", "/CN=fairlead-e2e-ca", "-days", _DAYS, "-out", "ca.crt")
     (folder / "apiserver.ext").write_text(f"subjectAltName={','.join(server_names)}\nextendedKeyUsage=serverAuth\n")
-    _signed(folder, "apiserver", "/CN=kube-apiserver")
+    _sign(folder, "apiserver", "/CN=kube-apiserver")
     _openssl(folder, "genrsa", "-out", "service-accounts.key", "2048")
     _openssl(folder, "rsa", "-in", "service-accounts.key", "-pubout", "-out", "service-accounts.pub")
     for name, subject in CLIENTS.items():
         (folder / f"{name}.ext").write_text("extendedKeyUsage=clientAuth\n")
-        _signed(folder, name, subject)
+        _sign(folder, name, subject)
         (folder / f"{name}.kubeconfig").write_text(_kubeconfig(folder, name, server))
 
 
-def _signed(folder: Path, name: str, subject: str) -> None:
+def _sign(folder: Path, name: str, subject: str) -> None:
     _openssl(folder, "req", *_key(name), "-subj", subject, "-out", f"{name}.csr")
     signing = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", _DAYS, "-extfile", f"{name}.ext"]
     _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.crt")
@@ -44,7 +44,7 @@ def _key(name: str) -> list[str]:
 
 
 def _kubeconfig(folder: Path, name: str, server: str) -> str:
-    """A kubeconfig with everything inside, as JSON, which is YAML."""
+    """Return a kubeconfig without references to other files. It is JSON, which is valid YAML."""
 
     def data(file: str) -> str:
         return base64.b64encode((folder / file).read_bytes()).decode()

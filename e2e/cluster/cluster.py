@@ -1,4 +1,4 @@
-"""The one entry point for tests: the first cluster that works, of the caller's KUBECONFIG, kind, and a Kubernetes of our own."""
+"""The entry point for tests: the cluster of KUBECONFIG, a kind cluster, or a Kubernetes on this machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ REPOSITORY = "FAIRLEAD_IMAGES"
 
 
 class CommandFailed(RuntimeError):
-    """kubectl or helm failed; the message carries what it said."""
+    """kubectl or helm failed. The message contains its output."""
 
 
 class NotLoadable(RuntimeError):
-    """An image cannot be brought into this kind of cluster."""
+    """An image cannot be loaded into this kind of cluster."""
 
 
 class Cluster:
-    """A running cluster. This class is one that KUBECONFIG names; the subclasses bring their own."""
+    """A running cluster: the one that KUBECONFIG names. The subclasses start their own."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
@@ -38,58 +38,58 @@ class Cluster:
     @staticmethod
     @contextmanager
     def acquire(name: str = "default") -> Iterator[Cluster]:
-        """A cluster for the time of a `with` block, this process's alone if it is of our own.
+        """Provide a cluster while the context lasts. No other process uses a cluster that runs on this machine.
 
-        One that `python -m e2e.cluster up` started stays up afterwards; FAIRLEAD_KEEP_CLUSTER=1 keeps any.
+        A cluster that `python -m e2e.cluster up` started keeps running afterwards. FAIRLEAD_KEEP_CLUSTER=1 keeps any cluster.
         """
         if os.environ.get("KUBECONFIG"):
             yield Cluster(Path(os.environ["KUBECONFIG"]))
         elif shutil.which("kind") and _works("docker", "info"):
-            with KindCluster.acquired(name) as cluster:
+            with KindCluster.start(name) as cluster:
                 yield cluster
         else:
-            with LocalCluster.acquired(name) as cluster:
+            with LocalCluster.start(name) as cluster:
                 yield cluster
 
     def kubectl(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs kubectl and returns its output as text; `input=` feeds it. With `check`, a failure raises with what kubectl said."""
+        """Run kubectl with `input` as its standard input, and return its output as text. With `check`, a failure raises CommandFailed."""
         return self._client(["kubectl", *arguments], check, options)
 
     def helm(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs helm, as `kubectl` does."""
+        """Run helm, as `kubectl` does."""
         return self._client(["helm", *arguments], check, options)
 
     def exec_in_netns(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command, as subprocess.run does, where the API server can be reached (and pods and Services: see `reaches_pods`)."""
+        """Run a command, as subprocess.run does, where it reaches the API server (and pods and Services: see `reaches_pods`)."""
         return subprocess.run(self.command(command), **{"env": self.environment, "text": True, **options})
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The same, as a command line for subprocess.Popen; use `environment` with it."""
+        """Return the command line of `exec_in_netns` for subprocess.Popen. Use it with `environment`."""
         return list(command)
 
     def network(self) -> AbstractContextManager[None]:
-        """Puts the calling thread, and what it starts meanwhile, into the cluster's network, for clients inside the test process."""
+        """Move the calling thread, and what it starts meanwhile, into the cluster's network, for clients inside the test process."""
         return nullcontext()
 
     @property
     def reaches_pods(self) -> bool:
-        """Whether `exec_in_netns` and `network` reach pod and Service addresses; otherwise test from pods or through port-forward."""
+        """Whether `exec_in_netns` and `network` reach addresses of pods and Services. If not, test from pods or through port-forward."""
         return False
 
     def base_image(self) -> str:
-        """A small image with Python 3.11 that pods can use at once."""
+        """Return a small image with Python 3.11 that the nodes have or can pull."""
         return "docker.io/library/python:3.11-slim-bookworm"
 
     def add_image(self, name: str, containerfile: Path, sources: Iterable[str], base_image: str | None = None) -> str:
-        """Builds an image of `sources` (paths in the checkout) on `base_image` (an earlier answer, or the Containerfile's own default),
-        brings it to the nodes and returns its reference; free when unchanged.
+        """Build an image of `sources` (paths in the checkout), load it onto the nodes, and return its reference.
 
-        A caller's own cluster pulls it, from the repository that FAIRLEAD_IMAGES names.
+        `base_image`: a reference that this method returned; None: the Containerfile's own default. An unchanged image is not built again.
+        The cluster of KUBECONFIG pulls the image, from the repository that FAIRLEAD_IMAGES names.
         """
         repository = os.environ.get(REPOSITORY)
         if repository is None:
             raise NotLoadable(
-                f"{name} cannot be brought into the cluster of KUBECONFIG={self.kubeconfig}. Push the images to a registry that it pulls "
+                f"{name} cannot be loaded into the cluster of KUBECONFIG={self.kubeconfig}. Push the images to a registry that it pulls "
                 f"from and set {REPOSITORY} (registry.example/me for registry.example/me/{name}:latest), or unset KUBECONFIG."
             )
         return f"{repository}/{name}:latest"
@@ -102,7 +102,7 @@ class Cluster:
 
 
 class LocalCluster(Cluster):
-    """A Kubernetes of our own in namespaces of its own; see local.py."""
+    """A Kubernetes on this machine, in its own namespaces (local.py)."""
 
     def __init__(self, kubernetes: LocalKubernetes) -> None:
         super().__init__(kubernetes.kubeconfig)
@@ -111,11 +111,11 @@ class LocalCluster(Cluster):
 
     @classmethod
     @contextmanager
-    def acquired(cls, name: str) -> Iterator[LocalCluster]:
+    def start(cls, name: str) -> Iterator[LocalCluster]:
         kubernetes = LocalKubernetes(name)
         with locked(cache_root() / "locks" / f"{name}-in-use", "wait for another run that uses the cluster"):
             if not kubernetes.kept:
-                kubernetes.down()  # of a run that was killed: its objects are not ours
+                kubernetes.down()  # it belongs to a run that was killed, and so do its objects
             kubernetes.up(keep=kubernetes.kept or bool(os.environ.get(KEEP)))
             try:
                 yield cls(kubernetes)
@@ -144,12 +144,12 @@ class LocalCluster(Cluster):
         return reference
 
     def load_image(self, reference: str) -> None:
-        """Brings an image that images.build made to the node."""
+        """Load an image that images.build made onto the node."""
         self.kubernetes.load_image(reference)
 
 
 class KindCluster(Cluster):
-    """Kubernetes in docker, which is what people have."""
+    """Kubernetes in docker."""
 
     def __init__(self, name: str, kubeconfig: Path) -> None:
         super().__init__(kubeconfig)
@@ -157,7 +157,7 @@ class KindCluster(Cluster):
 
     @classmethod
     @contextmanager
-    def acquired(cls, name: str) -> Iterator[KindCluster]:
+    def start(cls, name: str) -> Iterator[KindCluster]:
         name = f"fairlead-{name}"
         kubeconfig = run_root() / f"{name}.kubeconfig"
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)

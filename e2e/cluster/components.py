@@ -1,4 +1,4 @@
-"""What each component of the cluster is told: configuration files and command lines, with the reason for every unusual setting."""
+"""Configuration files and command lines of the cluster's components, with the reason for each unusual setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVER_NAMES = [
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one cluster's parts find each other. `store` is containerd's root, which outlives the cluster."""
+    """The paths of one cluster. `store` is containerd's root, which outlives the cluster."""
 
     run: Path
     store: Path
@@ -41,7 +41,7 @@ class Layout:
 
 
 def write_configuration(layout: Layout) -> None:
-    """Writes the files that the command lines below name."""
+    """Write the files that the command lines below name."""
     run = layout.run
     (run / "containerd.toml").write_text(_containerd(layout))
     (run / "cni").mkdir()
@@ -54,7 +54,7 @@ def write_configuration(layout: Layout) -> None:
 
 
 def commands(layout: Layout) -> dict[str, list[str]]:
-    """Command line of each process, in starting order."""
+    """Return the command line of each process, in starting order."""
     run, certificates = layout.run, layout.certificates
     program = {name: str(path) for name, path in layout.binaries.items()}
 
@@ -84,7 +84,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
                 f"--tls-private-key-file={file('apiserver.key')}",
             ),
             *(f"--kubelet-client-certificate={file('admin.crt')}", f"--kubelet-client-key={file('admin.key')}"),
-            "--kubelet-preferred-address-types=InternalIP",  # else `kubectl logs` tries to resolve the node's name
+            "--kubelet-preferred-address-types=InternalIP",  # otherwise `kubectl logs` would resolve the node's name
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={file('service-accounts.pub')}",
             f"--service-account-signing-key-file={file('service-accounts.key')}",
@@ -108,7 +108,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
 
 
 def _containerd(layout: Layout) -> str:
-    """A containerd of our own. Without restrict_oom_score_adj no sandbox starts where CAP_SYS_RESOURCE is lacking."""
+    """Return containerd's configuration. Without restrict_oom_score_adj and without CAP_SYS_RESOURCE no sandbox would start."""
     return f"""version = 2
 root = "{layout.store}"
 state = "{layout.run}/containerd"
@@ -132,7 +132,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 
 def _network(run: Path) -> dict[str, object]:
-    """Point-to-point links: all traffic between pods is routed, so Services work also where the kernel has no br_netfilter."""
+    """Return the CNI configuration. With point-to-point links all traffic between pods is routed, so Services need no br_netfilter."""
     addresses = {
         "type": "host-local",
         "ranges": [[{"subnet": POD_RANGE}]],
@@ -165,7 +165,7 @@ def _kubelet(layout: Layout) -> dict[str, object]:
         "podLogsDir": str(layout.run / "pod-logs"),
         "volumePluginDir": str(layout.run / "volume-plugins"),
         "maxPods": 200,
-        # A developer's disk may be nearly full; and imported images must stay, for nothing could pull them again.
+        # A developer's disk may be nearly full. Imported images must stay: they cannot be pulled again.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "4s",
@@ -179,7 +179,7 @@ def _kube_proxy(layout: Layout) -> dict[str, object]:
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": layout.kubeconfig("kube-proxy")},
         "mode": "nftables",
-        "nftables": {"minSyncPeriod": "100ms"},  # by default a Service may lag a second behind its endpoints
+        "nftables": {"minSyncPeriod": "100ms"},  # by default a Service lags behind its endpoints by up to a second
         "hostnameOverride": NODE,
         "clusterCIDR": POD_RANGE,
         "conntrack": {"maxPerCore": 0},  # the limit belongs to the whole machine
@@ -188,7 +188,7 @@ def _kube_proxy(layout: Layout) -> dict[str, object]:
 
 
 def _corefile(layout: Layout) -> str:
-    """Names outside the cluster do not exist, at once: there is no network to ask."""
+    """Return CoreDNS' configuration. It answers NXDOMAIN for names outside the cluster immediately: there is no other network."""
     return f"""cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {{
     bind {NODE_ADDRESS}
     errors
@@ -209,7 +209,7 @@ def _corefile(layout: Layout) -> str:
 
 
 def _bootstrap() -> dict[str, object]:
-    """What CoreDNS may read; the other components' roles are Kubernetes' own."""
+    """Return CoreDNS' role and binding. Kubernetes itself creates the roles of the other components."""
     read = ["list", "watch"]
     rules = [
         {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": read},

@@ -1,7 +1,7 @@
-"""Builds images with buildah, without a registry or a daemon; keyed by content, `localhost/NAME:KEY`, so that nothing is built twice.
+"""Builds images with buildah, without a registry or a daemon. The tag of an image is a digest of its inputs: nothing is built twice.
 
-The base comes from Debian's packages. The layers lie uncompressed in the cache (store.py), so that a change of code moves kilobytes even
-where torch, 6 GB, is the layer below.
+The base comes from Debian's packages. The layers are uncompressed in the cache (store.py), so that a change of code moves kilobytes,
+although torch, 6 GB, is the layer below.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EPOCH = 1_600_000_000
 
 
 class ImageFailed(RuntimeError):
-    """An image could not be built or imported; the message carries the last lines of the tool that failed."""
+    """An image cannot be built or imported. The message contains the last lines of the tool that failed."""
 
 
 def base() -> str:
-    """What the product's Containerfiles build upon here: Debian with Python 3.11, redis-server, curl; no compiler, no settings of ours."""
+    """Build the base of the product's Containerfiles: Debian with Python 3.11, redis-server and curl. Return its reference."""
     containerfile = 'FROM scratch\nADD rootfs.tar /\nCMD ["python3"]\n'
     key = content_key("fairlead-base", BASE_SUITE, BASE_PACKAGES, containerfile)
     rootfs = cache_root() / "base" / f"{key}.tar"
@@ -47,16 +47,16 @@ def base() -> str:
 
 
 def pause(program: Path) -> str:
-    """The pod sandbox's image: nothing but the pause program."""
+    """Build the pod sandbox's image, which has only the pause program. Return its reference."""
     containerfile = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n'
     return _build("fairlead-pause", content_key(containerfile, program), containerfile, {"pause": program})
 
 
 def build(name: str, containerfile: Path, sources: Iterable[str], checkout: Path = CHECKOUT, base_image: str | None = None) -> str:
-    """Reference of the image that `containerfile` makes of `sources`, paths inside `checkout`; milliseconds when nothing changed.
+    """Build an image of `sources`, paths inside `checkout`, and return its reference. An unchanged image takes milliseconds.
 
-    `base_image` is the Containerfile's BASE where that is not `base()`. Of each name only the newest image is kept: give a second
-    version that a test needs at the same time another name.
+    `base_image`: the Containerfile's BASE; None: `base()`. Only the newest image of each name is kept: a second version that a test needs
+    at the same time needs another name.
     """
     base_image = base_image or base()
     files = {source: checkout / source for source in sources}
@@ -65,7 +65,7 @@ def build(name: str, containerfile: Path, sources: Iterable[str], checkout: Path
 
 
 def contents(containerfile: Path, files: dict[str, Path]) -> list[str | Path]:
-    """All that decides an image, for content_key."""
+    """Return everything that an image depends on, for content_key."""
     found: list[str | Path] = [containerfile]
     for source, path in sorted(files.items()):
         for file in _walk(path):
@@ -75,7 +75,7 @@ def contents(containerfile: Path, files: dict[str, Path]) -> list[str | Path]:
 
 @contextmanager
 def build_context(containerfile: str, files: dict[str, Path]) -> Iterator[Path]:
-    """A folder with just these files and a Containerfile, their times fixed, for the builders' caches look at them."""
+    """Provide a folder with these files and a Containerfile. Their times are fixed, because the builders' caches compare them."""
     with tempfile.TemporaryDirectory(prefix="fairlead-image-") as folder:
         context = Path(folder)
         for target, source in files.items():
@@ -92,16 +92,16 @@ def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base
         arguments = [f"--build-arg=BASE={base_image}"] if base_image else []
         with build_context(containerfile, files) as context:
             _run([*_buildah("bud"), "--layers", *_build_flags(), *arguments, "-t", reference, str(context)], name)
-        # Not `buildah push`, which compresses for this kind of target: minutes for torch, and again at each change of the code above it.
+        # Not `buildah push`: it compresses for this kind of target, which takes minutes for torch at each change of the code above it.
         stored_at = f"containers-storage:[overlay@{_storage() / 'storage'}+{_storage() / 'run'}]{reference}"
         copy = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", stored_at]
         _run([*copy, f"oci:{store.layout()}:{reference}"], f"{name} (layers)")
-        _forget_older(name, reference)
+        _remove_older(name, reference)
     return reference
 
 
 def _build_flags() -> list[str]:
-    """What a build step needs of this machine (mirrors, certificates); mounted while it runs, never written into the image."""
+    """Return flags that mount this machine's mirrors and certificates while a build step runs. They are never part of the image."""
     settings = cache_root() / "pip.conf"
     bundle = next((os.environ[name] for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE") if os.environ.get(name)), "")
     index = os.environ.get("PIP_INDEX_URL", "")
@@ -113,14 +113,14 @@ def _build_flags() -> list[str]:
     return ["--isolation=chroot", "--network=host"] + [f"--volume={src}:{dst}:ro" for src, dst in mounts.items() if Path(src).exists()]
 
 
-def _forget_older(name: str, keep: str) -> None:
-    """Only the newest image of a name stays: the layers that it shares with older ones are what is worth keeping."""
+def _remove_older(name: str, keep: str) -> None:
+    """Remove the older images of this name. The newest one keeps the layers that it shares with them."""
     listed = subprocess.run([*_buildah("images"), "--format", "{{.Name}}:{{.Tag}}"], capture_output=True, text=True).stdout.split()
     older = [reference for reference in listed if reference.startswith(f"localhost/{name}:") and reference != keep]
     if older:
         subprocess.run([*_buildah("rmi"), *older], capture_output=True)
-        store.forget(older)
-    subprocess.run([*_buildah("rm"), "--all"], capture_output=True)  # a build that failed leaves its container, and that its layers
+        store.remove(older)
+    subprocess.run([*_buildah("rm"), "--all"], capture_output=True)  # a failed build leaves its container, which holds its layers
     subprocess.run([*_buildah("rmi"), "--prune"], capture_output=True)
 
 
@@ -134,7 +134,7 @@ def _buildah(action: str) -> list[str]:
 
 def _walk(path: Path) -> Iterator[Path]:
     if not path.exists():
-        raise ImageFailed(f"{path} is to be part of an image and does not exist")
+        raise ImageFailed(f"{path} does not exist, and an image needs it")
     if path.is_file():
         yield path
     for folder, directories, names in os.walk(path):

@@ -1,4 +1,4 @@
-"""A real Kubernetes on this machine: starts its components in namespaces of their own, waits until they work, takes everything away."""
+"""A real Kubernetes on this machine: starts its components in separate namespaces, waits until they work, and removes everything."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OVERLAID = ("/var/lib", "/var/log", "/run")  # hidden inside the cluster's moun
 
 
 class ComponentFailed(RuntimeError):
-    """A component ended or did not become ready; the message names it and carries its last lines."""
+    """A component ended or did not become ready. The message names it and contains its last lines."""
 
 
 class LocalKubernetes:
-    """One cluster by its name. `up` and `down` may be called in any order and any number of times, from any process."""
+    """One cluster, known by its name. `up` and `down` may be called in any order and number, from any process."""
 
     def __init__(self, name: str = "default") -> None:
         if not name.isalnum() or len(name) > 16:
@@ -41,11 +41,11 @@ class LocalKubernetes:
 
     @property
     def kept(self) -> bool:
-        """Whether it keeps running after the end of a test run."""
+        """Whether it keeps running after a test run."""
         return self.running and (self.run / "keep").exists()
 
     def up(self, keep: bool = False) -> None:
-        """Node Ready, cluster DNS answering, or an exception that says which component failed and how. Free when it is up already."""
+        """Start the cluster if it does not run, and wait for its node and DNS. Raises ComponentFailed, which names the component."""
         packages.ensure()
         self._check_paths()
         layout = self._layout()
@@ -68,9 +68,9 @@ class LocalKubernetes:
             shutil.rmtree(self._kept_logs, ignore_errors=True)
 
     def down(self, purge: bool = False) -> None:
-        """Nothing of the cluster is left: no process, mount, namespace, control group or file; imported images stay in the cache.
+        """Remove every process, mount, namespace, control group and file of the cluster. Imported images stay in the cache.
 
-        `purge` removes those too, and the logs of a failed start.
+        `purge`: also remove these images, and the logs of a failed start.
         """
         with locked(self._lock):
             self.machine.stop()
@@ -88,7 +88,7 @@ class LocalKubernetes:
         older = [name for name in have if name.startswith(reference.rpartition(":")[0] + ":")]
         if older:
             self._ctr("images", "rm", *older)
-            self._forget_nameless()
+            self._remove_unnamed_images()
         store.share_layers(reference, self.images / "io.containerd.content.v1.content")
         progress.say(f"{reference}: {written / 1e6:.0f} MB of layers were new")
 
@@ -108,20 +108,20 @@ class LocalKubernetes:
                 raise images.ImageFailed(f"containerd refused {reference}:\n{self.machine.tail('import')}")
         return written
 
-    def _forget_nameless(self) -> None:
-        """The kubelet's side of containerd keeps a second record of every image, by its digest, and with it all of its layers."""
+    def _remove_unnamed_images(self) -> None:
+        """Remove images without a name. The CRI plugin records every image a second time, by digest, which keeps all of its layers."""
         targets = {}
         for line in self._ctr("images", "ls").splitlines()[1:]:
             name, *columns = line.split()
             targets[name] = next(column for column in columns if column.startswith("sha256:"))
         named = {digest for name, digest in targets.items() if not name.startswith("sha256:")}
-        nameless = [name for name, digest in targets.items() if digest not in named]
-        if nameless:
-            self._ctr("images", "rm", *nameless)
+        unnamed = [name for name, digest in targets.items() if digest not in named]
+        if unnamed:
+            self._ctr("images", "rm", *unnamed)
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """For clients: kubectl and helm on PATH, KUBECONFIG, and caches inside the run directory."""
+        """The environment of clients: kubectl and helm on PATH, KUBECONFIG, and caches inside the run directory."""
         programs = [str(path.parent) for path in binaries.build(("kubernetes", "helm")).values()]
         return {
             **os.environ,
@@ -152,7 +152,7 @@ class LocalKubernetes:
         spawn("containerd", "etcd", "kube-apiserver")
         self._wait("containerd", lambda: self._ctr("version") != "")
         if leftovers := self._ctr("containers", "ls", "-q").split():
-            # Of a cluster that was here before: the store is kept for its images. containerd reads its list at start only.
+            # They belong to an earlier cluster: the store is kept for its images. containerd reads its list only when it starts.
             self._ctr("containers", "rm", *leftovers)
             self.machine.kill("containerd")
             spawn("containerd")
@@ -183,7 +183,7 @@ class LocalKubernetes:
     def _report(self, component: str, what: str) -> str:
         return (
             f"{component} {what}. Its last lines:\n{self.machine.tail(component)}\nAll logs: {self._kept_logs}. Start again with "
-            "`python -m e2e.cluster up`; if this repeats, the lines above name the flag or the kernel feature that is in the way."
+            "`python -m e2e.cluster up`. If this repeats, correct the flag or the kernel feature that the lines above name."
         )
 
     @property
@@ -195,7 +195,7 @@ class LocalKubernetes:
         return cache_root() / "failed-start" / self.name
 
     def _keep_logs(self) -> None:
-        """The run directory goes away with a failed start; its logs are worth keeping."""
+        """Copy the logs: a failed start removes the run directory."""
         self._kept_logs.mkdir(parents=True, exist_ok=True)
         for log in self.machine.logs.glob("*.log"):
             (self._kept_logs / log.name).write_bytes(log.read_bytes())
@@ -204,7 +204,7 @@ class LocalKubernetes:
         return self._inside("kubectl", *arguments)
 
     def _inside(self, *command: str) -> str:
-        """Output of a command in the cluster's network; empty when it failed."""
+        """Return the output of a command in the cluster's network; empty if it failed."""
         found = subprocess.run([*self.machine.inside(), *command], env=self.environment, capture_output=True, text=True)
         return found.stdout.strip() if found.returncode == 0 else ""
 
@@ -215,7 +215,7 @@ class LocalKubernetes:
 
     def _check_paths(self) -> None:
         if any(cache_root().resolve().is_relative_to(folder) for folder in _OVERLAID):
-            raise packages.MachineUnfit(f"FAIRLEAD_CACHE={cache_root()} must not lie under {', '.join(_OVERLAID)}: choose another folder.")
+            raise packages.MachineUnfit(f"FAIRLEAD_CACHE={cache_root()} must not be under {', '.join(_OVERLAID)}: choose another folder.")
         longest = len(str(self.run / "containerd.sock.ttrpc"))
         if longest > 107:
             raise packages.MachineUnfit(f"FAIRLEAD_CACHE={cache_root()} is too long a path for unix sockets: {longest} bytes of 107.")

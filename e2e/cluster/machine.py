@@ -1,8 +1,7 @@
-"""A machine inside the machine: network, mount and pid namespaces that hold a whole cluster.
+"""Network, mount and pid namespaces that contain a whole cluster.
 
-One init process owns them. Killing it ends every process inside (containers and their shims too), and with the last process the kernel
-takes back mounts, links, addresses and firewall rules: nothing can be left behind, however the cluster died. Only its control groups and
-its files remain, and `stop` removes those.
+One init process owns them. Killing it ends every process inside, also containers and their shims. The kernel then removes mounts, links,
+addresses and firewall rules, however the cluster ended. Only control groups and files remain, and `stop` removes those.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from .packages import SEARCH_PATH
 
 _CLONE_NEWNET = 0x40000000
-# kubelet would set these for the whole machine; with a file that already says what it wants mounted over each, it leaves them alone.
+# The kubelet would set these for the whole machine. It changes no value that is right: a file with the right value is mounted over each.
 _TUNABLES = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -29,7 +28,7 @@ _TUNABLES = {
     "kernel/keys/root_maxkeys": 1000000,
     "kernel/keys/root_maxbytes": 25000000,
 }
-# Overlays catch what components write to fixed places (shim sockets, CNI results, pod log links, network namespaces).
+# Overlays receive what components write to fixed paths (shim sockets, CNI results, pod log links, network namespaces).
 _SETUP = """
 set -eu
 run=$1 pause=$2 address=$3 services=$4
@@ -52,11 +51,11 @@ _SPAWN = 'log=$1 note=$2; shift 2; { "$@" & echo $! > "$note.pid"; wait $!; echo
 
 
 class MachineFailed(RuntimeError):
-    """The namespaces could not be made or taken away; the message carries the tool's own words."""
+    """The namespaces cannot be created or removed. The message contains the tool's output."""
 
 
 class Machine:
-    """All state lies under `run`; an object can be made at any time, in any process, for a machine that runs or not."""
+    """All state is in the folder `run`. Any process may create an object for a machine, whether it runs or not."""
 
     def __init__(self, run: Path, cgroup: str) -> None:
         self.run = run
@@ -65,7 +64,7 @@ class Machine:
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def start(self, pause: Path, address: str, services: str) -> None:
-        """Makes the namespaces, with `address` on loopback and a route for `services`; `pause` becomes the first process inside."""
+        """Create the namespaces, with `address` on loopback and a route for `services`. `pause` becomes the first process inside."""
         for folder in ("logs", "notes", "sysctl"):
             (self.run / folder).mkdir(parents=True, exist_ok=True)
         for name, value in _TUNABLES.items():
@@ -87,14 +86,14 @@ class Machine:
         deadline = time.monotonic() + 20
         while not (self.run / "ready").exists():
             if self._launcher.poll() is not None or time.monotonic() > deadline:
-                raise MachineFailed(f"cannot make the cluster's namespaces:\n{self.tail('machine')}")
+                raise MachineFailed(f"cannot create the cluster's namespaces:\n{self.tail('machine')}")
             time.sleep(0.02)
         pid = int(children.read_text().split()[0])
         (self.run / "init").write_text(f"{pid} {_start_time(pid)}")
 
     @property
     def pid(self) -> int | None:
-        """The init process, as this machine numbers it; None when it does not run."""
+        """The id of the init process outside the namespaces; None: it does not run."""
         try:
             pid, started = (self.run / "init").read_text().split()
         except (FileNotFoundError, ValueError):
@@ -102,7 +101,7 @@ class Machine:
         return int(pid) if _start_time(int(pid)) == started else None
 
     def inside(self, *flags: str) -> list[str]:
-        """Prefix of a command that shall run inside: its network, and with `--mount` and `--pid` all of it."""
+        """Return the prefix of a command that runs in the network namespace, and with `--mount` and `--pid` in all namespaces."""
         pid = self.pid
         if pid is None:
             raise MachineFailed("the cluster does not run: start it with `python -m e2e.cluster up`")
@@ -110,7 +109,7 @@ class Machine:
 
     @contextmanager
     def network(self) -> Iterator[None]:
-        """Moves the calling thread, and the threads and processes it starts meanwhile, into the cluster's network."""
+        """Move the calling thread, and the threads and processes that it starts meanwhile, into the cluster's network."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open("/proc/thread-self/ns/net") as home, open(f"/proc/{self.pid}/ns/net") as cluster:  # noqa: PTH123 (setns takes descriptors)
             for_home, for_cluster = home.fileno(), cluster.fileno()
@@ -122,7 +121,7 @@ class Machine:
                 libc.setns(for_home, _CLONE_NEWNET)
 
     def spawn(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
-        """Starts a long-running process inside; its output goes to logs/NAME.log, its end is noted."""
+        """Start a long-running process inside. Its output goes to logs/NAME.log, and its exit code is recorded."""
         (self.run / "notes" / f"{name}.exit").unlink(missing_ok=True)
         arguments = [str(self.logs / f"{name}.log"), str(self.run / "notes" / name), *command]
         subprocess.run(
@@ -133,14 +132,14 @@ class Machine:
         )
 
     def kill(self, name: str) -> None:
-        """Ends one process inside, at once, and waits until it is gone."""
+        """Kill one process inside, and wait until it has ended."""
         pid = (self.run / "notes" / f"{name}.pid").read_text().strip()
         subprocess.run([*self.inside("--mount", "--pid"), "sh", "-c", f"kill -9 {pid}"], check=False)
         while self.exit_code(name) is None:
             time.sleep(0.02)
 
     def exit_code(self, name: str) -> int | None:
-        """How a spawned process ended; None while it runs."""
+        """Return the exit code of a spawned process; None while it runs."""
         try:
             return int((self.run / "notes" / f"{name}.exit").read_text() or "-1")
         except FileNotFoundError:
@@ -154,7 +153,7 @@ class Machine:
         return "\n".join(line[:400] for line in text.splitlines()[-lines:]) or "(no output)"
 
     def _launchers(self) -> list[int]:
-        """The `unshare` processes of this machine; when one dies, so does the init process below it."""
+        """Return the `unshare` processes of this machine. The init process ends with its `unshare` process."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -166,19 +165,19 @@ class Machine:
         return found
 
     def stop(self) -> None:
-        """Ends everything inside and removes the files and control groups; does nothing when there is nothing."""
+        """End every process inside, and remove the files and control groups. Does nothing if there are none."""
         pid, launchers = self.pid, self._launchers()
         namespaces = {_namespace(f"{launcher}/ns/pid_for_children") for launcher in launchers}
         if pid is not None:
             namespaces.add(_namespace(f"{pid}/ns/pid"))
             os.kill(pid, signal.SIGKILL)
-        for launcher in launchers:  # also of a start that was killed before it could note its init process
+        for launcher in launchers:  # also those of a start that was killed before it recorded its init process
             with suppress(ProcessLookupError):
                 os.kill(launcher, signal.SIGKILL)
         if self._launcher is not None:
             self._launcher.wait()
             self._launcher = None
-        _wait_for_the_end(namespaces - {None, _namespace("self/ns/pid")})
+        _wait_until_empty(namespaces - {None, _namespace("self/ns/pid")})
         for controller in _cgroup_hierarchies():
             _remove_cgroups(controller / self.cgroup)
         mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -190,17 +189,17 @@ class Machine:
 
 
 def _namespace(link: str) -> str | None:
-    """What a link below /proc names; None when its process has gone."""
+    """Return the target of a link below /proc; None: its process has ended."""
     try:
         return str(Path("/proc", link).readlink())
     except OSError:
         return None
 
 
-def _wait_for_the_end(namespaces: set[str | None]) -> None:
-    """Until no process is left in these pid namespaces.
+def _wait_until_empty(namespaces: set[str | None]) -> None:
+    """Wait until no process is left in these pid namespaces.
 
-    Asked of all processes: an init process with several threads reads as dead while the last of them still ends the others.
+    All processes are checked: an init process with several threads reads as dead while its last thread still ends the others.
     """
     deadline = time.monotonic() + 60
     while left := [path.name for path in Path("/proc").glob("[0-9]*") if _namespace(f"{path.name}/ns/pid") in namespaces]:
@@ -210,7 +209,7 @@ def _wait_for_the_end(namespaces: set[str | None]) -> None:
 
 
 def _start_time(pid: int) -> str:
-    """When a process started, in clock ticks since boot, so that a pid used again is not taken for ours; empty for a dead one."""
+    """Return the start of a process in clock ticks since boot, which distinguishes a pid that is used again; empty for a dead process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -219,7 +218,7 @@ def _start_time(pid: int) -> str:
 
 
 def _cgroup_hierarchies() -> list[Path]:
-    """Where control groups are mounted: one folder for each controller with version 1, one in all with version 2."""
+    """Return the folders where control groups are mounted: one for each controller with version 1, one in total with version 2."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [Path(point) for _, point, kind, *_ in mounts if kind in {"cgroup", "cgroup2"}]
 
@@ -233,7 +232,7 @@ def _remove_cgroups(top: Path) -> None:
             try:
                 Path(folder).rmdir()
                 break
-            except OSError:  # a process in it has not quite gone
+            except OSError:  # a process in it has not ended yet
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The Debian packages that a cluster of our own and its images need; installed when missing and we may."""
+"""The Debian packages that a cluster on this machine and its images need. Missing ones are installed if this process runs as root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from e2e import progress
 
-# program: package. /usr/sbin is searched too, for it is not on everyone's PATH.
+# Program → package. /usr/sbin is searched too: it is not on every user's PATH.
 PROGRAMS = {
     "etcd": "etcd-server",
     "containerd": "containerd",
@@ -31,11 +31,11 @@ CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 
 
 class MachineUnfit(RuntimeError):
-    """This machine cannot carry a cluster of ours; the message says what is missing and what else would do."""
+    """This machine cannot run a cluster. The message names what is missing, and alternatives."""
 
 
 def missing() -> list[str]:
-    """Names of the packages that are not installed."""
+    """Return the names of the packages that are not installed."""
     packages = {package for program, package in PROGRAMS.items() if shutil.which(program, path=SEARCH_PATH) is None}
     if cni_folder() is None:
         packages.add("containernetworking-plugins")
@@ -47,15 +47,17 @@ def cni_folder() -> Path | None:
 
 
 def ensure() -> None:
-    """Installs what is missing, with apt-get as root; raises MachineUnfit with the exact command otherwise."""
+    """Install missing packages with apt-get. Raises MachineUnfit, with the exact command, where that fails."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        raise MachineUnfit("A Kubernetes of our own needs root on Linux. Run as root, or set KUBECONFIG, or install docker and kind.")
+        raise MachineUnfit("A cluster on this machine needs root on Linux. Run as root, or set KUBECONFIG, or install docker and kind.")
     packages = missing()
     if not packages:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if shutil.which("apt-get") is None:
-        raise MachineUnfit(f"Missing programs, in Debian's packages {', '.join(packages)}, and there is no apt-get: install them by hand.")
+        raise MachineUnfit(
+            f"Programs of Debian's packages {', '.join(packages)} are missing, and there is no apt-get: install them manually."
+        )
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"install Debian packages {' '.join(packages)}"):
         result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -64,4 +66,4 @@ def ensure() -> None:
             result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if result.returncode != 0 or missing():
             tail = "\n".join(result.stdout.splitlines()[-10:])
-            raise MachineUnfit(f"`{' '.join(command)}` failed. Run it by hand to see why; its last lines:\n{tail}")
+            raise MachineUnfit(f"`{' '.join(command)}` failed. Run it manually to see why. Its last lines:\n{tail}")

@@ -1,4 +1,4 @@
-"""Where things lie: a cache that outlives runs and checkouts, and one directory for each running cluster."""
+"""Paths: a cache that outlives runs and checkouts, and one directory for each running cluster."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ CHECKOUT = HERE.parent.parent
 
 
 def cache_root() -> Path:
-    """Downloads, builds and imported images, kept by content; safe to delete while no cluster is up."""
+    """Return the folder of downloads, builds and imported images. It may be deleted while no cluster runs."""
     return Path(os.environ.get("FAIRLEAD_CACHE") or Path.home() / ".cache" / "fairlead")
 
 
 def run_root() -> Path:
-    """State of running clusters, one short-named directory each; `down` removes it."""
+    """Return the folder with one directory for each running cluster, which `down` removes. Unix sockets need short names."""
     return cache_root() / "run"
 
 
 def content_key(*parts: str | bytes | Path) -> str:
-    """A short name for exactly these contents; a Path stands for the bytes of its file."""
+    """Return a digest of these contents. A Path means the bytes of its file."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part

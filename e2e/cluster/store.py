@@ -1,4 +1,4 @@
-"""Built images in the cache, as one OCI layout whose layers are uncompressed and shared between images, and how they travel from there."""
+"""Built images in the cache, as one OCI layout whose layers are uncompressed and shared between images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "org.opencontainers.image.ref.name"
 
 
 class NotStored(RuntimeError):
-    """An image was asked for that has not been built."""
+    """The requested image has not been built."""
 
 
 def layout() -> Path:
@@ -27,7 +27,7 @@ def contains(reference: str) -> bool:
 
 
 def write_archive(reference: str, present: set[str], out: IO[bytes]) -> int:
-    """Writes an OCI archive of `reference` without the layers whose digests are in `present`; returns the bytes of layers written."""
+    """Write an OCI archive of `reference` without the layers whose digests are in `present`. Return the bytes of the written layers."""
     entry = _entry(reference)
     manifest = _manifest(entry)
     named = {**entry, "annotations": {"io.containerd.image.name": reference}}
@@ -45,7 +45,7 @@ def write_archive(reference: str, present: set[str], out: IO[bytes]) -> int:
 
 
 def share_layers(reference: str, content_store: Path) -> None:
-    """Makes our layers hard links of containerd's own copies, so that 5 GB of torch lie on the disk once, not twice."""
+    """Replace our layers by hard links to containerd's copies, so that 5 GB of torch are on the disk once."""
     for layer in _manifest(_entry(reference))["layers"]:
         ours, theirs = _blob(layer["digest"]), content_store / _member(layer["digest"])
         if theirs.exists() and ours.stat().st_dev == theirs.stat().st_dev and not ours.samefile(theirs):
@@ -55,8 +55,8 @@ def share_layers(reference: str, content_store: Path) -> None:
             linked.replace(ours)
 
 
-def forget(references: Iterable[str]) -> None:
-    """Drops images and the blobs that no other image needs."""
+def remove(references: Iterable[str]) -> None:
+    """Remove images, and the blobs that no other image needs."""
     kept = [entry for entry in _entries() if _name(entry) not in set(references)]
     (layout() / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": kept}))
     wanted: set[str] = set()

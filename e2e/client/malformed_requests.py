@@ -1,4 +1,4 @@
-"""Runs in the client pod: requests that are wrong; prints the status and error of each as JSON."""
+"""Runs in the client pod: sends malformed requests, and prints the status and error of each as JSON."""
 
 import http.client
 import json
@@ -17,8 +17,8 @@ def post(body: bytes) -> tuple[int, dict]:
     return response.status, json.loads(response.read())
 
 
-def huge() -> tuple[int, dict]:
-    """Announces 100 MB and sends none of it: the refusal must not wait for the body."""
+def post_huge() -> tuple[int, dict]:
+    """Announce 100 MB and send none of it: the refusal must not wait for the body."""
     connection = http.client.HTTPConnection(str(address.hostname), 80, timeout=60)
     connection.putrequest("POST", "/v1/chat/completions")
     connection.putheader("Content-Length", str(100 * 1024 * 1024))
@@ -27,7 +27,7 @@ def huge() -> tuple[int, dict]:
     return response.status, json.loads(response.read())
 
 
-def asked(**changes: object) -> tuple[int, dict]:
+def post_changed(**changes: object) -> tuple[int, dict]:
     return post(json.dumps({**GOOD, **changes}).encode())
 
 
@@ -35,12 +35,12 @@ print(
     json.dumps(
         {
             "bad json": post(b'{"model": '),
-            "unknown model": asked(model="nobody"),
-            "negative max_tokens": asked(max_tokens=-1),
-            "prompt too long": asked(messages=[{"role": "user", "content": "rope " * 50_000}]),
-            "messages is a number": asked(messages=7),
-            "100 MB": huge(),
-            "good": asked(),
+            "unknown model": post_changed(model="unknown"),
+            "negative max_tokens": post_changed(max_tokens=-1),
+            "prompt too long": post_changed(messages=[{"role": "user", "content": "word " * 50_000}]),
+            "messages is a number": post_changed(messages=7),
+            "100 MB": post_huge(),
+            "good": post_changed(),
         }
     )
 )

@@ -1,4 +1,4 @@
-"""What a platform team does on an ordinary day while streams run: new arguments, a drained node, evictions, a new operator."""
+"""Maintenance while streams run: new arguments, a node drain, evictions, an operator upgrade."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from e2e.system import System, eventually
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "steady")
     installed.apply(service.manifest(replicas=2))
-    service.ready(replicas=2, seconds=300)
+    service.wait_ready(replicas=2, seconds=300)
     yield service
     service.delete()
 
@@ -29,11 +29,11 @@ def test_new_arguments_roll_out_under_load(service: Service) -> None:
     before = uids(service)
     with Load(service, concurrency=2, max_tokens=96) as load, Availability(service) as seen:
         service.system.apply(service.manifest(replicas=2, engine={"maxNumSeqs": 48}))
-        service.ready(replicas=2)
+        service.wait_ready(replicas=2)
         eventually(lambda: len(service.pods()) == 2 and not uids(service) & before, 120, "only pods of the new revision")
     assert load.outcome["requests"] > 4 and load.outcome["failed"] == 0, load.outcome["failures"]
     assert len({pod.rpartition("-")[0] for pod in load.outcome["pods"]}) == 2, "both revisions served"
-    assert seen.fewest == 2, "a surge pod comes before an old one goes"
+    assert seen.fewest == 2, "a surge pod is ready before an old one ends"
 
 
 def test_kubectl_drain_moves_the_pods_one_by_one_under_load(service: Service) -> None:
@@ -45,20 +45,20 @@ def test_kubectl_drain_moves_the_pods_one_by_one_under_load(service: Service) ->
         draining = subprocess.Popen(
             system.cluster.command(drain), env=system.cluster.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        try:  # the only node: what is evicted has nowhere to go until the node takes pods again
+        try:  # the cluster has one node: an evicted pod waits until it is uncordoned
             eventually(
                 lambda: any(pod["status"]["phase"] == "Pending" for pod in service.pods()), 90, "an evicted pod's replacement, pending"
             )
             system.cluster.kubectl("uncordon", node)
-            said, _ = draining.communicate(timeout=200)
+            output, _ = draining.communicate(timeout=200)
         finally:
             draining.kill()
             system.cluster.kubectl("uncordon", node)
-        assert draining.returncode == 0, said
-        service.ready(replicas=2)
+        assert draining.returncode == 0, output
+        service.wait_ready(replicas=2)
         eventually(lambda: not uids(service) & before, 60, "only new pods")
     assert load.outcome["failed"] == 0, load.outcome["failures"]
-    assert seen.fewest == 1, "the disruption budget let one go at a time"
+    assert seen.fewest == 1, "the disruption budget allows one eviction at a time"
 
 
 def test_an_eviction_beyond_the_budget_is_refused(service: Service) -> None:
@@ -68,7 +68,7 @@ def test_an_eviction_beyond_the_budget_is_refused(service: Service) -> None:
         assert answers[0].returncode == 0, answers[0].stderr
         assert answers[1].returncode != 0 and "disruption budget" in answers[1].stderr
         eventually(lambda: pods[0] not in [pod["metadata"]["name"] for pod in service.pods()], 60, "the evicted pod gone")
-        service.ready(replicas=2)
+        service.wait_ready(replicas=2)
     assert load.outcome["failed"] == 0, load.outcome["failures"]
 
 
@@ -83,21 +83,21 @@ def test_an_operator_upgrade_restarts_no_worker(service: Service) -> None:
     system, before = service.system, uids(service)
 
     def operators() -> Any:
-        """With those that are going: one of them may act until it is gone."""
+        """Return the uids of the operator's pods, terminating ones included: they may lead until they have ended."""
         listed = system.get("pods", "-l", "app.kubernetes.io/component=operator", namespace=system.namespace)["items"]
         return {pod["metadata"]["uid"] for pod in listed}
 
     old = operators()
     with Load(service, concurrency=2, max_tokens=96) as load, Availability(service) as seen:
-        try:  # what a release changes: its image (by another name here), its defaults
+        try:  # an upgrade also changes defaults
             system.install(operator={"logLevel": "DEBUG"}, defaults={"gpus": 1})
             eventually(lambda: operators() and not operators() & old, 120, "only the new operator")
             service.system.apply(service.manifest(replicas=2, engine={"maxNumSeqs": 48}, routing={"replicas": 1}))
             eventually(lambda: len(service.pods("router")) == 1, 60, "an edit applied by the new operator")
-            service.ready(replicas=2)
-        finally:  # else the next test's service would be made with these defaults, and keep them
+            service.wait_ready(replicas=2)
+        finally:  # otherwise the next test's service would keep these defaults
             upgraded = operators()
             system.install()
-            eventually(lambda: operators() and not operators() & upgraded, 120, "the operator as it was")
+            eventually(lambda: operators() and not operators() & upgraded, 120, "the operator with its first values")
     assert load.outcome["failed"] == 0, load.outcome["failures"]
     assert uids(service) == before and seen.fewest == 2

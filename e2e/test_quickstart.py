@@ -1,16 +1,16 @@
-"""The main job, as a newcomer does it: install the chart, apply six lines, call the endpoint; then what an owner does in a week."""
+"""The quick start: install the chart, apply six lines, call the endpoint. Then scale, delete a pod, edit a child, delete the service."""
 
 import pytest
 
 from e2e.service import Load, Service
 from e2e.system import System, eventually
 
-PROMPT = "A fairlead is a ring that guides a rope where it should run, so that it neither chafes nor fouls. " * 8
+PROMPT = "A fairlead is a ring that guides a rope and keeps it from chafing on the deck. " * 10
 
 
 @pytest.fixture(scope="module")
 def service(system: System) -> Service:
-    """`helm install` and at once, with the operator not up yet, `kubectl apply` of the six-line manifest."""
+    """Apply the six-line manifest right after `helm install`, before the operator runs."""
     system.install()
     service = Service(system, "tiny")
     manifest = f"apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata:\n  name: {service.name}\nspec:\n  model: {{uri: 'file:///models/tiny'}}\n"
@@ -19,8 +19,8 @@ def service(system: System) -> Service:
     return service
 
 
-def test_six_lines_become_ready_with_an_honest_status(service: Service) -> None:
-    status = service.ready(replicas=1, seconds=300)
+def test_six_lines_become_ready(service: Service) -> None:
+    status = service.wait_ready(replicas=1, seconds=300)
     assert status["url"] == service.url
     listing = service.system.cluster.kubectl("get", "infer", "-n", service.system.models).stdout
     header, row = (line.split() for line in listing.strip().splitlines())
@@ -30,9 +30,9 @@ def test_six_lines_become_ready_with_an_honest_status(service: Service) -> None:
 
 
 def test_the_openai_client_streams_a_chat_and_the_same_prefix_returns_to_its_pod(service: Service) -> None:
-    service.ready()
+    service.wait_ready()
     service.scale(3)
-    service.ready(replicas=3)
+    service.wait_ready(replicas=3)
     first = service.chat(PROMPT)
     assert first["finish"] == "length" and first["completion_tokens"] == 16 and first["text"]
     again = service.chat(PROMPT)
@@ -43,19 +43,19 @@ def test_the_openai_client_streams_a_chat_and_the_same_prefix_returns_to_its_pod
 
 def test_scaling_one_three_one_under_load_fails_no_request(service: Service) -> None:
     service.scale(1)
-    service.ready(replicas=1)
+    service.wait_ready(replicas=1)
     with Load(service) as load:
         service.scale(3)
-        service.ready(replicas=3)
+        service.wait_ready(replicas=3)
         service.scale(1)
-        service.ready(replicas=1)
+        service.wait_ready(replicas=1)
         eventually(lambda: len(service.pods()) == 1, 120, "one worker pod left")
     assert load.outcome["requests"] > 10
     assert load.outcome["failed"] == 0, load.outcome["failures"]
 
 
 def test_a_pod_deleted_in_mid_stream_finishes_its_stream(service: Service) -> None:
-    service.ready(replicas=1)
+    service.wait_ready(replicas=1)
     stream = service.system.client("chat.py", service.url, service.name, PROMPT, "1200")
     assert stream.stderr is not None
     pod = stream.stderr.readline().split()[-1]
@@ -64,22 +64,22 @@ def test_a_pod_deleted_in_mid_stream_finishes_its_stream(service: Service) -> No
     assert stream.returncode == 0, errors
     assert '"finish": "length"' in out and '"completion_tokens": 1200' in out
     eventually(lambda: pod not in [p["metadata"]["name"] for p in service.pods()], 60, f"{pod} gone")
-    service.ready(replicas=1)
+    service.wait_ready(replicas=1)
 
 
-def test_an_edited_deployment_is_put_back(service: Service) -> None:
-    service.ready()
+def test_an_edited_deployment_is_restored(service: Service) -> None:
+    service.wait_ready()
     name = f"{service.name}-worker"
     before = service.system.get("deployment", name)["spec"]
     patch = '{"spec": {"replicas": 0, "template": {"spec": {"containers": [{"name": "worker", "args": ["--model", "file:///nonsense"]}]}}}}'
     service.system.cluster.kubectl("patch", "deployment", name, "-n", service.system.models, "-p", patch)
 
-    def back() -> bool:
+    def is_restored() -> bool:
         now = service.system.get("deployment", name)["spec"]
         return now["replicas"] == before["replicas"] and now["template"] == before["template"]
 
-    eventually(back, 30, "the Deployment as before")
-    service.ready(replicas=1)
+    eventually(is_restored, 30, "the restored Deployment")
+    service.wait_ready(replicas=1)
 
 
 def test_deleting_the_service_leaves_nothing(service: Service) -> None:
