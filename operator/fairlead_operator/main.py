@@ -37,19 +37,19 @@ def main() -> None:
     log.info("configuration: %s", config.model_dump_json(exclude={"redis_url"}))
     if config.kubeconfig:
         os.environ["KUBECONFIG"] = config.kubeconfig  # kopf's own client reads it from there
-    asyncio.run(_until_stopped(config))
+    asyncio.run(_run_until_stopped(config))
 
 
-async def _until_stopped(config: OperatorConfig) -> None:
+async def _run_until_stopped(config: OperatorConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def take_signals() -> None:
+    def install_signal_handlers() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
 
-    take_signals()
-    await operate(config, stop, started=take_signals)
+    install_signal_handlers()
+    await operate(config, stop, started=install_signal_handlers)
     log.info("stopped")
 
 

@@ -28,7 +28,7 @@ class ProbeResult:
 class ObservedIndex:
     """The prefix index, as one router reports it."""
 
-    state: str  # Ok, Unavailable, Off, Unused, Unknown
+    state: str  # Available, Unavailable, Disabled, Unused, Unknown
     reason: str = ""
     read: str = ""  # Mirror, Remote or empty
     error_percent: int | None = None  # of a prompt's prediction, of the worst worker; None: too few answers to judge
@@ -83,7 +83,7 @@ class ObservedLoading:
     total_bytes: int = 0
 
     @classmethod
-    def of(cls, page: Mapping[str, Any]) -> "ObservedLoading | None":
+    def parse(cls, page: Mapping[str, Any]) -> "ObservedLoading | None":
         """Parse `GET /ready`. Return None for a worker that drains, has failed, or is of an older release."""
         if page.get("stage") not in PHASES:
             return None

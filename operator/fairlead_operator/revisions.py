@@ -52,7 +52,9 @@ def _defaults(part: type[BaseModel]) -> dict[str, Any]:
 
 def worker_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about worker pods. It does not depend on the operator's version or configuration."""
-    shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _of_index(service)
+    shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _index_fields(
+        service
+    )
     return names.digest([shaping, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name])
 
 
@@ -88,7 +90,7 @@ def scales_to_zero(service: InferenceService) -> bool:
     return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
 
 
-def _of_index(service: InferenceService) -> dict[str, object]:
+def _index_fields(service: InferenceService) -> dict[str, object]:
     """Return what the spec says about the index. Workers and routers must agree on it, so a change rolls both."""
     return non_default_fields(service.spec.routing, "index_groups")
 
@@ -144,7 +146,7 @@ def pin(
     return PinnedTemplate(deepcopy(data["template"]), [_revision(service, component, wanted, number, data, failed), *kept])
 
 
-def find(service: InferenceService, component: str, digest: str, seen: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def find_revision(service: InferenceService, component: str, digest: str, seen: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the ControllerRevision of `digest`; None: there is none."""
     wanted = f"{names.deployment(service, component)}-{digest}"
     return next((body for body in seen if body["metadata"]["name"] == wanted and belongs_to(body, service, component)), None)

@@ -46,13 +46,13 @@ async def operate(
     limit_heap()
     async with AsyncExitStack() as stack:
         loop_thread = await stack.enter_async_context(LoopThread.start("lease"))
-        renewing = await stack.enter_async_context(loop_thread.enter(Cluster.connect(config.kubeconfig)))
-        elector = LeaderElector(renewing, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
+        lease_cluster = await stack.enter_async_context(loop_thread.enter(Cluster.connect(config.kubeconfig)))
+        elector = LeaderElector(lease_cluster, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
         metrics = Metrics()
-        writing = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.count_response))
+        cluster = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.count_response))
         prober = prober or Prober(config.cluster_domain)
         stack.push_async_callback(prober.close)
-        operator = _Operator(config, writing, elector, loop_thread, prober, metrics)
+        operator = _Operator(config, cluster, elector, loop_thread, prober, metrics)
         port = await stack.enter_async_context(health.serve(config.health_port, operator.problem, operator.readiness, metrics.text))
         log.info("health on port %d", port)
         await operator.run(stop, started)
@@ -99,18 +99,22 @@ class _Operator:
             lambda: self._credentials.seen,
         )
         metrics.register_sources(
-            lambda: elector.leading, lambda: self._resync.seconds_since_resync, lambda: len(self._controller), self._acted_for
+            lambda: elector.leading, lambda: self._resync.seconds_since_resync, lambda: len(self._controller), self._reported_services
         )
 
-    def _acted_for(self) -> Iterable[Mapping[str, Any]]:
+    def _reported_services(self) -> Iterable[Mapping[str, Any]]:
         """Return the services that this process reports in metrics: only the leader reports them."""
         return self._cache.services() if self._elector.leading else ()
 
     def problem(self) -> str:
-        unresponsive = (
-            self._reflectors.seconds_since_response > STALE or self._elector.seconds_since_response > STALE or self._resync.is_stale
-        )
-        return "no answer for too long: the API server cannot be reached" if unresponsive else ""
+        """Return why the process is unhealthy; empty: it is healthy."""
+        ages = {
+            "watches": self._reflectors.seconds_since_response,
+            "the lease": self._elector.seconds_since_response,
+            "a full list": self._resync.seconds_since_resync,
+        }
+        late = [f"{what} for {age:.0f} s" for what, age in ages.items() if age > STALE]
+        return f"the API server has not answered requests for {' and '.join(late)}: check its health, and the network" if late else ""
 
     def readiness(self) -> health.Readiness:
         """Return whether the process is ready. A standby is ready when it knows everything that it needs to take over."""
@@ -129,12 +133,12 @@ class _Operator:
                 ("memory", trim_forever()),
             )
         }
-        watch_task = asyncio.create_task(_watch(self._config, self._cache, stop, self._watching, started), name="watch of services")
+        watch_task = asyncio.create_task(_run_kopf(self._config, self._cache, stop, self._watching, started), name="watch of services")
         stop_task = asyncio.create_task(stop.wait(), name="stop")
         try:
             done, _ = await asyncio.wait({*tasks, watch_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await self._end(tasks | {stop_task})
+            await self._stop(tasks | {stop_task})
             if not stop.is_set():
                 watch_task.cancel()
             await asyncio.gather(watch_task, return_exceptions=True)
@@ -144,7 +148,7 @@ class _Operator:
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
 
-    async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
+    async def _stop(self, tasks: set[asyncio.Task[Any]]) -> None:
         """Stop the writers first, then release the lease: its next holder need not wait for kopf, which takes seconds."""
         await self._controller.close()
         await self._event_recorder.close()
@@ -175,12 +179,12 @@ class _Operator:
             self._controller.start(self._dependencies)
 
 
-async def _watch(config: OperatorConfig, cache: Cache, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:
+async def _run_kopf(config: OperatorConfig, cache: Cache, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:
     """Run both halves of `kopf.operator`. Between them kopf has installed its signal handlers, and `started` may replace them."""
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
-        registry=handlers.registry(cache),
-        settings=handlers.settings(),
+        registry=handlers.build_registry(cache),
+        settings=handlers.build_settings(),
         standalone=True,
         identity=cast(Any, socket.gethostname()),  # otherwise kopf looks up the user's name, which a container's bare user id does not have
         clusterwide=not config.namespace,

@@ -53,7 +53,7 @@ async def test_the_figures_of_a_service_are_aggregated_from_its_routers(fleet: F
     assert second.pods[0].figures.tokens_per_second == 30.0 == second.figures.tokens_per_second
     assert second.pods[0].figures.hit_rate == 0.9, "rates cover the time between the two reads"
     before, after = (
-        traffic.CounterSnapshot.of({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0))
+        traffic.CounterSnapshot.parse({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0))
     )
     assert before is not None and after is not None
     seen = traffic.measure_traffic(before, after)

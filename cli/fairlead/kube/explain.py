@@ -9,8 +9,7 @@ from fairlead.kube import sections
 from fairlead.kube.facts import Facts
 from fairlead.kube.sections import Line
 from fairlead_operator import causes, names
-from fairlead_operator.causes import Cause, creation
-from fairlead_operator.causes import unresponsive as silence
+from fairlead_operator.causes import Cause, creation, unresponsive
 from fairlead_operator.causes.events import newest_relevant
 
 Body = Mapping[str, Any]
@@ -78,16 +77,16 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             continue
         for one in ((deployment or {}).get("status") or {}).get("conditions") or []:
             if one["type"] == "ReplicaFailure" and one["status"] == "True":
-                yield creation.of_failure(one["reason"], one.get("message", ""))
+                yield creation.make_failure_cause(one["reason"], one.get("message", ""))
         revision = _revision(deployment)
-        cause = causes.of_pods(facts.pods, component, revision, telling)
+        cause = causes.find_worst_cause(facts.pods, component, revision, telling)
         if cause is not None and cause.fault:
             yield cause
         if deployment is not None and (deployment.get("spec") or {}).get("paused"):
-            yield creation.paused(deployment["metadata"]["name"])
-    silent, _ = silence.find(facts.deployments.values(), facts.pods, now)
-    if silent is not None:
-        yield silent
+            yield creation.make_pause_cause(deployment["metadata"]["name"])
+    unresponsive_cause, _ = unresponsive.find_cause(facts.deployments.values(), facts.pods, now)
+    if unresponsive_cause is not None:
+        yield unresponsive_cause
 
 
 def _revision(deployment: Body | None) -> str:

@@ -117,7 +117,7 @@ def _pod(pod: Body, event: PodEvent | None, ready_message: str) -> Line:
         return Line(f"pod {name}{where}: terminating, ends by {pod['metadata']['deletionTimestamp']}")
     if is_ready(pod):
         return Line(f"pod {name}{where}: ready", True)
-    cause = causes.of_pod(pod, event)
+    cause = causes.find_pod_cause(pod, event)
     if cause is None:
         return Line(f"pod {name}{where}")
     words = "same message as Ready" if cause.message == ready_message else cause.message

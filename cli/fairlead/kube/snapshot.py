@@ -128,7 +128,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
 def pod_row(pod: Body, live: Live, loading: str = "") -> PodRow:
     """Build the row of one pod. `loading`: its progress from the service's status; if empty, the router's reason is used."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    cause = causes.of_pod(pod)
+    cause = causes.find_pod_cause(pod)
     seen = live.workers.get(metadata["name"], {})
     state = "Terminating" if metadata.get("deletionTimestamp") else cause.reason if cause else "Ready"
     if state == "Ready" and seen:

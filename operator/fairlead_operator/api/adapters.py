@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fairlead_operator.api.fields import Part, known_uri, uri_schema
+from fairlead_operator.api.fields import Part, uri_schema, uri_validator
 
 
 class Adapter(Part):
@@ -13,7 +13,7 @@ class Adapter(Part):
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] = Field(
         description='Value of "model" in requests that use this adapter.'
     )
-    uri: Annotated[str, known_uri("spec.model.adapters.uri"), uri_schema("spec.model.adapters.uri")] = Field(
+    uri: Annotated[str, uri_validator("spec.model.adapters.uri"), uri_schema("spec.model.adapters.uri")] = Field(
         description="Folder that holds adapter_config.json, in the forms of spec.model.uri."
     )
 

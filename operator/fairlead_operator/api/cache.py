@@ -62,9 +62,9 @@ Endpoint = Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s@]+$")]
 Region = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]+$")]
 
 
-def from_bucket(uri: str) -> bool:
+def is_in_bucket(uri: str) -> bool:
     return uri.startswith("s3://")
 
 
-def downloaded(uri: str) -> bool:
+def is_downloaded(uri: str) -> bool:
     return uri.startswith(DOWNLOADED)

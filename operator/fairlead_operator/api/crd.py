@@ -4,7 +4,7 @@ from typing import Any
 
 from fairlead_operator.api.adapters import MODELS_NAME, no_adapter_named
 from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH, rule
-from fairlead_operator.api.schema import Schema, structural
+from fairlead_operator.api.schema import Schema, structural_schema
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
@@ -37,8 +37,8 @@ def _root() -> Schema:
             "kind": {"type": "string", "description": "InferenceService"},
             # The bound is that of Kubernetes. Without it, the API server cannot estimate the cost of the rule on the name.
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
-            "spec": structural(ServiceSpec),
-            "status": structural(ServiceStatus, defaults=False),
+            "spec": structural_schema(ServiceSpec),
+            "status": structural_schema(ServiceStatus, defaults=False),
         },
         "x-kubernetes-validations": [*_NAME_RULES, *_ADAPTER_RULES],
     }

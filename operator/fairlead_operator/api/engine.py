@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Argument, Part, Quantity, known_uri, refuse, rule, rules, uri_schema
+from fairlead_operator.api.fields import Argument, Part, Quantity, refuse, rule, rules, uri_schema, uri_validator
 
 _SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages both set the size: keep one of the two"
 _BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: change one of the two"
@@ -58,7 +58,7 @@ class SpeculativeDecoding(Part):
         description="NGram: drafts are copied from the request's own text. Draft: a smaller model drafts the tokens."
     )
     num_tokens: int = Field(5, ge=1, le=64, description="Most tokens drafted for one request in one step.")
-    draft_model_uri: Annotated[str, known_uri(_DRAFT_URI), uri_schema(_DRAFT_URI)] | None = Field(
+    draft_model_uri: Annotated[str, uri_validator(_DRAFT_URI), uri_schema(_DRAFT_URI)] | None = Field(
         None, description="Draft model with the same tokenizer, in the forms of spec.model.uri. Required for method Draft."
     )
 

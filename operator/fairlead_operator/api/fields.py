@@ -104,7 +104,7 @@ def _uri_help(path: str) -> str:
     return f"{path} must be hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
 
 
-def known_uri(path: str) -> AfterValidator:
+def uri_validator(path: str) -> AfterValidator:
     """Return a validator that refuses other strings than model URIs. Its message names the field `path`."""
 
     def known(uri: str) -> str:

@@ -10,35 +10,35 @@ Schema = dict[str, Any]
 _DROPPED = {"title", "$defs", "properties", "items", "additionalProperties"}
 
 
-def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
+def structural_schema(model: type[BaseModel], *, defaults: bool = True) -> Schema:
     """Return the structural schema of one model for `openAPIV3Schema`. `defaults=False` suits fields that only the operator writes."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
-    made = _walk(raw, raw.get("$defs", {}), defaults)
-    made.pop("default", None)  # the root of the spec is required
-    return made
+    schema = _walk(raw, raw.get("$defs", {}), defaults)
+    schema.pop("default", None)  # the root of the spec is required
+    return schema
 
 
 def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: bool) -> Schema:
     node, optional = _flatten(node, definitions)
-    made: Schema = {key: value for key, value in node.items() if key not in _DROPPED}
-    if "description" in made:
-        made["description"] = re.sub(r"\s+", " ", made["description"]).strip()
+    schema: Schema = {key: value for key, value in node.items() if key not in _DROPPED}
+    if "description" in schema:
+        schema["description"] = re.sub(r"\s+", " ", schema["description"]).strip()
     if "properties" in node:
-        made["properties"] = {name: _walk(child, definitions, defaults) for name, child in node["properties"].items()}
-        if not optional and not made.get("required"):
+        schema["properties"] = {name: _walk(child, definitions, defaults) for name, child in node["properties"].items()}
+        if not optional and not schema.get("required"):
             # A part that is absent still gets its defaults. They are written out in full, because the API server validates the default
             # of a part before it applies the defaults inside.
-            made["default"] = {name: child["default"] for name, child in made["properties"].items() if "default" in child}
+            schema["default"] = {name: child["default"] for name, child in schema["properties"].items() if "default" in child}
     if "items" in node:
-        made["items"] = _walk(node["items"], definitions, defaults)
-        made.setdefault("x-kubernetes-list-type", "atomic")
+        schema["items"] = _walk(node["items"], definitions, defaults)
+        schema.setdefault("x-kubernetes-list-type", "atomic")
     if isinstance(node.get("additionalProperties"), Mapping):
-        made["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults)
-    if made.get("type") == "integer":
-        made["format"] = "int32" if made.get("maximum", 1 << 40) < 1 << 31 else "int64"
-    if not defaults or made.get("default") in (None, [], ""):
-        made.pop("default", None)
-    return made
+        schema["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults)
+    if schema.get("type") == "integer":
+        schema["format"] = "int32" if schema.get("maximum", 1 << 40) < 1 << 31 else "int64"
+    if not defaults or schema.get("default") in (None, [], ""):
+        schema.pop("default", None)
+    return schema
 
 
 def _flatten(node: Mapping[str, Any], definitions: Mapping[str, Schema]) -> tuple[Schema, bool]:

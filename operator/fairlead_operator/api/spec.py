@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names, no_adapter_named
-from fairlead_operator.api.cache import Endpoint, ModelCache, Region, downloaded, from_bucket
+from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, known_uri, list_map, refuse, rule, rules, uri_schema
+from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
 
@@ -75,7 +75,7 @@ class Model(Part):
         )
     )
 
-    uri: Annotated[str, known_uri("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
+    uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
         description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), oci://IMAGE[#FOLDER] or "
         "file:///PATH."
     )
@@ -104,10 +104,10 @@ class Model(Part):
     @model_validator(mode="after")
     def _for_its_source(self) -> Self:
         hub = self.uri.startswith("hf://")
-        refuse((self.endpoint is not None or self.region is not None) and not from_bucket(self.uri), _BUCKET)
+        refuse((self.endpoint is not None or self.region is not None) and not is_in_bucket(self.uri), _BUCKET)
         refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
-        refuse(self.secret_ref is not None and not downloaded(self.uri), _SECRET)
-        refuse(self.cache is not None and not downloaded(self.uri), _CACHE)
+        refuse(self.secret_ref is not None and not is_downloaded(self.uri), _SECRET)
+        refuse(self.cache is not None and not is_downloaded(self.uri), _CACHE)
         refuse(has_duplicate_names(self.adapters), SAME_NAMES)
         refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
         return self

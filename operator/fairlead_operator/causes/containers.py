@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlead_operator.causes import weights
 from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncate
-from fairlead_operator.causes.events import probe_failed
+from fairlead_operator.causes.events import probe_message
 from fairlead_operator.observed import PodEvent
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
@@ -49,7 +49,7 @@ def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bo
     return str(changed) > str(since) if since and changed else bool(container.get("started"))
 
 
-def of_container(
+def find_container_cause(
     pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: PodEvent | None = None
 ) -> Cause | None:
     """Return None for a healthy or completed container. `readiness`: the pod's condition Ready; `event`: its newest relevant Event."""
@@ -72,7 +72,7 @@ def of_container(
     if state.get("running") is not None:
         if not served:
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
-        seen = probe_failed(pod, event)
+        seen = probe_message(event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"
         return Cause("NotReady", truncate(f"pod {pod} runs but is not ready{why}"), fault=False)
     return Cause("Starting", f"pod {pod} is starting", fault=False)
@@ -102,11 +102,11 @@ def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], w
         return make_cause(
             "OOMKilled", what, "Raise spec.resources.memory (weights on CPUs, page buffers and downloads count), or remove its limit."
         )
-    loading = weights.of_termination_message(pod, message)
+    loading = weights.find_cause(pod, message)
     if loading is not None:
         return loading
     code = ended.get("exitCode")
-    seen = probe_failed(pod, event)
+    seen = probe_message(event)
     if code in _KILLED and seen:
         do = f"The kubelet restarted it: see kubectl logs {pod} --previous, and allow more time or reduce the load."
         return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)

@@ -5,7 +5,7 @@ import re
 from fairlead_operator.causes.cause import Cause, make_cause
 
 
-def of_failure(reason: str, message: str) -> Cause:
+def make_failure_cause(reason: str, message: str) -> Cause:
     """Return the cause of a ReplicaFailure. Its message is that of the admission that refused the pod."""
     if "exceeded quota" in message or "failed quota" in message:
         quota = re.search(r"(?:exceeded|failed) quota: ([\w.-]+)", message)
@@ -41,7 +41,7 @@ def of_failure(reason: str, message: str) -> Cause:
     return make_cause(reason, f"no pod can be created: {message}", do, template=invalid)
 
 
-def of_refusal(child: str, words: str, *, template: bool) -> Cause:
+def make_refusal_cause(child: str, words: str, *, template: bool) -> Cause:
     """Return the cause of a `child` ("Deployment/qwen-worker") that the API server refuses.
 
     `template`: the child is the workers', and the user's spec has a podTemplate.
@@ -60,7 +60,7 @@ def of_refusal(child: str, words: str, *, template: bool) -> Cause:
     return make_cause("ApplyFailed", f"{child}: {words}", do)
 
 
-def paused(deployment: str) -> Cause:
+def make_pause_cause(deployment: str) -> Cause:
     """Return the cause of a Deployment that a user paused: it makes no progress, and nothing else reports that."""
     return make_cause(
         "RolloutPaused", f"Deployment {deployment} is paused", f"Resume it: kubectl rollout resume deployment/{deployment}.", fault=False

@@ -39,7 +39,7 @@ def _time(event: Mapping[str, Any]) -> str:
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def of_event(pod: str, event: PodEvent) -> Cause | None:
+def find_event_cause(pod: str, event: PodEvent) -> Cause | None:
     """Return the cause for a pod whose containers do not run yet; None where the Event gives no reason."""
     if event.reason in MOUNT:
         found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
@@ -51,15 +51,15 @@ def of_event(pod: str, event: PodEvent) -> Cause | None:
             f"pod {pod}: {_without_ids(event.message)}",
             "The node's container runtime or network plugin fails: see its pods and the kubelet's log.",
         )
-    return node_gone(pod) if event.reason == "NodeNotReady" else None
+    return make_node_lost_cause(pod) if event.reason == "NodeNotReady" else None
 
 
-def node_gone(pod: str, node: str = "") -> Cause:
+def make_node_lost_cause(pod: str) -> Cause:
     do = "Kubernetes replaces the pod after about 5 minutes. If the node is gone for good, delete it: kubectl delete node."
-    return make_cause("NodeLost", f"the node {node + ' ' if node else ''}of pod {pod} does not answer", do)
+    return make_cause("NodeLost", f"the node of pod {pod} does not answer", do)
 
 
-def probe_failed(pod: str, event: PodEvent | None) -> str:
+def probe_message(event: PodEvent | None) -> str:
     """Return the probe's message as a clause; empty: there is no Event of a probe."""
     return _without_ids(event.message) if event is not None and event.reason in PROBE else ""
 

@@ -14,7 +14,7 @@ REASON = "ReplicasConflict"
 _KNOWN = {"kube-controller-manager": "a HorizontalPodAutoscaler (field manager kube-controller-manager)", "keda-operator": "KEDA"}
 
 
-def of(service: "InferenceService", field_conflicts: Iterable["FieldConflict"]) -> tuple[Cause | None, float | None]:
+def find_cause(service: "InferenceService", field_conflicts: Iterable["FieldConflict"]) -> tuple[Cause | None, float | None]:
     """Return the fault, if there is one, and until when it lasts (seconds since the epoch). Its message does not change meanwhile."""
     found = sorted(field_conflicts, key=lambda one: (one.component != names.WORKER, one.name, one.manager))
     if not found:

@@ -10,18 +10,18 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.causes import scheduling
 from fairlead_operator.causes.cause import Cause, make_cause, truncate
-from fairlead_operator.causes.containers import of_container
-from fairlead_operator.causes.events import node_gone, of_event
+from fairlead_operator.causes.containers import find_container_cause
+from fairlead_operator.causes.events import find_event_cause, make_node_lost_cause
 from fairlead_operator.observed import PodEvent
 
-__all__ = ["PodEvent", "of_pod", "of_pods"]
+__all__ = ["PodEvent", "find_pod_cause", "find_worst_cause"]
 
 Body = Mapping[str, Any]
 _LOST = ("NodeLost", "NodeUnreachable")
 _EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in spec.resources so that the scheduler counts it."
 
 
-def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
+def find_worst_cause(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
     """Return the worst cause among the pods of one component. Pods of the desired revision come first, because users edit their spec.
 
     `events`: pod name → its newest relevant Event.
@@ -33,37 +33,37 @@ def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping
         leaving = metadata.get("deletionTimestamp") and status.get("reason") not in _LOST
         if labels.get(names.COMPONENT) not in names.pod_components(component) or leaving:
             continue
-        cause = of_pod(pod, (events or {}).get(name))
+        cause = find_pod_cause(pod, (events or {}).get(name))
         if cause is not None:
             ended = status.get("phase") in ("Failed", "Succeeded")  # it is being replaced: running pods come first
             found.append((not cause.fault, ended, labels.get(names.REVISION) != revision, name, cause))
     return min(found, key=lambda item: item[:4])[4] if found else None
 
 
-def of_pod(pod: Body, event: PodEvent | None = None) -> Cause | None:
+def find_pod_cause(pod: Body, event: PodEvent | None = None) -> Cause | None:
     """Return what keeps this pod from being ready; None for a ready one."""
     status = pod.get("status") or {}
     name = (pod.get("metadata") or {}).get("name", "?")
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     if status.get("reason") in _LOST:
-        return node_gone(name)
+        return make_node_lost_cause(name)
     if conditions.get("Ready", {}).get("status") == "True":
         return None
     if status.get("phase") in ("Failed", "Succeeded"):
         return _ended(name, status)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return scheduling.of_condition(name, scheduled.get("reason", ""), str(scheduled.get("message") or ""))
+        return scheduling.find_cause(name, scheduled.get("reason", ""), str(scheduled.get("message") or ""))
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":
         why = disrupted.get("message") or disrupted.get("reason") or "no reason is given"
         return make_cause("Disrupted", f"pod {name} is being evicted: {why}", "Kubernetes replaces it.", fault=False)
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     if _node_stopped_reporting(status, conditions.get("Ready")):
-        return node_gone(name)
-    early = of_event(name, event) if event is not None and not any(_has_run(one) for one in containers) else None
+        return make_node_lost_cause(name)
+    early = find_event_cause(name, event) if event is not None and not any(_has_run(one) for one in containers) else None
     for container in containers:
-        cause = of_container(name, container, conditions.get("Ready"), event)
+        cause = find_container_cause(name, container, conditions.get("Ready"), event)
         if cause is not None:
             return early if early is not None and not cause.fault else cause
     return early or Cause("Starting", f"pod {name} is starting", fault=False)

@@ -39,7 +39,7 @@ _ADVICE = (
 )
 
 
-def of_condition(pod: str, reason: str, message: str) -> Cause:
+def find_cause(pod: str, reason: str, message: str) -> Cause:
     """Return the cause of a pod whose condition PodScheduled is False."""
     if reason == "SchedulingGated":
         return make_cause(

@@ -14,77 +14,78 @@ NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first status
 _Late = tuple[float, Cause]  # when the component counts as unresponsive (seconds since the epoch), and the cause from then on
 
 
-def find(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
+def find_cause(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
     """Return the cause, if there is one, and otherwise when there may be one (seconds since the epoch)."""
     pods = list(pods)
-    late = [one for deployment in deployments for one in _of_deployment(deployment, pods)]
-    late += [one for pod in pods for one in _of_pod(pod)]
-    due = [cause for at, cause in sorted(late, key=lambda one: one[0]) if at <= now.timestamp()]
-    return (due[0], None) if due else (None, min((at for at, _ in late), default=None))
+    found = [*(_check_deployment(deployment, pods) for deployment in deployments), *map(_check_pod, pods)]
+    late = sorted((one for one in found if one is not None), key=lambda one: one[0])
+    if not late:
+        return None, None
+    at, cause = late[0]
+    return (cause, None) if at <= now.timestamp() else (None, at)
 
 
-def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
+def _check_deployment(deployment: Body, pods: list[Body]) -> _Late | None:
+    """Return when the controller of a Deployment or LeaderWorkerSet counts as unresponsive; None where nothing is awaited from it."""
     metadata, status = deployment.get("metadata") or {}, deployment.get("status") or {}
     since = last_written_at(metadata)
     if since is None or deployment["spec"].get("paused") or not deployment["spec"].get("replicas"):
-        return []
-    name = metadata["name"]
-    kind = deployment.get("kind") or "Deployment"
-    component = "kube-controller-manager runs (kubectl -n kube-system get pods)"
-    component = component if kind == "Deployment" else f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
-    do = f"See whether {component}, and kubectl describe {kind.lower()} {name}."
+        return None
+    name, kind = metadata["name"], deployment.get("kind") or "Deployment"
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
         what = f"{kind} {name}: its controller has not observed it for {GRACE:.0f} s"
-    elif not status.get("replicas") and not _failed(status) and not _has_pods(deployment, pods):
+    elif not status.get("replicas") and not _has_failed(status) and not _has_pods(deployment, pods):
         what = f"{kind} {name}: no pod was created for {GRACE:.0f} s, and no reason is reported"
     else:
-        return []
-    return [(since + GRACE, make_cause("ControllerNotResponding", what, do))]
+        return None
+    controller = "kube-controller-manager runs (kubectl -n kube-system get pods)"
+    if kind != "Deployment":
+        controller = f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
+    do = f"See whether {controller}, and kubectl describe {kind.lower()} {name}."
+    return since + GRACE, make_cause("ControllerNotResponding", what, do)
 
 
-def _failed(status: Body) -> bool:
+def _has_failed(status: Body) -> bool:
     return any(one["type"] == "ReplicaFailure" and one["status"] == "True" for one in status.get("conditions") or [])
 
 
 def _has_pods(deployment: Body, pods: list[Body]) -> bool:
     """Return whether any pod exists. Terminating ones count: a canary's Deployment recreates its pods, and waits for their end."""
-    wanted = deployment["spec"]["selector"]["matchLabels"]
+    selector = deployment["spec"]["selector"]["matchLabels"]
     every = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
-    return any(wanted.items() <= labels.items() and wanted.get(names.TRACK) == labels.get(names.TRACK) for labels in every)
+    return any(selector.items() <= labels.items() and selector.get(names.TRACK) == labels.get(names.TRACK) for labels in every)
 
 
-def _of_pod(pod: Body) -> list[_Late]:
+def _check_pod(pod: Body) -> _Late | None:
+    """Return when the component that must act on a pod next counts as unresponsive; None where none must."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     name = metadata.get("name", "?")
-    ends_at = _seconds(metadata.get("deletionTimestamp"))  # includes the grace period
-    if ends_at is not None:
-        held = ", ".join(metadata.get("finalizers") or [])
-        do = (
-            f"The controllers that set its finalizers ({held}) must remove them."
-            if held
-            else f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
-        )
-        return [(ends_at + GRACE, make_cause("StuckTerminating", f"pod {name} should have ended at {metadata['deletionTimestamp']}", do))]
+    if metadata.get("deletionTimestamp"):
+        return _check_termination(name, metadata)
     if status.get("phase", "Pending") != "Pending" or status.get("containerStatuses") or status.get("initContainerStatuses"):
-        return []
+        return None
     scheduled = next((one for one in status.get("conditions") or [] if one["type"] == "PodScheduled"), None)
-    made = _seconds(metadata.get("creationTimestamp"))
     if scheduled is None:
+        since, grace, reason = metadata.get("creationTimestamp"), GRACE, "SchedulerNotResponding"
+        what = f"pod {name}: no scheduler has handled it for {GRACE:.0f} s"
         do = "See whether kube-scheduler runs (kubectl -n kube-system get pods)."
-        return (
-            []
-            if made is None
-            else [(made + GRACE, make_cause("SchedulerNotResponding", f"pod {name}: no scheduler has handled it for {GRACE:.0f} s", do))]
-        )
-    bound = _seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
-    do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
-    return (
-        []
-        if bound is None
-        else [
-            (bound + NODE_GRACE, make_cause("NodeNotResponding", f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s", do))
-        ]
-    )
+    elif scheduled.get("status") == "True":
+        since, grace, reason = scheduled.get("lastTransitionTime"), NODE_GRACE, "NodeNotResponding"
+        what = f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s"
+        do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
+    else:
+        return None  # the scheduler has answered: the pod has no node
+    at = _seconds(since)
+    return None if at is None else (at + grace, make_cause(reason, what, do))
+
+
+def _check_termination(name: str, metadata: Body) -> _Late:
+    ends_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()  # includes the grace period
+    do = f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
+    if finalizers := ", ".join(metadata.get("finalizers") or []):
+        do = f"The controllers that set its finalizers ({finalizers}) must remove them."
+    what = f"pod {name} should have ended at {metadata['deletionTimestamp']}"
+    return ends_at + GRACE, make_cause("StuckTerminating", what, do)
 
 
 def last_written_at(metadata: Body) -> float | None:

@@ -77,7 +77,7 @@ _KINDS = (
 )
 
 
-def of_termination_message(pod: str, message: str) -> Cause | None:
+def find_cause(pod: str, message: str) -> Cause | None:
     """Return the cause; None where the message is not about loading a model."""
     if not _LOAD_FAILURE.search(message):
         return None

@@ -17,20 +17,20 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import pods
 from fairlead_operator.objects import Object
-from fairlead_operator.revisions import find
+from fairlead_operator.revisions import find_revision
 from fairlead_operator.rollout.sides import Sides
 
 SPLIT_FILE = PurePosixPath("/etc/fairlead/split/split.json")
 
 
-def objects(service: InferenceService, revision: str, template: Object, sides: Sides, settle: int) -> list[Object]:
+def objects(service: InferenceService, revision: str, template: Object, sides: Sides, min_ready_seconds: int) -> list[Object]:
     """Return the objects of the canary. `template`: the pod template of `revision`, the revision on trial.
 
     The ConfigMap for the routers comes first: a canary without a weight gets no requests.
     """
     made = [_config_map(service, sides.split)] if service.spec.rollout.canary is not None else []
     if sides.replicas is not None:
-        made.append(_deployment(service, revision, template, sides.replicas, settle))
+        made.append(_deployment(service, revision, template, sides.replicas, min_ready_seconds))
     return made
 
 
@@ -38,7 +38,7 @@ def stable_template(service: InferenceService, sides: Sides, seen: Iterable[Mapp
     """Return the template that the main Deployment keeps during the trial; None: it uses the wanted one."""
     if not sides.stable:
         return None
-    kept = find(service, names.WORKER, sides.stable, seen)
+    kept = find_revision(service, names.WORKER, sides.stable, seen)
     return deepcopy(kept["data"]["template"]) if kept is not None else deepcopy(dict(sides.live or {}))
 
 
@@ -63,10 +63,10 @@ def _config_map(service: InferenceService, split: Split) -> Object:
     }
 
 
-def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, settle: int) -> Object:
+def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, min_ready_seconds: int) -> Object:
     """Return the canary's Deployment. Its strategy is Recreate: a new canary replaces the old one and may need its GPU."""
     marked = _add_mark(template, revision)
-    made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, strategy={}, settle=settle)
+    made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, strategy={}, min_ready_seconds=min_ready_seconds)
     selector = {"matchLabels": {**names.selector(service, names.WORKER), names.TRACK: names.CANARY_TRACK}}
     spec = {**made["spec"], "strategy": {"type": "Recreate"}, "selector": selector}
     return {**made, "metadata": names.metadata(service, names.deployment(service, names.CANARY), names.CANARY), "spec": spec}

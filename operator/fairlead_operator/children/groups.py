@@ -14,9 +14,9 @@ from fairlead_operator.rollout.step import Step
 
 API_VERSION, KIND = "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 ANNOTATIONS = "leaderworkerset.sigs.k8s.io/"  # podTemplate annotations with this prefix go to the set, such as exclusive-topology
-NOT_BELOW = 1000  # `partition` while a rollout is paused: the maximum of spec.replicas
+PAUSED_PARTITION = 1000  # `partition` while a rollout is paused: the maximum of spec.replicas
 SECRET_KEY = "secret"
-_SERVES = ("ports", "startupProbe", "readinessProbe", "livenessProbe")
+_SERVING_FIELDS = ("ports", "startupProbe", "readinessProbe", "livenessProbe")
 
 
 def is_grouped(service: InferenceService) -> bool:
@@ -55,7 +55,7 @@ def leader_worker_set(service: InferenceService, template: Object, step: Step) -
         metadata["annotations"] = chosen
     bounds = {**step.strategy, "partition": 0}
     if step.paused:  # a surge group would stay until the end of the rollout
-        bounds = {"maxSurge": 0, "maxUnavailable": 1, "partition": NOT_BELOW}
+        bounds = {"maxSurge": 0, "maxUnavailable": 1, "partition": PAUSED_PARTITION}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -80,7 +80,7 @@ def follower_template(template: Object) -> Object:
     made["metadata"]["labels"][names.COMPONENT] = names.FOLLOWER
     for container in made["spec"]["containers"]:
         if container["name"] == "worker":
-            for field in _SERVES:
+            for field in _SERVING_FIELDS:
                 container.pop(field, None)
     for spread in made["spec"].get("topologySpreadConstraints") or []:
         wanted = (spread.get("labelSelector") or {}).get("matchLabels") or {}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fairlead_operator.api import ServiceSpec
-from fairlead_operator.api.cache import ModelCache, downloaded, from_bucket
+from fairlead_operator.api.cache import ModelCache, is_downloaded, is_in_bucket
 from fairlead_operator.api.spec import Model
 from fairlead_operator.objects import Object
 
@@ -37,14 +37,14 @@ def model_source(spec: ServiceSpec) -> ModelSource:
     speculation = spec.engine.speculative_decoding
     draft = (speculation.draft_model_uri or "") if speculation is not None else ""
     found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
-    if any(downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
+    if any(is_downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
         found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
         found.env += [{"name": "HF_HOME", "value": CACHE_MOUNT}, {"name": "FAIRLEAD_MODEL_CACHE", "value": CACHE_MOUNT}]
-    found.env += _access(model)
-    found.uri = _mounted(found, "model", found.uri, MODEL_MOUNT)
-    found.draft = _mounted(found, "draft", draft, DRAFT_MOUNT)
+    found.env += _access_variables(model)
+    found.uri = _mount_source(found, "model", found.uri, MODEL_MOUNT)
+    found.draft = _mount_source(found, "draft", draft, DRAFT_MOUNT)
     for number, adapter in enumerate(model.adapters):
-        found.adapters[adapter.name] = _mounted(found, f"adapter-{number}", adapter.uri, f"{ADAPTERS_MOUNT}/{number}")
+        found.adapters[adapter.name] = _mount_source(found, f"adapter-{number}", adapter.uri, f"{ADAPTERS_MOUNT}/{number}")
     return found
 
 
@@ -60,10 +60,10 @@ def cache_volume(cache: ModelCache | None) -> Object:
     return {"emptyDir": {"sizeLimit": cache.empty_dir.size_limit} if cache.empty_dir is not None else {}}
 
 
-def _access(model: Model) -> list[Object]:
+def _access_variables(model: Model) -> list[Object]:
     """Return environment variables that refer to the Secret with the credentials; the kubelet resolves them."""
     made: list[Object] = []
-    if not from_bucket(model.uri):
+    if not is_in_bucket(model.uri):
         return [_secret("HF_TOKEN", model.secret_ref.name, model.secret_ref.key)] if model.secret_ref is not None else []
     if model.secret_ref is not None:
         name = model.secret_ref.name
@@ -80,7 +80,7 @@ def _secret(variable: str, name: str, key: str, **more: bool) -> Object:
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key, **more}}}
 
 
-def _mounted(found: ModelSource, name: str, uri: str, mount: str) -> str:
+def _mount_source(found: ModelSource, name: str, uri: str, mount: str) -> str:
     """Mount the claim of a `pvc://` URI or the image of an `oci://` URI, and return its `file://` URI. Return other URIs unchanged."""
     scheme, _, rest = uri.partition("://")
     if scheme == "pvc":

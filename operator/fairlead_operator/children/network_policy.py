@@ -11,7 +11,7 @@ from fairlead_operator.objects import Object
 from fairlead_operator.settings import Settings
 
 _NAMESPACE = "kubernetes.io/metadata.name"  # the API server sets this label on every namespace and refuses changes
-_ANYONE: Object = {"namespaceSelector": {}}
+_ANY_POD: Object = {"namespaceSelector": {}}
 
 
 def objects(service: InferenceService, settings: Settings) -> list[Object]:
@@ -33,7 +33,7 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
         inference += _clients(service)
     if service.spec.exposure.picks_endpoints:
         inference += _proxies(service)
-    admin = [routers, workers, *_overseers(settings)]
+    admin = [routers, workers, *_operator_and_monitoring(settings)]
     ingress = [_from(inference, names.WORKER_PORT), _from(admin, names.WORKER_ADMIN_PORT)]
     return _policy(service, names.WORKER, [*ingress, *([_group(service)] if groups.is_grouped(service) else [])])
 
@@ -53,9 +53,9 @@ def _group(service: InferenceService) -> Object:
 
 def _routers(service: InferenceService, settings: Settings) -> Object:
     clients = _clients(service)
-    if clients != [_ANYONE]:
+    if clients != [_ANY_POD]:
         clients += [*_proxies(service), _operator(settings)]  # the operator probes the service with a completion
-    ingress = [_from(clients, names.ROUTER_PORT), _from(_overseers(settings), names.ROUTER_ADMIN_PORT)]
+    ingress = [_from(clients, names.ROUTER_PORT), _from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT)]
     if service.spec.exposure.picks_endpoints:
         ingress.append(_from(_proxies(service), names.PICKER_PORT))
     return _policy(service, names.ROUTER, ingress)
@@ -63,7 +63,7 @@ def _routers(service: InferenceService, settings: Settings) -> Object:
 
 def _clients(service: InferenceService) -> list[Object]:
     chosen = service.spec.exposure.from_namespaces
-    return [_ANYONE] if chosen is None else _namespaces(sorted({service.namespace, *chosen}))
+    return [_ANY_POD] if chosen is None else _namespaces(sorted({service.namespace, *chosen}))
 
 
 def _proxies(service: InferenceService) -> list[Object]:
@@ -72,7 +72,7 @@ def _proxies(service: InferenceService) -> list[Object]:
     return [] if gateway is None else _namespaces([gateway.proxy_namespace or gateway.parent_ref.namespace or service.namespace])
 
 
-def _overseers(settings: Settings) -> list[Object]:
+def _operator_and_monitoring(settings: Settings) -> list[Object]:
     """Return the peers of the operator and of monitoring."""
     return [_operator(settings), *_namespaces(settings.monitoring_namespaces)]
 
@@ -89,7 +89,7 @@ def _namespaces(chosen: "list[str] | tuple[str, ...]") -> list[Object]:
 def _from(allowed: list[Object], port: int) -> Object:
     # Without `from`, all sources are allowed. A namespaceSelector would exclude sources outside the cluster, such as a load balancer.
     ports = [{"protocol": "TCP", "port": port}]
-    return {"ports": ports} if _ANYONE in allowed else {"from": allowed, "ports": ports}
+    return {"ports": ports} if _ANY_POD in allowed else {"from": allowed, "ports": ports}
 
 
 def _policy(service: InferenceService, component: str, ingress: list[Object]) -> Object:

@@ -34,7 +34,7 @@ def pod_spec(service: InferenceService, component: str, container: Object, volum
         # A Service named "fairlead" would set FAIRLEAD_PORT=tcp://… in every pod, and flags are also read from FAIRLEAD_*.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.spec.rollout.drain_timeout_seconds + GRACE_MARGIN,
-        "securityContext": security.pod(),
+        "securityContext": security.pod_context(),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -62,10 +62,10 @@ def deployment(
     replicas: int,
     template: Object,
     strategy: dict[str, Any],
-    settle: int = 0,
+    min_ready_seconds: int = 0,
     paused: bool = False,
 ) -> Object:
-    """Return a Deployment. `settle`: seconds that a new pod must be ready before the rollout replaces the next one.
+    """Return a Deployment. `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the next one.
 
     The operator owns `paused` even when it is False: a Deployment that a user paused would ignore edits without a visible reason.
     """
@@ -76,7 +76,7 @@ def deployment(
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 5,
-            "minReadySeconds": settle,
+            "minReadySeconds": min_ready_seconds,
             "progressDeadlineSeconds": service.spec.rollout.progress_deadline_seconds,
             "paused": paused,
             "selector": {"matchLabels": names.selector(service, component)},

@@ -70,7 +70,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
             *_picker(service, {"name": "picker", "containerPort": names.PICKER_PORT, "protocol": "TCP"}),
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "securityContext": security.container(),
+        "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service), *redis.mounts(settings)],
         "startupProbe": pods.probe("/health", period=2, failures=60),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),

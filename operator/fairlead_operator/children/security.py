@@ -5,7 +5,7 @@ from typing import Any
 USER = 65532  # "nonroot" in distroless images; the images of this project use it too
 
 
-def pod() -> dict[str, Any]:
+def pod_context() -> dict[str, Any]:
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -16,7 +16,7 @@ def pod() -> dict[str, Any]:
     }
 
 
-def container() -> dict[str, Any]:
+def container_context() -> dict[str, Any]:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

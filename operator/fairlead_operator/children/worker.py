@@ -22,8 +22,9 @@ SCHEDULING_POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcf
 """Value of `--scheduling-policy` for `spec.engine.schedulingPolicy`."""
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""
-WORKERS_MOST_LORAS = 8  # the worker's default of --max-loras
-SETTLE = 10  # seconds: cluster DNS caches addresses of workers for 5, and without an index routers discover workers only through DNS
+DEFAULT_MAX_LORAS = 8  # the worker's default of --max-loras
+MIN_READY_SECONDS = 10
+"""Cluster DNS caches addresses of workers for 5 seconds, and without an index routers discover workers only through DNS."""
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
 # A load has no fixed limit (kubeai#179): /health is 200 while it makes progress. The worker ends a stalled load and logs the step.
 
@@ -51,7 +52,7 @@ def objects(
     stable = canary.stable_template(service, sides, seen)
     return [
         *(_account(service), _headless_service(service), *groups.secret(service), *pinned.revisions),
-        *canary.objects(service, tried, pinned.template, sides, SETTLE),
+        *canary.objects(service, tried, pinned.template, sides, MIN_READY_SECONDS),
         *(_deployment(service, stable or pinned.template, step), _budget(service)),
     ]
 
@@ -93,7 +94,7 @@ def _deployment(service: InferenceService, template: Object, step: Step) -> Obje
         replicas=service.spec.desired_replicas,
         template=template,
         strategy=step.strategy,
-        settle=SETTLE,
+        min_ready_seconds=MIN_READY_SECONDS,
         paused=step.paused,
     )
 
@@ -102,10 +103,8 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     source = model_source(service.spec)
     volumes: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
-        {
-            "name": "shm",
-            "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
-        },  # torch and NCCL use /dev/shm; its default size is 64 MiB
+        # torch and NCCL use /dev/shm; its default size is 64 MiB.
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
         *source.volumes,
         *redis.volumes(service, settings, names.WORKER),
     ]
@@ -137,7 +136,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             {"name": "admin", "containerPort": names.WORKER_ADMIN_PORT, "protocol": "TCP"},
         ],
         "resources": _resources(service, settings),
-        "securityContext": security.container(),
+        "securityContext": security.container_context(),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -219,7 +218,7 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
         config = {"method": SPECULATIVE_METHODS[speculation.method], "num_speculative_tokens": speculation.num_tokens}
         flags["speculative-config"] = json.dumps(config | ({"model": source.draft} if source.draft else {}))
     loras = [f"--lora-modules={name}={uri}" for name, uri in source.adapters.items()]
-    if len(loras) > WORKERS_MOST_LORAS:
+    if len(loras) > DEFAULT_MAX_LORAS:
         flags["max-loras"] = len(loras)
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + loras + list(engine.args)
 

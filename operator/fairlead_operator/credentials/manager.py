@@ -18,7 +18,7 @@ from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
 from fairlead_operator.credentials.own_secret import OwnSecret
 from fairlead_operator.credentials.secret_data import SecretData
-from fairlead_operator.credentials.users import Identity, RedisUsers, wanted_users
+from fairlead_operator.credentials.users import Identity, RedisUsers, desired_users
 from fairlead_operator.observed import ObservedRedis
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,10 @@ class CredentialsManager:
             self._publish(ObservedRedis("None", NO_PASSWORD) if config.redis_url else ObservedRedis(""))
             return
         host = RedisAccess(config.redis_url).location.nodes[0][0]
-        certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
+        certificate_host = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
         # The grace starts when Redis accepts the new passwords: only then pods get them, and Redis may have been down since the request.
         settled = self._accepted if time.monotonic() - self._accepted_at >= config.rotation_grace else frozenset[str]()
-        secret = await self._secret.ensure(settled=settled, host=certified, now=datetime.now(UTC))
+        secret = await self._secret.ensure(settled=settled, host=certificate_host, now=datetime.now(UTC))
         seen = self._credentials_for_services(secret)
         if "password" not in config.redis_files:
             self._accept(secret)  # there is no server that must accept them
@@ -104,11 +104,11 @@ class CredentialsManager:
     async def _sync_users(self, secret: SecretData) -> None:
         """Make every node accept the passwords of `secret`, and no other passwords of ours."""
         passwords = self._passwords(secret)
-        client = await self._connected(passwords)
+        client = await self._connect(passwords)
         try:
             if self._config.redis_bundled:
                 await set_own_passwords(client, self._config.redis_username, passwords)
-            wanted = wanted_users(secret, self._services())
+            wanted = desired_users(secret, self._services())
             written = await self._users.reconcile(client, wanted, prefix_of(secret.installation))
             if written:
                 log.info("wrote %d redis users", written)
@@ -128,7 +128,7 @@ class CredentialsManager:
         self._mounted_passwords[present] = now + self._config.rotation_grace
         return present, *(password for password in self._mounted_passwords if password != present)
 
-    async def _connected(self, passwords: tuple[str, ...]) -> RedisClient:
+    async def _connect(self, passwords: tuple[str, ...]) -> RedisClient:
         config = self._config
         authority = config.redis_ca_file or (f"{self._folder.name}/ca.crt" if "ca.crt" in config.redis_files else "")
         access = RedisAccess(config.redis_url, config.redis_username, "", authority, config.redis_cert_file, config.redis_key_file)
@@ -169,7 +169,7 @@ class CredentialsManager:
 
     def _log(self, problem: str) -> None:
         if problem != self._problem:
-            log.log(logging.WARNING if problem else logging.INFO, "redis credentials: %s", problem or "as desired")
+            log.log(logging.WARNING if problem else logging.INFO, "redis credentials: %s", problem or "no problem")
         self._problem = problem
 
 

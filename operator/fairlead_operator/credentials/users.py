@@ -29,7 +29,7 @@ class User:
         return user_name(self.role, self.namespace, self.prefix)
 
 
-def wanted_users(contents: SecretData, services: Iterable[Identity]) -> list[User]:
+def desired_users(contents: SecretData, services: Iterable[Identity]) -> list[User]:
     """Return the users of `services`."""
     prefix, keys = prefix_of(contents.installation), [key for key in (contents.key, contents.previous_key) if key]
     return [
@@ -59,12 +59,12 @@ class RedisUsers:
         for user in changed:
             await ensure_user(client, user.role, user.namespace, hashes_of(user.passwords), prefix)
             self._written[user.name] = user
-        for name in self._forgotten(set.union(*nodes) - names.keys()):
+        for name in self._find_expired(set.union(*nodes) - names.keys()):
             await delete_user(client, name)
         self._written = {name: user for name, user in self._written.items() if name in names}
         return len(changed)
 
-    def _forgotten(self, unwanted: Set[str]) -> list[str]:
+    def _find_expired(self, unwanted: Set[str]) -> list[str]:
         now = self._clock()
         self._unwanted = {name: self._unwanted.get(name, now) for name in unwanted}
         return [name for name, since in self._unwanted.items() if now - since >= DELETE_AFTER]

@@ -68,7 +68,7 @@ def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*live, {"time": max(others)}] if others else live
 
 
-def written_by_us(metadata: Mapping[str, Any]) -> bool:
+def is_written_by_us(metadata: Mapping[str, Any]) -> bool:
     """Return whether an operator applied this object and still owns fields of it."""
     return any(_is_ours(entry) for entry in metadata.get("managedFields") or [])
 

@@ -44,7 +44,7 @@ class KindDiscovery:
         self.discovered.set()
         while True:
             await asyncio.sleep(PERIOD)
-            if self._is_wanted():
+            if self._is_needed():
                 await self.discover()
 
     async def discover(self) -> None:
@@ -89,7 +89,7 @@ class KindDiscovery:
             raise PermissionError(f"{refusal}. The chart's roles are those of its version (helm upgrade)") from None
         return True
 
-    def _is_wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         """Return whether a service needs an optional kind, or the cache has an object of one.
 
         Such an object may belong to a deleted service, or to one that removed its gateway: only a list shows that it is gone.

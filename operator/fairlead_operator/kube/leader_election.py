@@ -128,10 +128,10 @@ class LeaderElector:
             if self.holder and self.holder != logged_holder:
                 logged_holder = self.holder
                 log.info("standing by: %s holds the lease %s/%s", logged_holder, *self._key)
-            await asyncio.sleep(self._until_worth_trying())
+            await asyncio.sleep(self._retry_delay())
         log.info("%s leads: lease %s/%s, transition %d", self.holder_identity, *self._key, self._transitions)
 
-    def _until_worth_trying(self) -> float:
+    def _retry_delay(self) -> float:
         """Return the seconds until the next attempt: at most `retry`, as a holder may release its lease at any time, or until `free_at`."""
         left = self._lease.free_at - self._clock() if self._lease is not None and self.holder else 0.0
         return min(self._timing.retry, left) if left > 0 else self._timing.retry
@@ -141,14 +141,14 @@ class LeaderElector:
         pause = self._timing.retry
         while True:
             await asyncio.sleep(pause)
-            self._still_leading()
+            self._check_leading()
             began = self._clock()
             if not await self._try() and self.holder != self.holder_identity:
                 self._fence(f"{self.holder or 'no process'} holds the lease {'/'.join(self._key)} now")
-            self._still_leading()
+            self._check_leading()
             pause = max(0.0, self._timing.retry - (self._clock() - began))  # the time that the request took counts as part of the pause
 
-    def _still_leading(self) -> None:
+    def _check_leading(self) -> None:
         if not self.leading:
             self._fence(f"the lease {'/'.join(self._key)} was not renewed for {self._timing.deadline:.0f} s")
 

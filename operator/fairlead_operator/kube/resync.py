@@ -21,17 +21,13 @@ STALE = 3 * PERIOD  # seconds without a resync, after which liveness fails and t
 
 
 class Resync:
-    """Lists all kinds periodically. `is_stale` is part of the liveness check."""
+    """Lists all kinds periodically. `seconds_since_resync` is part of the liveness check."""
 
     def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
         self._cluster = cluster
         self._cache = cache
         self._namespace = namespace
         self._last = time.monotonic()
-
-    @property
-    def is_stale(self) -> bool:
-        return self.seconds_since_resync > STALE
 
     @property
     def seconds_since_resync(self) -> float:

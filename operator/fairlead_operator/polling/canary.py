@@ -20,7 +20,7 @@ class CanaryPoller:
         self.seen: ObservedCanary | None = None
         self._addresses: tuple[str, ...] = ()
         self._split = Split()
-        self._task = PeriodicTask(self._ask)
+        self._task = PeriodicTask(self._poll)
 
     def follow(self, addresses: tuple[str, ...], split: Split) -> None:
         """Poll the routers at `addresses` for this canary's results; no addresses: stop."""
@@ -34,8 +34,8 @@ class CanaryPoller:
         self._task.stop()
         self.seen = None
 
-    async def _ask(self) -> float:
-        answers = await asyncio.gather(*(self._prober.split(address) for address in self._addresses), return_exceptions=True)
+    async def _poll(self) -> float:
+        answers = await asyncio.gather(*(self._prober.fetch_split(address) for address in self._addresses), return_exceptions=True)
         total, routers = SplitReport(self._split.revision, trial=self._split.trial), 0
         for answer in answers:
             if isinstance(answer, SplitReport) and answer.describes(self._split):

@@ -34,7 +34,7 @@ async def update_deletion_costs(cluster: Cluster, client: DemandClient, observed
     A deleted pod or an unavailable router raises no error.
     """
     pods = [pod for pod in observed.stable.pods if component_of(pod) == names.WORKER]
-    reports = await asyncio.gather(*(_ask(client, address) for address in ready_routers(observed.pods)))
+    reports = await asyncio.gather(*(_poll(client, address) for address in ready_routers(observed.pods)))
     costs = deletion_costs(pods, reports)
     written: list[Body] = []
     for pod in pods_to_annotate(pods, costs):
@@ -47,9 +47,9 @@ async def update_deletion_costs(cluster: Cluster, client: DemandClient, observed
     return written
 
 
-async def _ask(client: DemandClient, address: str) -> RouterReport | None:
+async def _poll(client: DemandClient, address: str) -> RouterReport | None:
     try:
         async with asyncio.timeout(TIMEOUT):
-            return await client.ask(address, 0.0, {}, worth=True)
+            return await client.fetch(address, 0.0, {}, with_unique_shares=True)
     except (DemandUnavailable, TimeoutError):
         return None

@@ -28,7 +28,7 @@ RETRY_LONGEST = 10.0  # seconds until an unavailable router is polled again
 class _Router:
     """One polled router."""
 
-    asking: PeriodicTask
+    task: PeriodicTask
     report: RouterReport | None = None  # its last answer; None: it did not answer
     wait: float = 0.0  # seconds that the next long poll may take
     failures: int = 0  # in a row
@@ -54,22 +54,22 @@ class DemandPoller:
             return
         self._state = state
         for gone in self._routers.keys() - set(addresses):
-            self._routers.pop(gone).asking.stop()
+            self._routers.pop(gone).task.stop()
         for address in addresses:
             if address not in self._routers:
-                self._routers[address] = router = _Router(PeriodicTask(partial(self._ask, address)))
-                router.asking.start(f"demand at {address}")
+                self._routers[address] = router = _Router(PeriodicTask(partial(self._poll, address)))
+                router.task.start(f"demand at {address}")
 
     def stop(self) -> None:
         for router in self._routers.values():
-            router.asking.stop()
+            router.task.stop()
         self._state, self._routers, self._recommendations = None, {}, []
 
-    async def _ask(self, address: str) -> float:
+    async def _poll(self, address: str) -> float:
         router, state = self._routers[address], self._state
         started, wait = time.monotonic(), router.wait
         try:
-            router.report = await self._prober.demand.ask(address, wait, state.hint(time.time()) if state is not None else {})
+            router.report = await self._prober.demand.fetch(address, wait, state.hint(time.time()) if state is not None else {})
         except DemandUnavailable:
             router.report, router.wait = None, 0.0
             router.failures += 1
@@ -78,10 +78,10 @@ class DemandPoller:
         router.failures = 0
         self._recommend()
         waited = time.monotonic() - started >= wait / 2
-        router.wait = self._patience(router.report) if router.report.idle else 0.0
+        router.wait = self._choose_wait(router.report) if router.report.idle else 0.0
         return 0.0 if router.report.idle and waited else BUSY_PERIOD * random.uniform(0.8, 1.0)
 
-    def _patience(self, report: RouterReport) -> float:
+    def _choose_wait(self, report: RouterReport) -> float:
         """Return the seconds for an idle router's long poll: until the size may change even without a request."""
         state = self._state
         if state is None or state.pool.desired == 0:

@@ -22,17 +22,21 @@ class DemandClient:
         self._base_url = base_url
         self._http: aiohttp.ClientSession | None = None
 
-    async def ask(self, address: str, wait: float, hint: Mapping[str, Any], *, worth: bool = False) -> RouterReport:
+    async def fetch(self, address: str, wait: float, hint: Mapping[str, Any], *, with_unique_shares: bool = False) -> RouterReport:
         """Return the report of the router at `address` (host:port), which answers when it has requests, at the latest after `wait` seconds.
 
-        `hint`: the scale-up's progress, which the router reports to waiting clients. `worth`: include the value of the caches. Raises
-        DemandUnavailable.
+        `hint`: the scale-up's progress, which the router reports to waiting clients. `with_unique_shares`: include the share of each
+        worker's cache that no other worker holds. Raises DemandUnavailable.
         """
         if self._http is None:  # not before there is an event loop
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._http = aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=4096)
         url = f"{self._base_url or f'http://{address}'}/fairlead/demand"
-        query = {**{name: str(value) for name, value in hint.items()}, "wait": f"{wait:.1f}", **({"worth": "1"} if worth else {})}
+        query = {
+            **{name: str(value) for name, value in hint.items()},
+            "wait": f"{wait:.1f}",
+            **({"unique_shares": "1"} if with_unique_shares else {}),
+        }
         timeout = aiohttp.ClientTimeout(total=wait + MARGIN, sock_connect=5.0)
         try:
             async with self._http.get(url, params=query, timeout=timeout) as answer:
@@ -40,7 +44,7 @@ class DemandClient:
                     raise DemandUnavailable(f"{url} answered {answer.status}")
                 if (answer.content_length or 0) > MAX_BYTES:
                     raise DemandUnavailable(f"{url} answered {answer.content_length} bytes")
-                return RouterReport.of(await answer.json(content_type=None))
+                return RouterReport.parse(await answer.json(content_type=None))
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DemandUnavailable(f"{url}: {type(error).__name__}: {error}") from None
 

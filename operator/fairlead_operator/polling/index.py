@@ -25,10 +25,10 @@ class IndexPoller:
         self._prober, self._on_change = prober, on_change
         self.seen: ObservedIndex | None = None
         self.traffic: ObservedTraffic | None = None
-        self._look: traffic.CounterSnapshot | None = None
+        self._snapshot: traffic.CounterSnapshot | None = None
         self._address = ""
         self._poll_soon = asyncio.Event()
-        self._task = PeriodicTask(self._ask)
+        self._task = PeriodicTask(self._poll)
         self._pause, self._misses = 0.0, 0
 
     def follow(self, address: str, *, known: bool) -> None:
@@ -47,10 +47,10 @@ class IndexPoller:
 
     def stop(self) -> None:
         self._task.stop()
-        self.seen, self.traffic, self._look = None, None, None
+        self.seen, self.traffic, self._snapshot = None, None, None
         self._address, self._misses = "", 0
 
-    async def _ask(self) -> float:
+    async def _poll(self) -> float:
         """Pause first, unless `poll_soon` was called, and then poll."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause):
@@ -59,7 +59,7 @@ class IndexPoller:
         self._pause = PERIOD * random.uniform(0.8, 1.2)
         before = self.seen, self.traffic
         try:
-            self._take(await self._prober.page(self._address))
+            self._record(await self._prober.fetch_workers(self._address))
             self._misses = 0
         except (RouterUnavailable, KeyError, TypeError, AttributeError) as error:
             self._misses += 1
@@ -70,9 +70,9 @@ class IndexPoller:
             self._on_change()
         return 0.0
 
-    def _take(self, page: Mapping[str, Any]) -> None:
-        look = traffic.CounterSnapshot.of(page, time.monotonic())
+    def _record(self, page: Mapping[str, Any]) -> None:
+        snapshot = traffic.CounterSnapshot.parse(page, time.monotonic())
         self.seen = index_status.parse_router_page(page)
-        went = traffic.measure_traffic(self._look, look) if self._look is not None and look is not None else None
-        if self._look is None or look is None or went is not None:
-            self._look, self.traffic = look, went
+        measured = traffic.measure_traffic(self._snapshot, snapshot) if self._snapshot is not None and snapshot is not None else None
+        if self._snapshot is None or snapshot is None or measured is not None:
+            self._snapshot, self.traffic = snapshot, measured

@@ -18,7 +18,7 @@ class LoadingPoller:
         self._prober, self._on_change = prober, on_change
         self.seen: dict[str, ObservedLoading] = {}
         self._addresses: Mapping[str, str] = {}
-        self._task = PeriodicTask(self._ask)
+        self._task = PeriodicTask(self._poll)
 
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Poll these pods (name → host:port) from now on; none: stop."""
@@ -32,9 +32,9 @@ class LoadingPoller:
         self._task.stop()
         self.seen = {}
 
-    async def _ask(self) -> float:
+    async def _poll(self) -> float:
         polled = dict(self._addresses)
-        answers = await asyncio.gather(*(self._prober.loading(address) for address in polled.values()))
+        answers = await asyncio.gather(*(self._prober.fetch_loading(address) for address in polled.values()))
         # A pod that does not answer, for example while it imports, keeps its last progress.
         seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(polled, answers, strict=True)}
         known = {pod: load for pod, load in seen.items() if load is not None}

@@ -30,7 +30,7 @@ class PodEventPoller:
         self._cluster, self._on_change = cluster, on_change
         self.seen: dict[str, PodEvent] = {}
         self._pods: list[tuple[str, str]] = []
-        self._task = PeriodicTask(self._ask)
+        self._task = PeriodicTask(self._poll)
 
     def follow(self, pods: Iterable[Body]) -> None:
         """Poll the stuck ones of these pods: all pods of the service."""
@@ -46,7 +46,7 @@ class PodEventPoller:
         self._task.stop()
         self.seen = {}
 
-    async def _ask(self) -> float:
+    async def _poll(self) -> float:
         before = dict(self.seen)
         for namespace, name in list(self._pods):
             try:

@@ -22,8 +22,8 @@ from fairlead_operator.polling.demand_client import DemandClient
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token within it
 CONNECT = 5.0  # seconds
 PROMPT = "Ready?"
-LOOK_TIMEOUT = 5.0  # seconds; nothing depends on the answer
-MAX_COMPLETIONS, MAX_LOOKS = 256, 32  # concurrent requests
+POLL_TIMEOUT = 5.0  # seconds; nothing depends on the answer
+MAX_COMPLETIONS, MAX_POLLS = 256, 32  # concurrent requests
 Answer = TypeVar("Answer")
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
@@ -55,7 +55,7 @@ class Prober:
         self._base_url = base_url
         self.demand = DemandClient(base_url)
         self._session: aiohttp.ClientSession | None = None
-        self._completions, self._looks = asyncio.Semaphore(MAX_COMPLETIONS), asyncio.Semaphore(MAX_LOOKS)
+        self._completions, self._polls = asyncio.Semaphore(MAX_COMPLETIONS), asyncio.Semaphore(MAX_POLLS)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -71,7 +71,7 @@ class Prober:
                 if target.requires_key:
                     # The operator has no key: a router sends the completion itself. /health shows whether the Service leads to a router.
                     url = f"{base}/health"
-                    status, text = await self._request("GET", url, None, LOOK_TIMEOUT)
+                    status, text = await self._request("GET", url, None, POLL_TIMEOUT)
                     if status == 200:
                         url = f"{self._base_url or f'http://{target.router}'}/fairlead/probe"
                         status, text = await self._request("GET", url, None, TIMEOUT)
@@ -100,22 +100,22 @@ class Prober:
         except (*_FAILURES, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"
 
-    async def loading(self, address: str) -> ObservedLoading | None:
+    async def fetch_loading(self, address: str) -> ObservedLoading | None:
         """Return the loading progress of the worker at `address` (host:port); None when it does not report any."""
         try:
             _, text = await self._get(address, "/ready")
-            return ObservedLoading.of(json.loads(text))
+            return ObservedLoading.parse(json.loads(text))
         except (*_FAILURES, ValueError, TypeError, AttributeError):
             return None
 
-    async def page(self, address: str) -> Mapping[str, Any]:
+    async def fetch_workers(self, address: str) -> Mapping[str, Any]:
         """Return what the router at `address` (host:port) reports about itself and all workers. Raises RouterUnavailable."""
         page = await self._fetch(address, "/fairlead/workers", dict[str, Any])
         if not isinstance(page.get("workers"), list):
             raise RouterUnavailable(f"{address}/fairlead/workers: not a router's answer")
         return page
 
-    async def split(self, address: str) -> SplitReport:
+    async def fetch_split(self, address: str) -> SplitReport:
         """Return the results of both sides of a split from the router at `address` (host:port). Raises RouterUnavailable."""
         return await self._fetch(address, "/fairlead/split", SplitReport)
 
@@ -129,8 +129,8 @@ class Prober:
             raise RouterUnavailable(f"{address}{path}: {type(error).__name__}: {error}") from None
 
     async def _get(self, address: str, path: str) -> tuple[int, str]:
-        async with self._looks:
-            return await self._request("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
+        async with self._polls:
+            return await self._request("GET", f"{self._base_url or f'http://{address}'}{path}", None, POLL_TIMEOUT)
 
     async def _request(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
         """Return status and text. Each request opens a new connection, so that kube-proxy chooses among the present routers."""

@@ -40,11 +40,11 @@ async def serve(
         now = readiness()
         return web.json_response(asdict(now), status=200 if now.ready else 503)
 
-    async def exported(_: web.Request) -> web.Response:
+    async def metrics_page(_: web.Request) -> web.Response:
         return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exported)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics_page)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any, Self, TypeVar
 
 Answer = TypeVar("Answer")
-_JOIN = 5.0  # seconds; the thread is idle when it is joined
+JOIN_TIMEOUT = 5.0  # seconds; the thread is idle when it is joined
 
 
 class LoopThread:
@@ -27,7 +27,7 @@ class LoopThread:
             yield cls(loop)
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            await asyncio.to_thread(thread.join, _JOIN)
+            await asyncio.to_thread(thread.join, JOIN_TIMEOUT)
             if not thread.is_alive():
                 loop.close()
 

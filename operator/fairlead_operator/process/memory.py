@@ -28,10 +28,10 @@ def limit_heap() -> None:
     It does so whenever a large block is freed: after one page of a list all further pages come from the heap. A C library without mallopt
     (musl) is left unchanged.
     """
-    bound = getattr(ctypes.CDLL(None), "mallopt", None)
-    if bound is not None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
         for what, value in ((_M_MMAP_THRESHOLD, LARGE), (_M_TRIM_THRESHOLD, SPARE), (_M_ARENA_MAX, ARENAS)):
-            bound(what, value)
+            mallopt(what, value)
 
 
 async def trim_forever(period: float = PERIOD) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlead_operator.kube.cache import Cache, Key
 from fairlead_operator.kube.client import ApiError, Cluster
-from fairlead_operator.kube.difference import LastApplied, needs_apply, with_digest, written_by_us
+from fairlead_operator.kube.difference import LastApplied, is_written_by_us, needs_apply, with_digest
 from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SECRETS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.names import INSTANCE, digest
 from fairlead_operator.reconcile.field_conflicts import FieldConflictTracker
@@ -47,7 +47,7 @@ class Applier:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
             if desired["kind"] == SECRETS.kind:
-                if refusal := await self._refused(self._secrets.write(desired)):
+                if refusal := await self._catch_refusal(self._secrets.write(desired)):
                     refusals["/".join(key)] = refusal
                 continue
             applied = self._applied.get(key)
@@ -63,22 +63,20 @@ class Applier:
             if refusal:
                 refusals["/".join(key)] = refusal
         await self._prune(wanted, keep)
-        self._applied = {
-            key: applied for key, applied in self._applied.items() if key in wanted
-        }  # each edit has its own ControllerRevision
+        self._applied = {key: applied for key, applied in self._applied.items() if key in wanted}  # each edit has a ControllerRevision
         return refusals
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
         if live is None:
             live = await self._cluster.get(kind_of(desired), *_namespaced_name(desired))
             if live is None:
-                await self._still_there()
-        if live is not None and not self._ours(live) and not self._orphaned(live):
-            if self._of_a_namesake(live):
+                await self._check_service_exists()
+        if live is not None and not self._is_ours(live) and not self._is_orphan(live):
+            if self._belongs_to_predecessor(live):
                 return f"{key[0]} {key[1]} is left over from a deleted service of this name; the cluster's garbage collector removes it"
             return f"{key[0]} {key[1]} exists and does not belong to this service{_advice(live, key, self._owner[1])}"
-        hidden = live is not None and key[0] == REVISIONS.kind and live["data"] != desired["data"]
-        if live is not None and hidden:
+        is_unlabelled = live is not None and key[0] == REVISIONS.kind and live["data"] != desired["data"]
+        if live is not None and is_unlabelled:
             desired = {**desired, "data": live["data"]}  # the data of a ControllerRevision is immutable
         try:
             answer = await self._cluster.apply(with_digest(desired))
@@ -89,17 +87,17 @@ class Applier:
         self._applied[key] = LastApplied.of(desired, answer)
         self._cache.put(answer)
         log.info("applied %s %s/%s", key[0], self._owner[0], key[1])
-        if hidden:
+        if is_unlabelled:
             raise UnknownRevision(f"{key[0]} {key[1]} was there, without the labels by which it is found")
         return ""
 
     async def write_secrets(self, objects: Sequence[Mapping[str, Any]]) -> None:
         """Write these Secrets and nothing else. Permanent refusals are logged."""
         for desired in objects:
-            if refusal := await self._refused(self._secrets.write(desired)):
+            if refusal := await self._catch_refusal(self._secrets.write(desired)):
                 log.warning("Secret %s/%s: %s", *_namespaced_name(desired), refusal)
 
-    async def _refused(self, write: Awaitable[None]) -> str:
+    async def _catch_refusal(self, write: Awaitable[None]) -> str:
         """Return why the API server permanently refuses `write`; empty when it succeeded."""
         try:
             await write
@@ -109,7 +107,7 @@ class Applier:
             return str(refusal)
         return ""
 
-    async def _still_there(self) -> None:
+    async def _check_service_exists(self) -> None:
         """Check that the service exists before creating a child. Raises ServiceGone.
 
         Without this check, a service whose deletion the watch missed would get its children back forever.
@@ -128,7 +126,7 @@ class Applier:
             if key in wanted or key[0] in keep or key[0] not in _WRITTEN_KINDS:
                 continue
             live = self._cache.child(self._owner, key)
-            if live is None or not self._ours(live) or live["metadata"].get("deletionTimestamp"):
+            if live is None or not self._is_ours(live) or live["metadata"].get("deletionTimestamp"):
                 continue
             log.info("deleting %s %s/%s, which is no longer wanted", key[0], self._owner[0], key[1])
             try:
@@ -137,11 +135,11 @@ class Applier:
                 if refusal.code not in (404, 409):
                     raise
 
-    def _ours(self, live: Mapping[str, Any]) -> bool:
+    def _is_ours(self, live: Mapping[str, Any]) -> bool:
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
 
-    def _orphaned(self, live: Mapping[str, Any]) -> bool:
+    def _is_orphan(self, live: Mapping[str, Any]) -> bool:
         """Return whether an operator made this object for a service of this name, and it has no owner now.
 
         A user removed the owner reference, or deleted the service with --cascade=orphan. The object is adopted, as every controller of
@@ -149,9 +147,9 @@ class Applier:
         """
         metadata = live["metadata"]
         owned = any(reference.get("controller") for reference in metadata.get("ownerReferences") or [])
-        return not owned and (metadata.get("labels") or {}).get(INSTANCE) == self._owner[1] and written_by_us(metadata)
+        return not owned and (metadata.get("labels") or {}).get(INSTANCE) == self._owner[1] and is_written_by_us(metadata)
 
-    def _of_a_namesake(self, live: Mapping[str, Any]) -> bool:
+    def _belongs_to_predecessor(self, live: Mapping[str, Any]) -> bool:
         """Return whether the object belongs to an earlier service of this name.
 
         An object of another service whose child has the same name (`qwen` and `qwen-workers`) does not.
@@ -167,7 +165,7 @@ def _advice(live: Mapping[str, Any], key: Key, service: str) -> str:
     owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
     if owners:
         return f", but to {owners[0].get('kind')} {owners[0].get('name')}: give the service another name"
-    if written_by_us(metadata):
+    if is_written_by_us(metadata):
         here = f"kubectl label -n {metadata['namespace']} {kind_of(live).plural} {key[1]} {INSTANCE}={service} --overwrite"
         return f": delete it, or have it taken over: {here}"
     return ": delete it, or give the service another name"

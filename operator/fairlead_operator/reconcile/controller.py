@@ -50,7 +50,7 @@ class Controller:
         reconciler = Reconciler(owner, self._dependencies)
         # Own context: a handler's context would keep its arguments, a whole decoded service, alive as long as the reconciler.
         context = contextvars.Context()
-        task = asyncio.create_task(reconciler.run(), name=f"loop {owner[0]}/{owner[1]}", context=context)
+        task = asyncio.create_task(reconciler.run(), name=f"reconciler {owner[0]}/{owner[1]}", context=context)
         self._reconcilers[owner] = (reconciler, task)
         task.add_done_callback(lambda done: self._ended(owner, done), context=context)
 
@@ -59,7 +59,7 @@ class Controller:
         if task.cancelled():
             return
         if task.exception() is not None:
-            log.error("%s/%s: the loop has ended with an error", *owner, exc_info=task.exception())
+            log.error("%s/%s: the reconciler ended with an error", *owner, exc_info=task.exception())
         self._start(owner)  # the service was created again under its name while the old reconciler ended
 
     async def close(self) -> None:

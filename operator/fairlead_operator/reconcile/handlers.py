@@ -18,7 +18,7 @@ from fairlead_operator.names import FIELD_MANAGER
 log = logging.getLogger(__name__)
 
 
-class CappedForever:
+class ExponentialBackoff:
     """Delays in seconds that double up to a cap. Each iteration starts again at the first delay."""
 
     def __init__(self, first: float, longest: float) -> None:
@@ -31,39 +31,34 @@ class CappedForever:
             delay = min(delay * 2, self._longest)
 
 
-def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: a timeout for everything that can hang, and no annotations on other owners' objects."""
-    made = kopf.OperatorSettings()
-    made.peering.standalone = True
-    made.scanning.disabled = True  # otherwise the operator would need the right to list CRDs and namespaces
-    made.posting.level = logging.WARNING
-    made.posting.reporting_component = FIELD_MANAGER
-    made.posting.event_name_prefix = "fairlead-"
-    made.persistence.finalizer = "fairlead.dev/drain"
-    made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="fairlead.dev")
-    made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="fairlead.dev", key="last")
-    made.watching.server_timeout = 300
-    made.watching.client_timeout = 330
-    made.watching.connect_timeout = 10
-    made.watching.reconnect_backoff = 1
-    made.watching.chunk_size = 100  # a page stays in memory until all its objects are processed
-    made.queueing.idle_timeout = 0.1  # a worker keeps its last event, a whole service, until it ends
-    made.networking.request_timeout = 30
-    made.networking.connect_timeout = 10
-    made.networking.error_backoffs = CappedForever(1, 30)
-    made.networking.enforce_retry_after = True
-    made.execution.default_backoff = 5
-    made.process.ultimate_exiting_timeout = 20
-    made.background.cancellation_polling = 5
-    return made
+def build_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: a timeout for everything that can hang."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.scanning.disabled = True  # otherwise the operator would need the right to list CRDs and namespaces
+    settings.posting.level = logging.WARNING
+    settings.posting.reporting_component = FIELD_MANAGER
+    settings.posting.event_name_prefix = "fairlead-"
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    settings.watching.reconnect_backoff = 1
+    settings.watching.chunk_size = 100  # a page stays in memory until all its objects are processed
+    settings.queueing.idle_timeout = 0.1  # a worker keeps its last event, a whole service, until it ends
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = ExponentialBackoff(1, 30)
+    settings.networking.enforce_retry_after = True
+    settings.process.ultimate_exiting_timeout = 20
+    return settings
 
 
-def registry(cache: Cache) -> kopf.OperatorRegistry:
+def build_registry(cache: Cache) -> kopf.OperatorRegistry:
     """Return a registry with all watches of kopf."""
-    made = kopf.OperatorRegistry()
-    kopf.on.login(registry=made)(_login)
-    _watch_services(made, cache)
-    return made
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(_login)
+    _watch_services(registry, cache)
+    return registry
 
 
 def _login(**kwargs: Any) -> Any:
@@ -71,12 +66,12 @@ def _login(**kwargs: Any) -> Any:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-def _watch_services(made: kopf.OperatorRegistry, cache: Cache) -> None:
-    async def changed(event: kopf.RawEvent, **_: Any) -> None:
+def _watch_services(registry: kopf.OperatorRegistry, cache: Cache) -> None:
+    async def put_or_remove(event: kopf.RawEvent, **_: Any) -> None:
         body = with_type(SERVICES, event["object"])
         if event["type"] == "DELETED":
             cache.remove(body)
         else:
             cache.put(body)
 
-    kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=made)(changed)
+    kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=registry)(put_or_remove)

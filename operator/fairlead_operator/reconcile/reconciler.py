@@ -198,10 +198,10 @@ class Reconciler:
         self._pod_events.follow(observed.pods)
 
     def _next_reconcile(self, plan: Desired, *, refused: bool) -> float | None:
-        looks = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probe_task is None else []
+        delays = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probe_task is None else []
         if refused:
-            looks.append(RETRY_REFUSED)
-        return max(0.1, min(looks)) if looks else None
+            delays.append(RETRY_REFUSED)
+        return max(0.1, min(delays)) if delays else None
 
     def _applier_for(self, uid: str) -> Applier:
         """Return the applier of this uid: a service that was deleted and created again under its name is another service."""
@@ -214,8 +214,8 @@ class Reconciler:
     def _stop_polling(self) -> None:
         """Stop all probes and pollers of this service until a reconcile starts them again."""
         self._stop_probing()
-        for watch in (self._index, self._pod_events, self._canary, self._loading, self._demand):
-            watch.stop()
+        for poller in (self._index, self._pod_events, self._canary, self._loading, self._demand):
+            poller.stop()
 
     def _observe(self, service: InferenceService, refusals: Mapping[str, str] | None = None) -> Observed:
         children = self._dependencies.cache.children(self._owner, _OBSERVED_KINDS)

@@ -15,8 +15,8 @@ from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, is_canary, parse_time, ready_at
 from fairlead_operator.observed import Observed, Replicas
-from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, find, router_revision, worker_revision
-from fairlead_operator.rollout.canary_analysis import error_problem, figures, ttft_problem
+from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, find_revision, router_revision, worker_revision
+from fairlead_operator.rollout.canary_analysis import compare_error_rates, compare_ttft, describe_results
 from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
 from fairlead_operator.rollout.strategy import revision_of
 
@@ -45,7 +45,7 @@ def plan_canary(service: InferenceService, observed: Observed, now: datetime) ->
         return NO_CANARY if complete or not trial.present else trial.promote()
     if canary_spec.promoted_revision == trial.desired:
         return trial.promote()
-    failure = failure_of(find(service, names.WORKER, trial.desired, observed.revisions))
+    failure = failure_of(find_revision(service, names.WORKER, trial.desired, observed.revisions))
     if failure and failure.retry == (canary_spec.retry_token or ""):
         return trial.fail(failure.reason)
     if main is None:
@@ -70,26 +70,26 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
     seen = observed.canary
     report = seen.report if seen is not None and seen.report.describes(trial.split) else None
     enough = report is not None and report.canary.requests >= canary_spec.min_requests
-    if report is not None and enough and (problem := error_problem(report, canary_spec)):
+    if report is not None and enough and (problem := compare_error_rates(report, canary_spec)):
         return trial.fail(problem)  # a failing canary does not get the rest of its time
     if canary_spec.is_manual:
-        return trial.hold("Paused", f"until spec.rollout.canary.promotedRevision is {trial.desired}{figures(report)}")
+        return trial.hold("Paused", f"until spec.rollout.canary.promotedRevision is {trial.desired}{describe_results(report)}")
     due = since + canary_spec.analysis_seconds
     if now < due:
-        text = f"analyzed until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{figures(report)}"
+        text = f"analyzed until {datetime.fromtimestamp(due, UTC):%Y-%m-%dT%H:%M:%SZ}{describe_results(report)}"
         return trial.hold("Analyzing", text, wake_at=due)
     if report is None or not enough:
         missing = f"it has not had {canary_spec.min_requests} requests yet (spec.rollout.canary.minRequests)"
-        text = f"{canary_spec.analysis_seconds} s are over; {missing}{figures(report)}"
+        text = f"{canary_spec.analysis_seconds} s are over; {missing}{describe_results(report)}"
         return trial.hold("Analyzing", text)
-    problem = ttft_problem(report, canary_spec)
+    problem = compare_ttft(report, canary_spec)
     return trial.fail(problem) if problem else trial.promote()
 
 
 def _not_ready(service: InferenceService, observed: Observed, trial: "_Trial", now: float) -> CanaryPlan:
     """Plan for a canary that is not ready. Its pods have as long as any rollout: spec.rollout.progressDeadlineSeconds."""
     pods = [pod for pod in observed.pods if is_canary(pod) and revision_of(pod) == trial.desired]
-    cause = causes.of_pods(pods, names.WORKER, trial.desired)
+    cause = causes.find_worst_cause(pods, names.WORKER, trial.desired)
     text = f": {cause.message}" if cause is not None else ""
     deployment = observed.deployments.get(names.CANARY)
     if deployment is None or not trial.present:
@@ -175,7 +175,7 @@ def _last_good(service: InferenceService, observed: Observed, desired: str) -> s
     """Return the revision for a main Deployment that was deleted after a rollback: the one used last, except the one rolled back."""
     others = [one for one in observed.revisions if belongs_to(one, service, names.WORKER) and not failure_of(one)]
     newest = max(others, key=lambda one: int(one.get("revision") or 0), default=None)
-    if newest is None or not failure_of(find(service, names.WORKER, desired, observed.revisions)):
+    if newest is None or not failure_of(find_revision(service, names.WORKER, desired, observed.revisions)):
         return ""
     return str(newest["metadata"]["name"]).rpartition("-")[2]
 

@@ -7,7 +7,7 @@ NOISE = 0.01  # seconds: a smaller difference in time to first token is ignored
 QUANTILES = (0.5, 0.9)
 
 
-def error_problem(report: SplitReport, canary_spec: Canary) -> str:
+def compare_error_rates(report: SplitReport, canary_spec: Canary) -> str:
     """Compare the shares of failed requests. A failure on both sides, such as a flood of invalid requests, is not the canary's."""
     canary, stable = report.canary, report.stable
     if canary.error_rate <= stable.error_rate + canary_spec.allowed_error_rate_increase:
@@ -16,7 +16,7 @@ def error_problem(report: SplitReport, canary_spec: Canary) -> str:
     return f"{_errors(canary)} failed, of the old revision {_errors(stable)}; {allowed}"
 
 
-def ttft_problem(report: SplitReport, canary_spec: Canary) -> str:
+def compare_ttft(report: SplitReport, canary_spec: Canary) -> str:
     """Compare the times to first token, where both were measured."""
     canary, stable = report.canary.ttft, report.stable.ttft
     if not canary.count or not stable.count:
@@ -31,7 +31,7 @@ def ttft_problem(report: SplitReport, canary_spec: Canary) -> str:
     return ""
 
 
-def figures(report: SplitReport | None) -> str:
+def describe_results(report: SplitReport | None) -> str:
     """Return the results so far. They are coarse: a figure that changes with every poll would be written with every poll."""
     if report is None or not report.canary.requests:
         return "; it has had no requests yet"

@@ -10,7 +10,7 @@ from fairlead_operator.objects import Body, component_of, parse_time
 # What a worker that leaves its node frees, in the messages of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
 # PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Without any of them, draining a worker would gain nothing:
 # no node fits in any case.
-_GIVEN_BACK = (
+_FREED_BY_DRAINING = (
     "insufficient",
     "too many pods",
     "free ports",
@@ -50,7 +50,7 @@ def _unscheduled(pod: Body) -> PendingWorkers | None:
             since = condition.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
             words = str(condition.get("message") or "")
             fits = words.partition("preemption:")[0].lower()
-            return PendingWorkers(parse_time(since), words, not fits or any(given in fits for given in _GIVEN_BACK))
+            return PendingWorkers(parse_time(since), words, not fits or any(given in fits for given in _FREED_BY_DRAINING))
     return None
 
 

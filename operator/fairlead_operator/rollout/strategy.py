@@ -17,7 +17,7 @@ from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, has_ended, is_canary, parse_time
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import belongs_to
-from fairlead_operator.rollout import node_capacity as node_capacity
+from fairlead_operator.rollout import node_capacity
 from fairlead_operator.rollout.step import Step
 
 DEPLOYMENT_REVISION = "deployment.kubernetes.io/revision"  # set by the Deployment controller with a Deployment's first ReplicaSet
@@ -125,7 +125,7 @@ def _choose_bounds(
 ) -> tuple[bool, str]:
     """Return whether to surge, and a description."""
     rollout = service.spec.rollout
-    draining = _drains(live)
+    draining = _is_draining(live)
     if rollout.strategy == "DrainFirst":
         return False, _waiting_for_workers(live, workers) or "draining one worker first"
     if rollout.strategy == "Surge":
@@ -154,7 +154,7 @@ def _available(live: Body) -> int:
     return int((live.get("status") or {}).get("availableReplicas") or 0)
 
 
-def _drains(live: Body) -> bool:
+def _is_draining(live: Body) -> bool:
     update: Mapping[str, Any] = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
     return update.get("maxSurge") == 0
 

@@ -42,7 +42,7 @@ class RouterReport:
     workers: tuple[WorkerReport, ...]
 
     @classmethod
-    def of(cls, page: Mapping[str, Any]) -> "RouterReport":
+    def parse(cls, page: Mapping[str, Any]) -> "RouterReport":
         """Parse a report. Raises ValueError, KeyError or TypeError for any other page."""
         return cls(
             idle_seconds=float(page["idle_seconds"]),
@@ -110,7 +110,7 @@ class Demand:
 
 
 def _worker(one: Mapping[str, Any]) -> WorkerReport:
-    share = one["held_alone_share"]
+    share = one["unique_share"]
     return WorkerReport(
         pod=str(one["pod"]),
         address=str(one["address"]),

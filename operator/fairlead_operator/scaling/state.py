@@ -54,7 +54,7 @@ def scaling_state(service: InferenceService, observed: Observed, revision: str =
     took = max(MIN_START_SECONDS, min(MAX_START_SECONDS, min(started))) if started else START_SECONDS
     began = min((parse_time(pod["metadata"].get("creationTimestamp")) for pod in pods if ready_at(pod) is None), default=0.0)
     since = min((at for pod in pods if (at := ready_at(pod)) is not None), default=math.inf)
-    cause = causes.of_pods(workers, names.WORKER, revision)
+    cause = causes.find_worst_cause(workers, names.WORKER, revision)
     reason, has_fault = (cause.reason, cause.fault) if cause is not None else ("", False)
     return ScalingState(service.spec.scaling, WorkerPool(size, ready, took, since), began, reason, has_fault)
 

@@ -33,7 +33,7 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
     return _condition_from_parents(observed, gateway_ref.parent_ref.name, gateway_ref.parent_ref.namespace or service.namespace)
 
 
-def condition_of_live_route(observed: Observed) -> tuple[bool, str, str] | None:
+def build_live_route_condition(observed: Observed) -> tuple[bool, str, str] | None:
     """Return the same for the existing route, where the spec cannot be followed; None where there is no route."""
     route = observed.optional_objects.get(gateway.HTTP_ROUTE)
     parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)

@@ -12,7 +12,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes.unresponsive import last_written_at
-from fairlead_operator.children.groups import KIND, NOT_BELOW, is_grouped
+from fairlead_operator.children.groups import KIND, PAUSED_PARTITION, is_grouped
 from fairlead_operator.objects import Body, component_of, has_ended, parse_time, ready_at
 from fairlead_operator.observed import Observed
 from fairlead_operator.rollout.step import SURGE
@@ -79,7 +79,7 @@ def as_deployment(live: Body, pods: Iterable[Body]) -> dict[str, Any]:
 def _bounds(live: Body) -> Body:
     """Return the rollout's bounds. A paused rollout starts again with a surge when it resumes."""
     bounds: Body = (live["spec"].get("rolloutStrategy") or {}).get("rollingUpdateConfiguration") or {}
-    return SURGE if bounds.get("partition") == NOT_BELOW else bounds
+    return SURGE if bounds.get("partition") == PAUSED_PARTITION else bounds
 
 
 def _last_step(live: Body, pods: Iterable[Body]) -> float:

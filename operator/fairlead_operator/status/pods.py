@@ -14,7 +14,11 @@ def set_weights_ready(conditions: Conditions, observed: Observed, workers: Repli
     """Set True while every wanted worker has its model in memory; otherwise report what prevents it."""
     pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not (pod.get("metadata") or {}).get("deletionTimestamp")]
     failed = next(
-        (cause for cause in (causes.of_pod(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision))) if cause and cause.weights),
+        (
+            cause
+            for cause in (causes.find_pod_cause(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision)))
+            if cause and cause.weights
+        ),
         None,
     )
     loaded = max(workers.ready, sum(map(_has_loaded, pods)))

@@ -7,7 +7,7 @@ from fairlead_operator.causes.cause import make_cause
 from fairlead_operator.children import groups
 
 
-def cause(service: InferenceService, child: str, words: str) -> Cause:
+def find_cause(service: InferenceService, child: str, words: str) -> Cause:
     """Return the cause. `child`: as in `Deployment/qwen-worker`; `words`: the API server's message."""
     workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in ("Deployment", groups.KIND))
     # Without the feature gate the server drops the volume's source, and then reports it as missing. Older servers do not know the field.
@@ -18,4 +18,4 @@ def cause(service: InferenceService, child: str, words: str) -> Cause:
             "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35 on); or use hf://, s3:// or pvc://.",
             template=True,
         )
-    return creation.of_refusal(child, words, template=workers and service.spec.pod_template is not None)
+    return creation.make_refusal_cause(child, words, template=workers and service.spec.pod_template is not None)

@@ -7,8 +7,7 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause, creation
-from fairlead_operator.causes import unresponsive as silence
+from fairlead_operator.causes import Cause, creation, unresponsive
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.strategy import revision_of
 from fairlead_operator.status import gateway as gateway_status
@@ -31,24 +30,24 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     if not observed.deployments:  # no child was ever created
         conditions.set("Degraded", True, problem.reason, problem.message)
         return before.model_copy(update={"observed_generation": service.generation, "conditions": conditions.items}), None
-    workers, routers = _running(observed, names.WORKER), _running(observed, names.ROUTER)
+    workers, routers = _count_running(observed, names.WORKER), _count_running(observed, names.ROUTER)
     serving = workers.ready > 0 and routers.ready > 0
     why = "Serving" if serving else "ScaledToZero" if workers.desired == 0 else "NoWorker" if workers.ready == 0 else "NoRouter"
     conditions.set("Available", serving, why, f"{workers.ready} workers, {routers.ready} routers ready")
-    _progressing(conditions, problem, workers, routers)
+    _set_progressing(conditions, problem, workers, routers)
     pod_conditions.set_weights_ready(conditions, observed, workers, _revision(observed, names.WORKER))
     routable = routers.ready > 0
     conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.desired} routers ready")
     conditions.keep("PodTemplateValid")  # this describes the running pods: the template of this spec was not tried
-    optional_objects = gateway_status.condition_of_live_route(observed)
-    if optional_objects is not None:
-        conditions.set("GatewayReady", *optional_objects)
+    gateway_condition = gateway_status.build_live_route_condition(observed)
+    if gateway_condition is not None:
+        conditions.set("GatewayReady", *gateway_condition)
     else:
         conditions.keep("GatewayReady")
     index = index_status.build_status(before.index, observed.index, routers.ready, now, observed.redis)
-    unsteered, unsteered_at = index_status.find_fault(index, now)
-    silent, silent_at = silence.find(observed.deployments.values(), observed.pods, now)
-    faults = (_of_pods(observed, workers, routers), silent, unsteered, gateway_status.find_fault(optional_objects))
+    index_fault, index_fault_at = index_status.find_fault(index, now)
+    unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now)
+    faults = (_find_pod_cause(observed, workers, routers), unresponsive_cause, index_fault, gateway_status.find_fault(gateway_condition))
     fault = next((one for one in faults if one is not None and one.fault), problem)
     conditions.set("Degraded", True, fault.reason, fault.message)
     measured, measured_at = traffic.build_status(before.traffic, observed.traffic, now, serving=serving)
@@ -65,10 +64,10 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
             "conditions": conditions.items,
         }
     )
-    return status, min((at for at in (unsteered_at, silent_at, measured_at) if at is not None), default=None)
+    return status, min((at for at in (index_fault_at, unresponsive_at, measured_at) if at is not None), default=None)
 
 
-def _running(observed: Observed, component: str) -> Replicas:
+def _count_running(observed: Observed, component: str) -> Replicas:
     """Return the counts; the Deployment gives the wanted number."""
     deployment = observed.deployments.get(component)
     return Replicas.of(deployment, int(deployment["spec"].get("replicas") or 0) if deployment is not None else 0)
@@ -78,7 +77,7 @@ def _revision(observed: Observed, component: str) -> str:
     return revision_of((observed.deployments.get(component) or {}).get("spec", {}).get("template") or {})
 
 
-def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, routers: Replicas) -> None:
+def _set_progressing(conditions: Conditions, problem: Cause, workers: Replicas, routers: Replicas) -> None:
     stalled = workers.stalled or routers.stalled
     if stalled:
         conditions.set("Progressing", False, "ProgressDeadlineExceeded", stalled)
@@ -89,14 +88,14 @@ def _progressing(conditions: Conditions, problem: Cause, workers: Replicas, rout
         conditions.set("Progressing", False, problem.reason, "The running pods stay unchanged until the spec is corrected")
 
 
-def _of_pods(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:
+def _find_pod_cause(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:
     """Return the cause that prevents running children from creating pods, or their pods from serving."""
     for replicas in (workers, routers):
         if replicas.failure is not None and replicas.updated < replicas.desired:
-            return creation.of_failure(*replicas.failure)
+            return creation.make_failure_cause(*replicas.failure)
     for component, replicas in ((names.WORKER, workers), (names.ROUTER, routers)):
         if not replicas.complete:
-            cause = causes.of_pods(observed.pods, component, _revision(observed, component), observed.pod_events)
+            cause = causes.find_worst_cause(observed.pods, component, _revision(observed, component), observed.pod_events)
             if cause is not None and cause.fault:
                 return cause
     return None

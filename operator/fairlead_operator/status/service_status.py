@@ -5,9 +5,7 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause, creation
-from fairlead_operator.causes import field_conflicts as contested
-from fairlead_operator.causes import unresponsive as silence
+from fairlead_operator.causes import Cause, creation, field_conflicts, unresponsive
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
@@ -39,21 +37,22 @@ def build_service_status(
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.desired_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
-    silent, silent_at = silence.find(observed.deployments.values(), observed.pods, now)
+    unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now)
     observed = observed.stable  # the canary plan alone describes a canary
     loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
-    obstacle = loading_status.add_progress(_obstacle(service, observed, workers, routers, step, silent), loading) or canary_plan.cause
-    proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
+    obstacle = _find_obstacle(service, observed, workers, routers, step, unresponsive_cause)
+    obstacle = loading_status.add_progress(obstacle, loading) or canary_plan.cause
+    probe_state = _ProbeState.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     conditions = Conditions(service.status.conditions, service.generation, now)
     if obstacle is not None:
         conditions.set("Ready", False, obstacle.reason, obstacle.message)
-    elif proof.proven:
+    elif probe_state.proven:
         conditions.set("Ready", True, "Serving", "A completion went through the router")
-    elif proof.failure:
+    elif probe_state.failure:
         look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; the probe is repeated automatically."
-        conditions.set("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
-    elif proof.was_ready:
+        conditions.set("Ready", False, "RequestFailed", f"{probe_state.failure.rstrip('.')}. {look}")
+    elif probe_state.was_ready:
         conditions.keep("Ready")  # of the previous generation, while the probe for this one runs
     else:
         conditions.set("Ready", False, "Probing", "All pods are ready; a completion through the router is under way")
@@ -64,24 +63,24 @@ def build_service_status(
         "Serving" if serving else "ScaledToZero" if workers.desired == 0 else "NoWorker" if workers.ready == 0 else "NoRouter",
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
-    _progressing(conditions, service, workers, routers, step, canary_plan)
+    _set_progressing(conditions, service, workers, routers, step, canary_plan)
     pod_conditions.set_weights_ready(conditions, observed, workers, step.revision)
     routable = routers.ready > 0
     conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.desired} routers ready")
     pod_conditions.set_template_valid(conditions, obstacle)
     measured, measured_at = traffic.build_status(service.status.traffic, observed.traffic, now, serving=serving)
     index = index_status.build_status(service.status.index, observed.index, routers.ready, now, observed.redis)
-    unsteered, unsteered_at = index_status.find_fault(index, now)
+    index_fault, index_fault_at = index_status.find_fault(index, now)
     stalled = (
-        Cause("ProgressDeadlineExceeded", _stalled(service, workers, routers, step), fault=True)
+        Cause("ProgressDeadlineExceeded", _describe_stall(service, workers, routers, step), fault=True)
         if workers.stalled or routers.stalled
         else None
     )
-    optional_objects = gateway_status.build_condition(service, observed)
-    if optional_objects is not None:
-        conditions.set("GatewayReady", *optional_objects)
-    fought, fought_until = contested.of(service, observed.field_conflicts)
-    faults = (obstacle, step.problem, stalled, silent, fought, unsteered, gateway_status.find_fault(optional_objects))
+    gateway_condition = gateway_status.build_condition(service, observed)
+    if gateway_condition is not None:
+        conditions.set("GatewayReady", *gateway_condition)
+    conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
+    faults = (obstacle, step.problem, stalled, unresponsive_cause, conflict, index_fault, gateway_status.find_fault(gateway_condition))
     fault = next((one for one in faults if one is not None and one.fault), None)
     conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
@@ -101,11 +100,13 @@ def build_service_status(
         canary=canary_plan.status,
         conditions=conditions.items,
     )
-    wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at, fought_until) if at is not None), default=None)
-    return StatusResult(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
+    wake_at = min(
+        (at for at in (probe_state.wake_at, index_fault_at, unresponsive_at, measured_at, conflict_until) if at is not None), default=None
+    )
+    return StatusResult(status, servable=obstacle is None, probe_due=probe_state.due, wake_at=wake_at)
 
 
-def _progressing(
+def _set_progressing(
     conditions: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step, canary_plan: CanaryPlan
 ) -> None:
     counted = f"{min(workers.updated, workers.desired)} of {workers.desired} workers are of the desired revision"
@@ -114,7 +115,7 @@ def _progressing(
     elif service.spec.rollout.paused:
         conditions.set("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
     elif workers.stalled or routers.stalled:
-        conditions.set("Progressing", False, "ProgressDeadlineExceeded", _stalled(service, workers, routers, step))
+        conditions.set("Progressing", False, "ProgressDeadlineExceeded", _describe_stall(service, workers, routers, step))
     elif workers.complete and routers.rolled_out and canary_plan.cause is not None:
         conditions.set("Progressing", not canary_plan.cause.fault, canary_plan.cause.reason, canary_plan.cause.message)
     elif workers.complete and routers.rolled_out:
@@ -124,7 +125,7 @@ def _progressing(
         conditions.set("Progressing", True, "RollingOut", f"{step.activity}; {counted}" if rolling else counted)
 
 
-def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> str:
+def _describe_stall(service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> str:
     """Return the Deployment controller's message with advice. Without pods of another revision there is no edit to undo."""
     activity = f" ({step.activity})" if workers.stalled and step.activity and workers.total > workers.updated else ""
     kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
@@ -137,26 +138,26 @@ def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, st
     return f"{workers.stalled or routers.stalled}{activity}{kept}. {advice}"
 
 
-def _obstacle(
-    service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step, silent: Cause | None
+def _find_obstacle(
+    service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step, unresponsive_cause: Cause | None
 ) -> Cause | None:
     """Return the most specific reason why the service is not as desired; None when only a probe is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
-        return refusals.cause(service, child, words)
+        return refusals.find_cause(service, child, words)
     for replicas in (workers, routers):
         # An older ReplicaSet may still be refused pods when all pods of the present template exist.
         if replicas.failure is not None and replicas.updated < replicas.desired and not (step.capacity_expected and replicas is workers):
-            return creation.of_failure(*replicas.failure)
+            return creation.make_failure_cause(*replicas.failure)
     held = "Paused" if service.spec.rollout.paused else "RollingOut"
     if not workers.complete:
-        cause = causes.of_pods(observed.pods, names.WORKER, step.revision, observed.pod_events)
+        cause = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events)
         if cause is not None and cause.fault and not (step.capacity_expected and cause.reason == "FailedScheduling"):
             return cause
-        if silent is not None:
-            return silent
-        if workers.updated < workers.desired and not service.spec.rollout.paused and _paused(observed, names.WORKER):
-            return creation.paused(names.deployment(service, names.WORKER))
+        if unresponsive_cause is not None:
+            return unresponsive_cause
+        if workers.updated < workers.desired and not service.spec.rollout.paused and _is_paused(observed, names.WORKER):
+            return creation.make_pause_cause(names.deployment(service, names.WORKER))
         if (workers.current and workers.updated < workers.desired) or workers.total > workers.desired:
             kept = workers.total - workers.updated
             if not kept and workers.updated > workers.desired:
@@ -166,31 +167,31 @@ def _obstacle(
             )
         return cause or Cause("Starting", f"{workers.ready} of {workers.desired} workers are ready", fault=False)
     if workers.desired == 0:
-        asleep = service.spec.scaling is not None and service.spec.scaling.target is not None
-        words = "No worker runs; the next request is held until one does" if asleep else "spec.replicas is 0: nothing serves"
+        is_autoscaled = service.spec.scaling is not None and service.spec.scaling.target is not None
+        words = "No worker runs; the next request is held until one does" if is_autoscaled else "spec.replicas is 0: nothing serves"
         return Cause("ScaledToZero", words, fault=False)
     if routers.ready == 0 or not routers.rolled_out:
-        cause = causes.of_pods(observed.pods, names.ROUTER, router_revision(service), observed.pod_events)
+        cause = causes.find_worst_cause(observed.pods, names.ROUTER, router_revision(service), observed.pod_events)
         if cause is not None and cause.fault:
             return cause
-        if silent is not None:
-            return silent
-        if _paused(observed, names.ROUTER):
-            return creation.paused(names.deployment(service, names.ROUTER))
+        if unresponsive_cause is not None:
+            return unresponsive_cause
+        if _is_paused(observed, names.ROUTER):
+            return creation.make_pause_cause(names.deployment(service, names.ROUTER))
         if routers.ready and routers.current:
             return Cause(held, f"{routers.updated} of {routers.desired} routers are of the desired revision", fault=False)
         return Cause("RouterNotReady", f"{routers.ready} of {routers.desired} routers are ready", fault=False)
     return None
 
 
-def _paused(observed: Observed, component: str) -> bool:
+def _is_paused(observed: Observed, component: str) -> bool:
     """Return whether a user has paused the Deployment itself. The next apply resumes it, unless the API server refuses that."""
     deployment = observed.deployments.get(component)
     return deployment is not None and bool((deployment.get("spec") or {}).get("paused"))
 
 
 @dataclass(frozen=True)
-class _Proof:
+class _ProbeState:
     """Whether a completion succeeded through the router since the service was last not servable."""
 
     proven: bool = False
@@ -200,7 +201,7 @@ class _Proof:
     wake_at: float | None = None
 
     @classmethod
-    def of(cls, service: InferenceService, observed: Observed, now: float, *, servable: bool) -> "_Proof":
+    def of(cls, service: InferenceService, observed: Observed, now: float, *, servable: bool) -> "_ProbeState":
         if not servable:
             return cls()
         ready = find(service.status.conditions, "Ready")

@@ -23,7 +23,7 @@ class CounterSnapshot:
     workers: Mapping[str, _Counts]
 
     @classmethod
-    def of(cls, page: Mapping[str, Any], at: float) -> "CounterSnapshot | None":
+    def parse(cls, page: Mapping[str, Any], at: float) -> "CounterSnapshot | None":
         """Read a router's `/fairlead/workers`. Returns None where a ready worker of an older release reports no counters."""
         found = {}
         for worker in page["workers"]:

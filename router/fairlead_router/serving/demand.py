@@ -132,8 +132,8 @@ class Demand:
     async def answer(self, query: bytes) -> bytes:
         """Return the page as JSON. Raises ApiError 400 for a parameter that is not a number or out of range.
 
-        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `worth=1`: include the share
-        of each worker's cache that no other worker holds.
+        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `unique_shares=1`: include the
+        share of each worker's cache that no other worker holds.
         """
         asked = _numbers(query)
         if "wanted" in asked:
@@ -147,20 +147,20 @@ class Demand:
                     await asyncio.sleep(BURST_SECONDS)
             except TimeoutError:
                 pass
-        return msgspec.json.encode(self._page(worth=asked.get("worth", 0.0) > 0))
+        return msgspec.json.encode(self._page(with_unique_shares=asked.get("unique_shares", 0.0) > 0))
 
     @property
     def _busy(self) -> bool:
         return bool(self._active or self._draining or self._queued()[0])
 
-    def _page(self, worth: bool) -> dict[str, Any]:
+    def _page(self, with_unique_shares: bool) -> dict[str, Any]:
         workers = list(self._table)
         measured = [worker.load.prefill_rate for worker in workers if worker.usable and worker.load.prefill_rate > 0]
         self._rate = sum(measured) / len(measured) if measured else self._rate
         self._hits.retain({worker.address for worker in workers})
         requests, tokens = self._arrivals.rates()
         waiting, waiting_tokens = self._queued()
-        unique_shares = self._unique_shares() if worth else {}
+        unique_shares = self._unique_shares() if with_unique_shares else {}
         return {
             "idle_seconds": 0.0 if self._busy else round(self._clock() - self._last, 1),
             "active": self._active,
@@ -191,7 +191,7 @@ class Demand:
             "pages_free": load.pages_free,
             "pages_total": load.pages_total,
             "hit_tokens": round(self._hits.tokens_of(worker.address)),
-            "held_alone_share": unique_shares.get(worker.address),
+            "unique_share": unique_shares.get(worker.address),
         }
 
 

@@ -8,8 +8,7 @@ import pytest
 from tests.operator.manifests import container, deployment, pod
 
 from fairlead_operator import causes
-from fairlead_operator.causes import creation
-from fairlead_operator.causes import unresponsive as silence
+from fairlead_operator.causes import creation, unresponsive
 from fairlead_operator.causes.cause import LONGEST, make_cause
 from fairlead_operator.kube.difference import slim_managed_fields
 from fairlead_operator.observed import PodEvent
@@ -202,7 +201,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
 
 @pytest.mark.parametrize(("status", "event", "reason", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_a_pod_says_why_and_what_to_do(status: dict[str, Any], event: tuple[str, str] | None, reason: str, words: str) -> None:
-    cause = causes.of_pod(pod(**status), PodEvent(*event) if event else None)
+    cause = causes.find_pod_cause(pod(**status), PodEvent(*event) if event else None)
     assert cause is not None and cause.reason == reason and re.search(words, cause.message), cause
     assert len(cause.message) <= LONGEST and "qwen-worker-1" in cause.message
     if cause.fault:
@@ -213,7 +212,7 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
     words = "cannot load model hf://org/m: the repository is gated (403): accept its terms"
     states = [ended(words), ended(words, restartCount=5), waiting("CrashLoopBackOff")]
     states[2]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": words}}
-    assert len({causes.of_pod(pod(**state)) for state in states}) == 1
+    assert len({causes.find_pod_cause(pod(**state)) for state in states}) == 1
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
     ],
 )
 def test_pods_that_may_not_be_made(message: str, reason: str, words: str, template: bool) -> None:
-    cause = creation.of_failure("FailedCreate", message)
+    cause = creation.make_failure_cause("FailedCreate", message)
     assert (cause.reason, cause.fault, cause.template) == (reason, True, template)
     assert re.search(words, cause.message) and message in cause.message
 
@@ -247,7 +246,7 @@ def test_a_long_story_is_cut_and_the_advice_is_not() -> None:
 def test_a_pod_that_has_ended_does_not_hide_the_one_that_replaces_it() -> None:
     old = pod("a", phase="Failed", reason="Evicted", message="low on memory")
     new = pod("b", containerStatuses=[container({"running": {}}, started=False)])
-    cause = causes.of_pods([old, new], "worker", "")
+    cause = causes.find_worst_cause([old, new], "worker", "")
     assert cause is not None and cause.reason == "Loading"
 
 
@@ -259,33 +258,33 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     made = deployment("worker", 1)
     made["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
     made["status"] = {}
-    assert silence.find([made], [], at(59)) == (None, NOW.timestamp() + 60)
-    cause, wake_at = silence.find([made], [], at(60))
+    assert unresponsive.find_cause([made], [], at(59)) == (None, NOW.timestamp() + 60)
+    cause, wake_at = unresponsive.find_cause([made], [], at(60))
     assert (
         cause is not None and cause.reason == "ControllerNotResponding" and "kube-controller-manager" in cause.message and wake_at is None
     )
     made["metadata"]["managedFields"] = [{"time": "2026-01-01T12:00:50Z"}]  # our newest edit: it has a minute from then on
-    assert silence.find([made], [], at(60)) == (None, NOW.timestamp() + 110)
+    assert unresponsive.find_cause([made], [], at(60)) == (None, NOW.timestamp() + 110)
     annotated = {"manager": "kubectl-annotate", "time": "2026-01-01T12:01:30Z", "fieldsV1": {}}
     kept = slim_managed_fields({"managedFields": [annotated, {**annotated, "subresource": "status", "time": "2026-01-01T12:09:00Z"}]})
-    assert silence.find([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
+    assert unresponsive.find_cause([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
         "a user's edit just now"
     )
     made["status"] = {"observedGeneration": 1}
-    cause, _ = silence.find([made], [], at(200))
+    cause, _ = unresponsive.find_cause([made], [], at(200))
     assert cause is not None and "no pod was created" in cause.message
-    assert silence.find([made], [pod()], at(200))[0] is None, "a pod of it is there"
+    assert unresponsive.find_cause([made], [pod()], at(200))[0] is None, "a pod of it is there"
     going = pod("qwen-worker-canary-1")
     going["metadata"]["labels"]["fairlead.dev/track"] = "canary"
-    assert silence.find([made], [going], at(200))[0] is not None, "that one is a canary's"
+    assert unresponsive.find_cause([made], [going], at(200))[0] is not None, "that one is a canary's"
     canary = made | {
         "metadata": {**made["metadata"], "labels": {"app.kubernetes.io/component": "worker-canary"}},
         "spec": {"replicas": 1, "selector": {"matchLabels": {**MINE, "fairlead.dev/track": "canary"}}},
     }
-    assert silence.find([canary], [going], at(200))[0] is None, "it drains, and then there will be another"
+    assert unresponsive.find_cause([canary], [going], at(200))[0] is None, "it drains, and then there will be another"
     quota = {"type": "ReplicaFailure", "status": "True"}
     made["status"]["conditions"] = [quota]
-    assert silence.find([made], [], at(200)) == (None, None), "another cause explains it"
+    assert unresponsive.find_cause([made], [], at(200)) == (None, None), "another cause explains it"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +307,6 @@ def test_silence_about_a_pod_is_named_when_it_lasts(
 ) -> None:
     one = pod(**status)
     one["metadata"] |= {"creationTimestamp": "2026-01-01T12:00:00Z", **metadata}
-    assert silence.find([], [one], at(late - 1)) == (None, NOW.timestamp() + late)
-    cause, _ = silence.find([], [one], at(late))
+    assert unresponsive.find_cause([], [one], at(late - 1)) == (None, NOW.timestamp() + late)
+    cause, _ = unresponsive.find_cause([], [one], at(late))
     assert cause is not None and cause.reason == reason and re.search(words, cause.message)

@@ -198,9 +198,9 @@ def test_a_pause_holds_every_group_and_its_end_begins_with_a_surge() -> None:
     one, goes_on = service(engine=ENGINE, replicas=2, rollout={"paused": True}), service(engine=ENGINE, replicas=2)
     old = [pod(f"qwen-worker-{group}", "old") for group in range(2)]
     plan = look(one, *old)
-    assert bounds(plan) == {"maxSurge": 0, "maxUnavailable": 1, "partition": groups.NOT_BELOW}
+    assert bounds(plan) == {"maxSurge": 0, "maxUnavailable": 1, "partition": groups.PAUSED_PARTITION}
     assert condition(plan, "Progressing")[1] == "Paused"
-    held = live(goes_on, partition=groups.NOT_BELOW, maxSurge=0)
+    held = live(goes_on, partition=groups.PAUSED_PARTITION, maxSurge=0)
     assert bounds(look(goes_on, *old, body=held)) == {**SURGE, "partition": 0}
 
 

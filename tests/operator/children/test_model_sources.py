@@ -10,7 +10,7 @@ from tests.operator.manifests import SETTINGS, service
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker
 from fairlead_operator.revisions import router_revision, worker_revision
-from fairlead_operator.status.refusals import cause
+from fairlead_operator.status.refusals import find_cause
 
 
 def template(component: Any = worker, /, **spec: Any) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def test_an_image_as_a_volume() -> None:
 
 def test_a_cluster_without_image_volumes_is_named() -> None:
     words = 'Deployment.apps "qwen-worker" is invalid: spec.template.spec.volumes[2]: Required value: must specify a volume type'
-    said = cause(service(model={"uri": "oci://a/b:1"}), "Deployment/qwen-worker", words)
+    said = find_cause(service(model={"uri": "oci://a/b:1"}), "Deployment/qwen-worker", words)
     assert said.reason == "PodTemplateInvalid" and "ImageVolume" in said.message and words in said.message
-    assert cause(service(), "Deployment/qwen-worker", words).reason == "ApplyFailed"
+    assert find_cause(service(), "Deployment/qwen-worker", words).reason == "ApplyFailed"
 
 
 @pytest.mark.parametrize(

@@ -408,6 +408,6 @@ def test_contents_change_only_when_something_is_due() -> None:
 def test_what_is_secret_is_in_no_repr() -> None:
     held = next_secret_data(None, rotate=False, settled=frozenset(), host="", now=NOW)
     seen = ObservedRedis("PerService", key=held.key, login={"password": "pass-word"})
-    (user, _) = users.wanted_users(held, [("a", "b", "c")])
+    (user, _) = users.desired_users(held, [("a", "b", "c")])
     assert held.key not in repr(seen) and "pass-word" not in repr(seen) and user.passwords[0] not in repr(user)
     assert held.key not in repr(held) and held.password not in repr(held)

@@ -132,11 +132,11 @@ async def test_a_standby_tries_again_when_the_lease_runs_out_and_not_up_to_a_ret
     server, clock = LeaseServer(), Clock()
     first, second = elector(server, clock, "first"), elector(server, clock, "second")
     await first.acquire()
-    assert not await second._try() and second._until_worth_trying() == 2
+    assert not await second._try() and second._retry_delay() == 2
     clock.now += 14.5
-    assert not await second._try() and second._until_worth_trying() == 0.5
+    assert not await second._try() and second._retry_delay() == 0.5
     clock.now += 0.5
-    assert second._until_worth_trying() == 2, "if that attempt fails, the next is not at once"
+    assert second._retry_delay() == 2, "if that attempt fails, the next is not at once"
     assert await second._try()
 
 

@@ -65,7 +65,7 @@ def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
     controlled: apiserver.ApiServer, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
-    monkeypatch.setattr(worker, "SETTLE", 1)
+    monkeypatch.setattr(worker, "MIN_READY_SECONDS", 1)
     controllers.make_node(controlled, "node1", gpus=2)
     cluster = Rolled(controlled, controllers.NAMESPACE)
     spec = {"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"surgeTimeoutSeconds": 2}}

@@ -175,7 +175,7 @@ def test_pods_are_told_their_worth_before_there_are_fewer_of_them(cluster: Clust
     cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}}, "scale")
     eventually(lambda: replicas(cluster) == 4)
     assert [cluster.get("pods", f"qwen-worker-{name}")["metadata"]["resourceVersion"] for name in "abc"] == versions, "only when fewer"
-    seen = [worker("qwen-worker-a", hit_tokens=5000, held_alone_share=0.5), worker("qwen-worker-b", running=2)]
+    seen = [worker("qwen-worker-a", hit_tokens=5000, unique_share=0.5), worker("qwen-worker-b", running=2)]
     router.demand = page(seen)
     cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 2}}, "scale")
     eventually(lambda: replicas(cluster) == 2)

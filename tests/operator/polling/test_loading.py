@@ -68,9 +68,9 @@ def test_who_is_asked() -> None:
 
 
 def test_figures_are_coarse_and_an_older_worker_says_none() -> None:
-    assert ObservedLoading.of({"stage": "Downloading", "percent": 44, "total_bytes": GIB}) == ObservedLoading("Downloading", 40, GIB)
-    assert ObservedLoading.of({"ready": False, "phase": "draining", "percent": 100}) is None
-    assert ObservedLoading.of({"ready": False, "phase": "loading", "percent": 3, "reason": "weights"}) is None
+    assert ObservedLoading.parse({"stage": "Downloading", "percent": 44, "total_bytes": GIB}) == ObservedLoading("Downloading", 40, GIB)
+    assert ObservedLoading.parse({"ready": False, "phase": "draining", "percent": 100}) is None
+    assert ObservedLoading.parse({"ready": False, "phase": "loading", "percent": 3, "reason": "weights"}) is None
     assert (format_size(700), format_size(5 << 20), format_size(13 << 30)) == ("1 KiB", "5.0 MiB", "13.0 GiB")
 
 
@@ -79,12 +79,12 @@ def test_passing_the_startup_probe_is_not_having_served() -> None:
     failed = {"exitCode": 1, "reason": "Error", "message": "no such model\n"}
     loading = loading_pod("a")["status"]
     again = container({"running": {"startedAt": "2026-01-01T11:05:00Z"}}, {"terminated": failed}, restartCount=2, started=True)
-    cause = causes.of_pod(pod(**(loading | {"containerStatuses": [again]})))
+    cause = causes.find_pod_cause(pod(**(loading | {"containerStatuses": [again]})))
     assert cause is not None and cause.reason == "CrashLoopBackOff" and "no such model" in cause.message
-    first = causes.of_pod(loading_pod("a"))
+    first = causes.find_pod_cause(loading_pod("a"))
     assert first is not None and first.reason == "Loading"
     drains = [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T11:30:00Z"}]
-    lost = causes.of_pod(pod(**(loading | {"conditions": drains})))
+    lost = causes.find_pod_cause(pod(**(loading | {"conditions": drains})))
     assert lost is not None and lost.reason == "NotReady"
 
 

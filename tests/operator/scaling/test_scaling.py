@@ -35,7 +35,7 @@ def scaling(**fields: Any) -> Scaling:
 
 def worker(name: str = "w0", **fields: Any) -> dict[str, Any]:
     idle = {"running": 0, "waiting": 0, "backlog_tokens": 0, "pending_tokens": 0, "step_seconds": 0.02, "max_running": 256}
-    cache = {"pages_free": 1000, "pages_total": 1000, "hit_tokens": 0, "held_alone_share": None}
+    cache = {"pages_free": 1000, "pages_total": 1000, "hit_tokens": 0, "unique_share": None}
     return {"pod": name, "address": f"{name}:8000", "usable": True, **idle, **cache, **fields}
 
 
@@ -45,7 +45,7 @@ def page(workers: list[dict[str, Any]] | None = None, **fields: Any) -> dict[str
 
 
 def reports(*pages: dict[str, Any] | None) -> list[RouterReport | None]:
-    return [None if one is None else RouterReport.of(one) for one in pages]
+    return [None if one is None else RouterReport.parse(one) for one in pages]
 
 
 @dataclass
@@ -306,8 +306,8 @@ def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> No
         return {"metadata": {"name": name, "labels": {"app.kubernetes.io/component": "worker"}, **metadata}}
 
     hot, shared, busy = (
-        worker("hot", hit_tokens=90_000, held_alone_share=0.8),
-        worker("shared", hit_tokens=90_000, held_alone_share=0.01),
+        worker("hot", hit_tokens=90_000, unique_share=0.8),
+        worker("shared", hit_tokens=90_000, unique_share=0.01),
         None,
     )
     busy = worker("busy", hit_tokens=100, running=40)

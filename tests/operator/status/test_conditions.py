@@ -129,21 +129,21 @@ def page(*counts: tuple[int, int, int] | None) -> dict[str, Any]:
 
 def test_rates_are_of_all_workers_and_a_restart_counts_from_nothing() -> None:
     first, last = (
-        traffic.CounterSnapshot.of(page((1000, 500, 100), (0, 0, 0)), 0.0),
-        traffic.CounterSnapshot.of(page((4000, 2750, 1300), (0, 0, 0)), 30.0),
+        traffic.CounterSnapshot.parse(page((1000, 500, 100), (0, 0, 0)), 0.0),
+        traffic.CounterSnapshot.parse(page((4000, 2750, 1300), (0, 0, 0)), 30.0),
     )
     assert first is not None and last is not None
     assert traffic.measure_traffic(first, last) == ObservedTraffic(40, 100, 75)
     again, soon = (
-        traffic.CounterSnapshot.of(page((30, 0, 60), (0, 0, 0)), 60.0),
-        traffic.CounterSnapshot.of(page((9, 9, 9), (0, 0, 0)), 5.0),
+        traffic.CounterSnapshot.parse(page((30, 0, 60), (0, 0, 0)), 60.0),
+        traffic.CounterSnapshot.parse(page((9, 9, 9), (0, 0, 0)), 5.0),
     )
     assert again is not None and soon is not None
     assert traffic.measure_traffic(last, again) == ObservedTraffic(2, 1, 0), "began anew: what it has counted since then"
     assert traffic.measure_traffic(first, soon) is None, "too near"
-    joined = traffic.CounterSnapshot.of(page((4000, 2750, 1300), (9000, 0, 0), (7, 7, 7)), 60.0)
+    joined = traffic.CounterSnapshot.parse(page((4000, 2750, 1300), (9000, 0, 0), (7, 7, 7)), 60.0)
     assert joined is not None and traffic.measure_traffic(last, joined) == ObservedTraffic(0, 300, 0), "the third was not seen before"
-    assert traffic.CounterSnapshot.of(page((1, 1, 1), None), 0.0) is None, "a worker of an older release: a part is no measure"
+    assert traffic.CounterSnapshot.parse(page((1, 1, 1), None), 0.0) is None, "a worker of an older release: a part is no measure"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9000), st.none() | st.integers(0, 100)), min_size=1, max_size=40))

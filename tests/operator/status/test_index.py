@@ -115,12 +115,14 @@ async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
     page: dict[str, Any] = {"index": "ok", "index_reason": "", "index_read": "mirror"}
     with router(page) as address:
         page["workers"] = [worker(20, over=0.314), worker(99, under=0.02), worker(3, over=1.0)]
-        assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Available", "", "Mirror", 31)
+        assert index_status.parse_router_page(await prober.fetch_workers(address)) == ObservedIndex("Available", "", "Mirror", 31)
         page |= {"index": "unavailable", "index_reason": "redis is away", "index_read": "remote", "workers": []}
-        assert index_status.parse_router_page(await prober.page(address)) == ObservedIndex("Unavailable", "redis is away", "Remote")
+        assert index_status.parse_router_page(await prober.fetch_workers(address)) == ObservedIndex(
+            "Unavailable", "redis is away", "Remote"
+        )
         page.clear()
         with pytest.raises(RouterUnavailable, match="503"):
-            await prober.page(address)
+            await prober.fetch_workers(address)
     await prober.close()
 
 

@@ -125,7 +125,7 @@ async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
     cache, cluster, events = Cache(lambda _: None), Recording(), []
 
     class Router:
-        async def page(self, address: str) -> dict[str, Any]:
+        async def fetch_workers(self, address: str) -> dict[str, Any]:
             assert address == "10.0.0.9:8082"
             return {"index": "ok", "index_read": "mirror", "workers": []}
 

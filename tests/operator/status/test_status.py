@@ -89,7 +89,7 @@ STATES = [
 
 
 def test_a_crash_loop_is_one_cause_at_whatever_moment_one_looks() -> None:
-    seen = {causes.of_pod(pod(phase="Running", containerStatuses=[state])) for state in STATES}
+    seen = {causes.find_pod_cause(pod(phase="Running", containerStatuses=[state])) for state in STATES}
     (cause,) = seen
     assert cause is not None and cause.fault and cause.reason == "CrashLoopBackOff" and "ValueError: no such model" in cause.message
 
@@ -138,7 +138,7 @@ def test_a_crash_loop_is_one_cause_at_whatever_moment_one_looks() -> None:
     ],
 )
 def test_the_cause_is_lifted(status: dict[str, Any], reason: str, words: str) -> None:
-    cause = causes.of_pod(pod(phase="Pending", **status))
+    cause = causes.find_pod_cause(pod(phase="Pending", **status))
     assert cause is not None and cause.reason == reason and words in cause.message
 
 
@@ -156,10 +156,10 @@ def test_pods_of_the_wanted_revision_speak_first_and_those_that_go_are_silent() 
     wanted = worker_revision(service())
     old = pod("a-old", revision="old", phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "old"}})])
     new = pod("z-new", revision=wanted, phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "new"}})])
-    cause = causes.of_pods([old, new], "worker", wanted)
+    cause = causes.find_worst_cause([old, new], "worker", wanted)
     assert cause is not None and "z-new" in cause.message
     new["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    cause = causes.of_pods([old, new], "worker", wanted)
+    cause = causes.find_worst_cause([old, new], "worker", wanted)
     assert cause is not None and "a-old" in cause.message
 
 

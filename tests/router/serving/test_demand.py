@@ -32,7 +32,7 @@ async def test_demand_counts_arrivals_waiting_requests_and_prefill_rate(fleet: F
     assert answer["prefill_rate"] == 1234.0 and answer["idle_seconds"] < 5
     (one,) = answer["workers"]
     assert (one["pod"], one["usable"], one["running"], one["waiting"]) == ("pod-0", True, 3, 2)
-    assert (one["pages_total"], one["pages_free"], one["held_alone_share"]) == (10, 4, None)
+    assert (one["pages_total"], one["pages_free"], one["unique_share"]) == (10, 4, None)
     await worker.kill()
     await router.usable(0)
     assert (await demand(router))["prefill_rate"] == 1234.0, "the last known rate outlives the workers"
