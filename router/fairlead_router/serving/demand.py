@@ -132,8 +132,8 @@ class Demand:
     async def answer(self, query: bytes) -> bytes:
         """Return the page as JSON. Raises ApiError 400 for a parameter that is not a number or out of range.
 
-        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `unique_shares=1`: include the
-        share of each worker's cache that no other worker holds.
+        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `unique_shares=1`: include
+        the share of each worker's cache that no other worker holds.
         """
         asked = _numbers(query)
         if "wanted" in asked:

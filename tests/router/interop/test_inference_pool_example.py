@@ -7,7 +7,9 @@ import yaml
 
 from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_operator.api import InferenceService
-from fairlead_operator.names import WORKER, WORKER_ADMIN_PORT, WORKER_PORT, index_namespace, selector, workers_service
+from fairlead_operator.children import redis
+from fairlead_operator.names import ROUTER, WORKER, WORKER_ADMIN_PORT, WORKER_PORT, index_namespace, redis_secret, selector, workers_service
+from fairlead_operator.settings import Settings
 from fairlead_router.config import read_config
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -39,3 +41,18 @@ def test_the_pool_its_picker_and_the_service_fit_together() -> None:
     assert config.workers == f"dns://{workers_service(service)}.default.svc:{WORKER_PORT}"
     assert template["spec"]["terminationGracePeriodSeconds"] >= config.drain_timeout + config.drain_grace
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"http": config.port, "grpc": config.picker_port}
+
+
+def test_the_picker_reaches_the_chart_s_redis_with_the_credentials_of_the_service_s_routers() -> None:
+    """The chart's Redis accepts TLS connections only, verified by its own authority, and no connection without a password."""
+    (picker,) = [each for each in yaml.safe_load_all((EXAMPLES / "inference-pool.yaml").read_text()) if each["kind"] == "Deployment"]
+    service = InferenceService.parse(yaml.safe_load((EXAMPLES / "minimal.yaml").read_text()))
+    spec = picker["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    flags = dict(argument.removeprefix("--").partition("=")[::2] for argument in container["args"])
+    settings = Settings("w", "r", redis_url=flags["redis-url"], redis_files=("username", "password", "ca.crt"))
+    assert flags["redis-url"].startswith("rediss://fairlead-redis.fairlead-system.svc.cluster.local:")
+    assert redis.flags(service, settings).items() <= flags.items()
+    assert redis.mounts(settings) == container["volumeMounts"]
+    (volume,) = spec["volumes"]
+    assert volume["secret"]["secretName"] == redis_secret(service, ROUTER)
