@@ -110,7 +110,7 @@ def test_a_service_with_an_unprocessed_edit_is_not_ready() -> None:
 
 def test_wake_up_by_request_or_by_hand_is_suggested_only_where_it_is_allowed() -> None:
     made = service(conditions=[{**READY, "status": "False", "reason": "ScaledToZero"}])
-    assert explain(Facts(made), NOW).next == ["Scale it up: kubectl scale inferenceservice qwen -n team --replicas=1"]
+    assert explain(Facts(made), NOW).next == ["Scale it up: kubectl scale inferenceservices.fairlead.dev qwen -n team --replicas=1"]
     made["spec"]["scaling"] = {"min": 0, "max": 4, "target": {"ttftMilliseconds": 2000}}
     (only,) = explain(Facts(made), NOW).next
     assert "kubectl scale" not in only and "next request" in only, "the API server refuses to scale it"

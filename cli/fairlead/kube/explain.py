@@ -117,11 +117,11 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
         "ScaledToZero": _wake(facts.service, name, namespace),
         "RequestFailed": f"Read the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
     }
-    return [advice.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservice {name} -n {namespace}"))]
+    return [advice.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservices.fairlead.dev {name} -n {namespace}"))]
 
 
 def _wake(service: Body, name: str, namespace: str) -> str:
     """Return what to do about a service at zero replicas. With a target only the operator may scale it."""
     if ((service.get("spec") or {}).get("scaling") or {}).get("target"):
         return "Nothing: it has no requests. The router holds the next request until a worker runs."
-    return f"Scale it up: kubectl scale inferenceservice {name} -n {namespace} --replicas=1"
+    return f"Scale it up: kubectl scale inferenceservices.fairlead.dev {name} -n {namespace} --replicas=1"

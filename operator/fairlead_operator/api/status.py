@@ -54,8 +54,8 @@ class CanaryStatus(Part):
 
     revision: str = Field(max_length=64, description="The revision under test. spec.rollout.canary.promotedRevision accepts this value.")
     phase: Literal["Waiting", "Starting", "Analyzing", "Paused", "Promoting", "Failed"] = Field(
-        description="Waiting: for the routers. Starting: of its pods. Analyzing: under observation. Paused: until promotedRevision names it."
-        " Promoting: old pods are replaced. Failed: rolled back."
+        description="Waiting: for the routers. Starting: of its pods. Analyzing: under observation. Paused: until promotedRevision names"
+        " it. Promoting: old pods are replaced. Failed: rolled back."
     )
     traffic_percent: int = Field(0, ge=0, le=100, description="Percent of conversations that go to it.")
 

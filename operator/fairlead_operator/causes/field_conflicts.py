@@ -34,4 +34,4 @@ def _advice(service: "InferenceService", one: "FieldConflict") -> str:
     if one.manager in _KNOWN:
         reference = f"{{apiVersion: fairlead.dev/v1alpha1, kind: InferenceService, name: {service.name}}}"
         return f"{look} and point it at the InferenceService: scaleTargetRef: {reference}."
-    return f"{look} and scale the InferenceService instead: kubectl scale inferenceservice {service.name} --replicas=N."
+    return f"{look} and scale the InferenceService instead: kubectl scale inferenceservices.fairlead.dev {service.name} --replicas=N."

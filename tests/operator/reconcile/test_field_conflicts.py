@@ -79,7 +79,7 @@ def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
             {"scaling": {"maxReplicas": 3, "target": {"ttftMilliseconds": 2000}}},
             "with spec.scaling.target the operator sizes this service",
         ),
-        ("worker", "kubectl", {}, "kubectl scale inferenceservice qwen --replicas=N"),
+        ("worker", "kubectl", {}, "kubectl scale inferenceservices.fairlead.dev qwen --replicas=N"),
         ("router", HPA, {}, "spec.routing.replicas says how many routers there are"),
     ],
 )
