@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-from tests.operator.apiserver import TOKEN, ApiServer
+from tests.operator.support.apiserver import TOKEN, ApiServer
 
 MERGE = "application/merge-patch+json"
 SERVICES = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices"

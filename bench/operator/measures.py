@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.operator.apiserver import ApiServer, program
-from tests.operator.manifests import manifest
+from tests.operator.support.apiserver import ApiServer, program
+from tests.operator.support.manifests import manifest
 
 from bench.operator.api import DEPLOYMENTS, SERVICES, Api
 from bench.operator.operator_process import Operator

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.operator.apiserver import ApiServer
+from tests.operator.support.apiserver import ApiServer
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SAMPLE = 2.0  # seconds

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.operator import apiserver
-from tests.operator.conftest import await_crd
+from tests.operator.support import apiserver
+from tests.operator.support.apiserver import wait_for_crd
 
 from bench.common.report import make_parser, write_report
 from bench.operator import measures
@@ -60,7 +60,7 @@ class Bench:
 
     async def run(self) -> None:
         self.found("sizes", measures.sizes(self.server))
-        await_crd(self.server)
+        wait_for_crd(self.server)
         async with AsyncExitStack() as stack:
             api = Api(self.server, await stack.enter_async_context(Api.session()))
             router = await stack.enter_async_context(routers())
@@ -140,7 +140,7 @@ def main() -> int:
         print(f"bench: operator/scale: {problem}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that nothing is left running
-    with apiserver.running() as server, tempfile.TemporaryDirectory() as folder:
+    with apiserver.start() as server, tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, server, Path(folder))
         asyncio.run(bench.run())
     rows = table(bench.figures)

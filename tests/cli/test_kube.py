@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from rich.console import Console
-from tests.operator.manifests import container, deployment, pod
+from tests.operator.support.manifests import container, deployment, pod
 
 from fairlead.errors import UserError
 from fairlead.kube import sections, table, top

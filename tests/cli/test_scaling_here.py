@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.operator.manifests import service
+from tests.operator.support.manifests import service
 
 from fairlead.local.manifest import objects_of
 

@@ -1,12 +1,11 @@
 """Fixtures of the operator's tests."""
 
-import time
 import uuid
 from collections.abc import Iterator
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.running_operator import Router
+from tests.operator.support import apiserver
+from tests.operator.support.running_operator import StubRouter
 
 from fairlead_operator.api.crd import custom_resource_definition
 
@@ -17,18 +16,11 @@ def server() -> Iterator[apiserver.ApiServer]:
     problem = apiserver.missing()
     if problem:
         pytest.skip(problem)
-    with apiserver.running() as running:
+    with apiserver.start() as running:
         crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         running.create(crds, custom_resource_definition())
-        await_crd(running)
+        apiserver.wait_for_crd(running)
         yield running
-
-
-def await_crd(server: apiserver.ApiServer) -> None:
-    deadline = time.monotonic() + 30
-    while server.request("GET", "/apis/fairlead.dev/v1alpha1/inferenceservices")[0] != 200:
-        assert time.monotonic() < deadline, "the CRD was accepted and is not served"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -40,7 +32,7 @@ def namespace(server: apiserver.ApiServer) -> str:
 
 
 @pytest.fixture
-def router() -> Iterator[Router]:
-    made = Router()
+def router() -> Iterator[StubRouter]:
+    made = StubRouter()
     yield made
     made.close()

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.operator.manifests import pod
+from tests.operator.support.manifests import pod
 from tests.router.harness import Fleet, RunningRouter, eventually
 
 from fairlead.errors import UserError

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.operator.manifests import container, deployment, pod
+from tests.operator.support.manifests import container, deployment, pod
 
 from fairlead_operator import causes
 from fairlead_operator.causes import creation, unresponsive

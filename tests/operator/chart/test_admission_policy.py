@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator import apiserver
-from tests.operator.charts import template
-from tests.operator.conftest import await_crd
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import eventually
+from tests.operator.support import apiserver
+from tests.operator.support.apiserver import wait_for_crd
+from tests.operator.support.chart import template
+from tests.operator.support.cluster import eventually
+from tests.operator.support.manifests import manifest
 
 from fairlead_operator.api.crd import custom_resource_definition
 
@@ -102,9 +102,9 @@ def test_fields_of_any_release_are_read_as_their_names_say() -> None:
     crd = custom_resource_definition()
     for version in crd["spec"]["versions"]:
         version["schema"]["openAPIV3Schema"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    with apiserver.running() as alone:
+    with apiserver.start() as alone:
         alone.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        await_crd(alone)
+        wait_for_crd(alone)
         made = template("--set=admissionPolicy.enabled=true", "--namespace=default", *LISTS)
         done = alone.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([one for one in made if one["kind"] in KINDS]))
         assert done.returncode == 0, done.stderr

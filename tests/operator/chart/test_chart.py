@@ -12,11 +12,11 @@ import redis
 import yaml
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.operator import apiserver
-from tests.operator.charts import CHART, everything, helm, rendered, template
-from tests.operator.manifests import SETTINGS
-from tests.operator.on_apiserver.test_operator import CHILDREN, Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.chart import CHART, everything, helm, rendered, template
+from tests.operator.support.cluster import CHILDREN, Cluster, eventually
+from tests.operator.support.manifests import SETTINGS
+from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.servers.redis_install import launcher
 from tests.servers.redis_server import free_port
 
@@ -354,14 +354,16 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
     kubeconfig = server.kubeconfig.parent / f"{namespace}.kubeconfig"
     kubeconfig.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    router = Router()
+    router = StubRouter()
     try:
         (deployment,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"] == account]
         flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
         (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
         server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": "fairlead-operator"}
         own = next(flag.partition("=")[2] for flag in flags if flag.startswith("--credentials-secret="))
-        with operator(kubeconfig, namespace, router.url, lease_name=lease, credentials_secret=own, deployment=account, **server_options):
+        with run_operator(
+            kubeconfig, namespace, router.url, lease_name=lease, credentials_secret=own, deployment=account, **server_options
+        ):
             cluster = Cluster(server, namespace)
             cluster.create()
             for secret in (own, "qwen-redis-worker", "qwen-redis-router"):

@@ -10,7 +10,7 @@ import promql_parser
 import pytest
 import yaml
 from docs.generate.reference import registries
-from tests.operator.charts import CHART, PROMETHEUS, template
+from tests.operator.support.chart import CHART, PROMETHEUS, template
 
 ROOT = Path(__file__).parents[3]
 ON = (*PROMETHEUS, "--set=monitoring.podMonitors=true", "--set=monitoring.rules=true", "--set=monitoring.dashboards=true")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator import apiserver, foreign_crds
-from tests.operator.charts import CHART, everything, helm
-from tests.operator.conftest import await_crd
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver, foreign_crds
+from tests.operator.support.apiserver import wait_for_crd
+from tests.operator.support.chart import CHART, everything, helm
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import manifest
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube.kinds import kind_of
 from fairlead_operator.names import FIELD_MANAGER
@@ -28,7 +28,7 @@ def alone() -> Iterator[apiserver.ApiServer]:
     problem = apiserver.missing()
     if problem:
         pytest.skip(problem)
-    with apiserver.running() as running:
+    with apiserver.start() as running:
         yield running
 
 
@@ -56,10 +56,12 @@ def helmed(server: apiserver.ApiServer, *arguments: str) -> str:
     return done.stdout
 
 
-def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upgrade_from_the_last_release_and_uninstall(
+    alone: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(alone.kubeconfig))
     helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace")
-    await_crd(alone)
+    wait_for_crd(alone)
     eventually(lambda: "exposure" not in crd_fields(alone))
     old = objects(alone)
     cluster = Cluster(alone, "default")
@@ -75,7 +77,7 @@ def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer,
     assert (
         kept["spec"]["replicas"] == 2 and eventually(lambda: cluster.get("inferenceservices", "qwen")["spec"]["exposure"])["networkPolicy"]
     )
-    with operator(alone.kubeconfig, "default", router.url):
+    with run_operator(alone.kubeconfig, "default", router.url):
         eventually(lambda: alone.get("/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/qwen-worker"))
         eventually(lambda: cluster.get("inferenceservices", "qwen").get("status", {}).get("observedGeneration"))
         after = {component: cluster.get("deployments", f"qwen-{component}")["spec"]["template"] for component in before}
@@ -123,7 +125,7 @@ def test_monitoring_comes_with_the_crds_of_the_prometheus_operator(alone: apiser
 
 def test_a_deleted_service_is_gone_though_no_operator_runs(alone: apiserver.ApiServer) -> None:
     helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false")
-    await_crd(alone)
+    wait_for_crd(alone)
     path = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices"
     alone.create(path, manifest("qwen", "default"))
     assert alone.request("DELETE", f"{path}/qwen")[0] == 200 and alone.get(f"{path}/qwen") is None

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator.answering import Answering
 from tests.operator.children.test_desired import objects, restricted
-from tests.operator.manifests import SETTINGS, service
+from tests.operator.support.manifests import SETTINGS, service
+from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router
@@ -67,7 +67,7 @@ async def test_the_proof_of_service_needs_no_key() -> None:
         asked.append(path)
         return 200, {"choices": [{"text": "x"}]}
 
-    with Answering(answer) as server:
+    with StubServer(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(ProbeTarget.of(service(**KEYS))) == ""
         await prober.close()
@@ -118,7 +118,7 @@ async def test_a_model_without_a_head_proves_itself_by_an_embedding(keyed: bool)
             return 400, {"error": {"code": "generation_not_served"}}
         return 200, {"object": "list", "data": [{"index": 0}]}
 
-    with Answering(answer) as server:
+    with StubServer(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(ProbeTarget.of(service(**(KEYS if keyed else {})))) == ""
         await prober.close()

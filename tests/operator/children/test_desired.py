@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator.manifests import SETTINGS, manifest, service
 from tests.operator.on_apiserver.test_crd import REFUSED
+from tests.operator.support.manifests import SETTINGS, manifest, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.api.engine import Engine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.children.test_desired import NOW
-from tests.operator.manifests import SETTINGS, manifest, service
+from tests.operator.support.manifests import SETTINGS, manifest, service
 
 from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_operator.api import InferenceService, InvalidManifest

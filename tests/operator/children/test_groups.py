@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator.manifests import SETTINGS, container, deployment, service
+from tests.operator.support.manifests import SETTINGS, container, deployment, service
 
 from fairlead.errors import UserError
 from fairlead.kube.facts import Facts

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator.manifests import SETTINGS, service
+from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.operator.manifests import SETTINGS, service
+from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.desired import desired

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.operator.manifests import SETTINGS, service
 from tests.operator.simulated.api import Api
 from tests.operator.simulated.operator import finished
+from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService

@@ -16,7 +16,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.operator.manifests import service
+from tests.operator.support.manifests import service
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import RedisServer, free_port, installed_versions
 

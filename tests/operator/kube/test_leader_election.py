@@ -20,10 +20,10 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator import apiserver
-from tests.operator.on_apiserver.test_operator import Cluster as Namespace
-from tests.operator.on_apiserver.test_operator import eventually
 from tests.operator.process.test_process import COMMAND, FLAGS, environment
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster as Namespace
+from tests.operator.support.cluster import eventually
 
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import PODS, Kind

@@ -1,7 +1,7 @@
 """Listing everything anew finds what the watches did not tell."""
 
-from tests.operator import apiserver
-from tests.operator.manifests import manifest
+from tests.operator.support import apiserver
+from tests.operator.support.manifests import manifest
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster

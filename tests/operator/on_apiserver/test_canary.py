@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import Cluster, cluster, eventually
-from tests.operator.running_operator import Router
+from tests.operator.on_apiserver.test_operator import cluster
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import manifest
+from tests.operator.support.running_operator import StubRouter
 
 from fairlead_operator.names import CANARY_FAILED
 
@@ -56,7 +57,7 @@ def told(cluster: Cluster) -> Any:
     return json.loads(cluster.get("configmaps", "qwen-split")["data"]["split.json"])
 
 
-def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluster, router: Router) -> None:
+def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluster, router: StubRouter) -> None:
     old, canary = begin(cluster)
     new = revision(canary)
     assert new != old == revision(cluster.get("deployments", "qwen-worker"))
@@ -84,7 +85,7 @@ def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluste
     assert "canary" not in status and status["revision"] == f"qwen-{new}"
 
 
-def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked(cluster: Cluster, router: Router) -> None:
+def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked(cluster: Cluster, router: StubRouter) -> None:
     old, canary = begin(cluster)
     new = revision(canary)
     router.split = figures(new, 12, canary)

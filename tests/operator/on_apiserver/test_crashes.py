@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.forked import Forked
-from tests.operator.killing_proxy import KillingProxy
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
 from tests.operator.process.test_process import FLAGS, environment
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.forked_operator import ForkedOperator
+from tests.operator.support.killing_proxy import KillingProxy
+from tests.operator.support.manifests import manifest
 
 from fairlead_operator.names import FIELD_MANAGER
 from fairlead_operator.revisions import MAX_REVISIONS
@@ -55,7 +55,7 @@ class Case:
     cluster: Cluster
     folder: Path
     proxy: KillingProxy
-    running: Forked | None = None
+    running: ForkedOperator | None = None
     starts: int = 0
     states: list[str] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Case:
         path = self.folder / "kubeconfig"
         path.write_text(json.dumps(kubeconfig))
         scope = [f"--namespace={self.cluster.namespace}", f"--lease-namespace={self.cluster.namespace}", "--health-port=0"]
-        self.running = Forked([*FLAGS, *scope, f"--kubeconfig={path}"], self.folder / f"log.{self.starts}", environment())
+        self.running = ForkedOperator([*FLAGS, *scope, f"--kubeconfig={path}"], self.folder / f"log.{self.starts}", environment())
         self.proxy.pid = lambda: self.running.pid if self.running is not None else 0
 
     def revive(self) -> None:

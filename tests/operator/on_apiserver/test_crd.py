@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-from tests.operator import apiserver
-from tests.operator.manifests import manifest
+from tests.operator.support import apiserver
+from tests.operator.support.manifests import manifest
 
 BASE = "/apis/fairlead.dev/v1alpha1/namespaces/{}/inferenceservices"
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.operator import apiserver, foreign_crds
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver, foreign_crds
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube import discovery as optional
 
@@ -19,7 +19,7 @@ def condition(cluster: Cluster) -> Any:
 
 
 def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(optional, "PERIOD", 0.3)
@@ -27,7 +27,7 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
     cluster = Cluster(server, namespace)
     route, pool = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen", f"{POOLS}/namespaces/{namespace}/inferencepools/qwen"
     try:
-        with operator(server.kubeconfig, namespace, router.url):
+        with run_operator(server.kubeconfig, namespace, router.url):
             cluster.create(
                 exposure={"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker", "hostnames": ["*.example.com"]}}
             )
@@ -63,7 +63,7 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
 
 
 def test_a_restart_writes_nothing_to_a_route_that_is_as_it_was_left(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     crd = foreign_crds.crd(*foreign_crds.GATEWAY_API)
@@ -74,7 +74,7 @@ def test_a_restart_writes_nothing_to_a_route_that_is_as_it_was_left(
         eventually(lambda: server.request("GET", f"{ROUTES}/httproutes")[0] == 200)
         cluster.create(exposure={"gateway": {"parentRef": {"name": "web"}}})
         for _ in range(2):
-            with operator(server.kubeconfig, namespace, router.url):
+            with run_operator(server.kubeconfig, namespace, router.url):
                 left = eventually(lambda: server.get(route))
                 cluster.patch(
                     "inferenceservices", "qwen", {"spec": {"replicas": cluster.get("inferenceservices", "qwen")["spec"]["replicas"] + 1}}

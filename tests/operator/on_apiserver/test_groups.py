@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.operator import apiserver, foreign_crds
-from tests.operator.on_apiserver.test_operator import MERGE, Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver, foreign_crds
+from tests.operator.support.cluster import MERGE, Cluster, eventually
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube import discovery as optional
 
@@ -64,9 +64,9 @@ def cluster(server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.Mon
     server.request("DELETE", f"{CRDS}/{crd['metadata']['name']}")
 
 
-def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept(cluster: Groups, router: Router) -> None:
+def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept(cluster: Groups, router: StubRouter) -> None:
     server = cluster.server
-    with operator(server.kubeconfig, cluster.namespace, router.url):
+    with run_operator(server.kubeconfig, cluster.namespace, router.url):
         cluster.create(engine=ENGINE, replicas=2)
         eventually(lambda: cluster.ready().get("reason") == "LeaderWorkerSetMissing")
         assert "leaderworkerset.x-k8s.io/v1" in cluster.ready()["message"] and "install" in cluster.ready()["message"]
@@ -100,7 +100,7 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
         assert code == 422 and "spec.engine.nodes cannot be changed" in answer["message"]
     left = cluster.the_set()["metadata"]["resourceVersion"]
 
-    with operator(server.kubeconfig, cluster.namespace, router.url):
+    with run_operator(server.kubeconfig, cluster.namespace, router.url):
         cluster.play_group(2)
         eventually(lambda: cluster.ready().get("status") == "True")
         assert cluster.the_set()["metadata"]["resourceVersion"] == left, "a restart writes nothing to what is as it was left"
@@ -109,7 +109,7 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
         eventually(lambda: cluster.ready().get("reason") == "LeaderWorkerSetMissing")
 
 
-def test_workers_of_one_pod_care_nothing_for_the_crd(cluster: Groups, router: Router) -> None:
-    with operator(cluster.server.kubeconfig, cluster.namespace, router.url):
+def test_workers_of_one_pod_care_nothing_for_the_crd(cluster: Groups, router: StubRouter) -> None:
+    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
         cluster.create(engine={"tensorParallel": 2})
         assert eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["replicas"] == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.manifests import container, deployment, manifest
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import container, deployment, manifest
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead.kube import api, plugin
 from fairlead.kube.explain import explain
@@ -27,9 +27,9 @@ NO_GPU = {
 
 
 @pytest.fixture
-def cluster(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         yield Cluster(server, namespace)
 
 

@@ -1,99 +1,25 @@
 """The operator against a real API server. No node runs: the tests write the statuses that controllers and kubelets would."""
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.manifests import container, manifest
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import CHILDREN, MERGE, Cluster, eventually
+from tests.operator.support.manifests import container, manifest
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.polling import index as index_watch
 from fairlead_operator.polling import loading as loading_watch
 from fairlead_operator.status import index as index_status
 
-T = TypeVar("T")
-MERGE = "application/merge-patch+json"
-
-
-class Cluster:
-    """One namespace of the API server, in the words of these tests."""
-
-    def __init__(self, server: apiserver.ApiServer, namespace: str) -> None:
-        self.server, self.namespace = server, namespace
-
-    def path(self, plural: str, name: str = "", subresource: str = "") -> str:
-        prefix = {
-            "deployments": "/apis/apps/v1",
-            "controllerrevisions": "/apis/apps/v1",
-            "poddisruptionbudgets": "/apis/policy/v1",
-            "inferenceservices": "/apis/fairlead.dev/v1alpha1",
-        }.get(plural, "/api/v1")
-        return "/".join(part for part in (f"{prefix}/namespaces/{self.namespace}/{plural}", name, subresource) if part)
-
-    def create(self, **spec: Any) -> Any:
-        return self.server.create(self.path("inferenceservices"), manifest("qwen", self.namespace, **spec))
-
-    def get(self, plural: str, name: str) -> Any:
-        return self.server.get(self.path(plural, name))
-
-    def patch(self, plural: str, name: str, patch: Any, subresource: str = "") -> Any:
-        code, answer = self.server.request("PATCH", self.path(plural, name, subresource), patch, MERGE)
-        assert code == 200, answer
-        return answer
-
-    def ready(self) -> Any:
-        """The Ready condition, or {}."""
-        status = self.get("inferenceservices", "qwen").get("status") or {}
-        return next((one for one in status.get("conditions", []) if one["type"] == "Ready"), {})
-
-    def play_controllers(self, *, workers_ready: bool = True) -> None:
-        """What the Deployment controller would say, with all pods ready (or no worker)."""
-        for name in ("qwen-worker", "qwen-router"):
-            deployment = eventually(lambda name=name: self.get("deployments", name))
-            count = deployment["spec"]["replicas"]
-            ready = count if workers_ready or name == "qwen-router" else 0
-            status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": count, "updatedReplicas": count}
-            self.patch("deployments", name, {"status": {**status, "readyReplicas": ready, "availableReplicas": ready}}, "status")
-
-    def play_kubelet(self, name: str, status: dict[str, Any], component: str = "worker") -> None:
-        """One pod with this status."""
-        if self.get("pods", name) is None:
-            labels = eventually(lambda: self.get("deployments", f"qwen-{component}"))["spec"]["template"]["metadata"]["labels"]
-            spec = {"containers": [{"name": "worker", "image": "worker:1"}], "automountServiceAccountToken": False}
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
-            self.server.create(self.path("pods"), pod)
-        self.patch("pods", name, {"status": status}, "status")
-
-
-def eventually(look: Callable[[], T], within: float = 45.0) -> T:
-    """The first true answer of `look`; fails with the last one."""
-    deadline = time.monotonic() + within
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"still {found!r} after {within} s"
-        time.sleep(0.05)
-
 
 @pytest.fixture
-def cluster(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         yield Cluster(server, namespace)
-
-
-CHILDREN = [
-    ("serviceaccounts", "qwen"),
-    ("services", "qwen"),
-    ("services", "qwen-workers"),
-    ("deployments", "qwen-worker"),
-    ("deployments", "qwen-router"),
-    ("poddisruptionbudgets", "qwen-worker"),
-    ("poddisruptionbudgets", "qwen-router"),
-]
 
 
 def test_children_are_owned_and_applied_with_our_fields_only(cluster: Cluster) -> None:
@@ -108,7 +34,7 @@ def test_children_are_owned_and_applied_with_our_fields_only(cluster: Cluster) -
     assert "finalizers" not in service["metadata"] and "annotations" not in service["metadata"]
 
 
-def test_ready_only_after_a_completion_on_this_generation(cluster: Cluster, router: Router) -> None:
+def test_ready_only_after_a_completion_on_this_generation(cluster: Cluster, router: StubRouter) -> None:
     router.failing = True
     cluster.create()
     eventually(lambda: cluster.ready().get("status") == "False")
@@ -218,7 +144,7 @@ def test_a_model_that_cannot_load_says_why_and_does_not_flap(cluster: Cluster) -
 
 
 def test_a_load_is_followed_in_coarse_steps_and_nobody_is_asked_once_it_is_over(
-    cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading_watch, "PERIOD", 0.02)
     cluster.create()
@@ -276,7 +202,7 @@ def test_someone_elses_service_is_not_taken(cluster: Cluster) -> None:
 
 
 def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
-    cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_watch, "PERIOD", 0.1)
     monkeypatch.setattr(index_status, "UNAVAILABLE_GRACE", 1.0)
@@ -313,7 +239,7 @@ def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
 
 
 def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
@@ -322,7 +248,7 @@ def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
         found = {f"{plural}/{name}": cluster.get(plural, name)["metadata"]["resourceVersion"] for plural, name in CHILDREN}
         return found | {"service": cluster.get("inferenceservices", "qwen")["metadata"]["resourceVersion"]}
 
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         cluster.create(resources={"cpu": "1000m", "memory": "1024Mi"})
         cluster.play_controllers()
         eventually(lambda: cluster.ready().get("status") == "True")
@@ -333,7 +259,7 @@ def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
         after = versions()
         assert {name for name in before if before[name] != after[name]} == {"deployments/qwen-worker"}
     asked = len(router.asked)
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         cluster.patch("inferenceservices", "qwen", {"spec": {"scaling": {"maxReplicas": 3}}})
         eventually(lambda: (cluster.ready().get("observedGeneration"), cluster.ready()["status"]) == (2, "True"))
         again = versions()

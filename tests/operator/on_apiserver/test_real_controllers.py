@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.answering import Answering
-from tests.operator.conftest import await_crd
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
 from tests.operator.scaling.test_scaling import page, worker
+from tests.operator.support import apiserver
+from tests.operator.support.apiserver import wait_for_crd
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.running_operator import StubRouter, run_operator
+from tests.operator.support.stub_server import StubServer
 from tests.servers.redis_server import free_port
 
 from fairlead_operator.api.crd import custom_resource_definition
@@ -36,7 +36,7 @@ class Metrics:
         subprocess.run([*request, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-        self._server = Answering(self._answer, context)
+        self._server = StubServer(self._answer, context)
         self.port = self._server.port
 
     def _answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
@@ -79,9 +79,9 @@ def controlled(metrics: Metrics, tmp_path: Path) -> Iterator[apiserver.ApiServer
     problem = apiserver.missing() or ("" if manager else "kube-controller-manager not found: run `make kubernetes` once")
     if problem:
         pytest.skip(problem)
-    with apiserver.running() as server:
+    with apiserver.start() as server:
         server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
-        await_crd(server)
+        wait_for_crd(server)
         metrics.register(server)
         flags = [f"--kubeconfig={server.kubeconfig}", f"--controllers={CONTROLLERS}", "--leader-elect=false", "--bind-address=127.0.0.1"]
         flags += [f"--secure-port={free_port()}", f"--cert-dir={tmp_path / 'manager'}", "--horizontal-pod-autoscaler-sync-period=1s"]
@@ -108,7 +108,7 @@ def autoscaler() -> dict[str, Any]:
 
 
 def test_an_hpa_decides_alone_and_the_replica_set_takes_the_pods_that_are_worth_least(
-    controlled: apiserver.ApiServer, metrics: Metrics, router: Router, monkeypatch: pytest.MonkeyPatch
+    controlled: apiserver.ApiServer, metrics: Metrics, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
     namespace = "hpa"
@@ -123,7 +123,7 @@ def test_an_hpa_decides_alone_and_the_replica_set_takes_the_pods_that_are_worth_
         return int(cluster.get("inferenceservices", "qwen")["spec"]["replicas"])
 
     metrics.value = 20
-    with operator(controlled.kubeconfig, namespace, router.url):
+    with run_operator(controlled.kubeconfig, namespace, router.url):
         cluster.create(replicas=2, scaling={"minReplicas": 1, "maxReplicas": 5})
         eventually(lambda: len(pods("worker")) == 2 and len(pods("router")) == 2)
         controlled.create(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers", autoscaler())

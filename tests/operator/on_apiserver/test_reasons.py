@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
 from tests.operator.causes.test_causes import TABLE
-from tests.operator.manifests import container
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import container
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube import event_recorder as event_recorder
 from fairlead_operator.polling import index as index_watch
@@ -20,11 +20,11 @@ READY = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]
 
 
 @pytest.fixture
-def cluster(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.05)
     monkeypatch.setattr(pod_events, "PERIOD", 0.1)
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         yield Cluster(server, namespace)
 
 
@@ -72,14 +72,14 @@ def count(cluster: Cluster, reason: str) -> list[int]:
 
 
 def test_what_is_said_again_is_counted_and_a_restart_says_nothing_again(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(event_recorder, "MIN_INTERVAL", 0.0)
     cluster = Cluster(server, namespace)
     ended = {"exitCode": 1, "reason": "Error", "message": "ValueError: x", "startedAt": None, "finishedAt": None}
     crashed = {"phase": "Running", "containerStatuses": [{**container({"terminated": ended}, restartCount=3), "imageID": ""}]}
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         cluster.create()
         for times in (1, 2, 3):
             cluster.play_controllers()
@@ -94,7 +94,7 @@ def test_what_is_said_again_is_counted_and_a_restart_says_nothing_again(
     seen = cluster.server.kubectl("-n", namespace, "describe", "inferenceservice", "qwen").stdout if apiserver.program("kubectl") else ""
     assert not seen or "CrashLoopBackOff" in seen.rpartition("Events:")[2]
     before = {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in events(cluster)}
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"progressDeadlineSeconds": 7200}}})
         eventually(lambda: cluster.ready().get("observedGeneration") == 2)
         assert {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in events(cluster)} == before
@@ -111,7 +111,7 @@ def test_a_flapping_service_writes_each_event_once_a_minute(cluster: Cluster) ->
 
 
 def test_traffic_is_measured_by_one_router_and_an_idle_service_is_not_written(
-    cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_watch, "PERIOD", 0.1)
     monkeypatch.setattr("fairlead_operator.status.traffic.MIN_SECONDS", 0.05)

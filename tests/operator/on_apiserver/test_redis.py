@@ -4,10 +4,10 @@ from base64 import b64decode
 from collections.abc import Iterator
 
 import pytest
-from tests.operator import apiserver
 from tests.operator.credentials.test_redis_credentials import ADMINISTRATOR, SERVERS, accepts, secured
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.servers.redis_server import RedisServer, free_port
 
 from fairlead_operator.credentials import manager as keeper
@@ -28,7 +28,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 def test_secrets_users_rotation_and_a_restarted_redis(
-    server: apiserver.ApiServer, namespace: str, router: Router, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "PERIOD", 0.1)
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -42,7 +42,7 @@ def test_secrets_users_rotation_and_a_restarted_redis(
         return {key: b64decode(value).decode() for key, value in found["data"].items()} if found else {}
 
     flags = {"redis_url": f"redis://127.0.0.1:{redis_server.port}", "redis_bundled": True, "redis_username": ADMINISTRATOR}
-    with operator(server.kubeconfig, namespace, router.url, credentials_secret="own", deployment="operator", rotation_grace=1, **flags):
+    with run_operator(server.kubeconfig, namespace, router.url, credentials_secret="own", deployment="operator", rotation_grace=1, **flags):
         given = {role: eventually(lambda role=role: held(f"qwen-redis-{role}")) for role in ("worker", "router")}
         (owner,) = cluster.get("secrets", "own")["metadata"]["ownerReferences"]
         assert owner["uid"] == own_deployment["metadata"]["uid"]
@@ -64,7 +64,7 @@ def test_secrets_users_rotation_and_a_restarted_redis(
 
 
 def test_pods_of_a_release_without_credentials_stay_until_they_are_replaced(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As docs/operate/upgrade.md has it for an upgrade: the routers by their ControllerRevision."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -75,10 +75,10 @@ def test_pods_of_a_release_without_credentials_stay_until_they_are_replaced(
         return found["spec"]["template"]["spec"]["containers"][0]["args"] if found else []
 
     cluster.create()
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         before = eventually(args)
     flags = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": ADMINISTRATOR}
-    with operator(server.kubeconfig, namespace, router.url, credentials_secret="own", **flags):
+    with run_operator(server.kubeconfig, namespace, router.url, credentials_secret="own", **flags):
         eventually(lambda: cluster.get("secrets", "qwen-redis-router"))
         assert args() == before
         selector = "app.kubernetes.io/instance=qwen,app.kubernetes.io/component=router"

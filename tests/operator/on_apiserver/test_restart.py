@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import CHILDREN, Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import CHILDREN, Cluster, eventually
+from tests.operator.support.manifests import manifest
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.kube.difference import is_unchanged, with_digest
 
@@ -38,7 +38,7 @@ def versions(cluster: Cluster, names: list[str]) -> dict[str, str]:
 
 
 def test_a_restart_with_nothing_to_do_writes_nothing(
-    server: apiserver.ApiServer, namespace: str, router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(server, namespace)
     names = [f"s{number}" for number in range(SERVICES)]
@@ -50,12 +50,12 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
 
     first, second = (server.kubeconfig_of(user, tmp_path) for user in ("operator-a", "operator-b"))
     monkeypatch.setenv("KUBECONFIG", str(first))
-    with operator(first, namespace, router.url):
+    with run_operator(first, namespace, router.url):
         eventually(settled, within=60)
     before = versions(cluster, names)
     assert len(before) == SERVICES * (len(CHILDREN) + 3), "children, two revisions and the service"
     monkeypatch.setenv("KUBECONFIG", str(second))
-    with operator(second, namespace, router.url):
+    with run_operator(second, namespace, router.url):
         # A pass is seen by its effect: the last service is new, and loops start in the order of the list.
         server.create(cluster.path("inferenceservices"), manifest("zz", namespace, **SPEC))
         eventually(lambda: (cluster.get("inferenceservices", "zz").get("status") or {}).get("conditions"), within=60)
@@ -83,19 +83,19 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
     ],
 )
 def test_what_was_changed_while_no_operator_ran_is_put_back(
-    left: tuple[Cluster, Router], plural: str, name: str, change: dict[str, Any]
+    left: tuple[Cluster, StubRouter], plural: str, name: str, change: dict[str, Any]
 ) -> None:
     cluster, router = left
-    with operator(cluster.server.kubeconfig, cluster.namespace, router.url):
+    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
         eventually(lambda: cluster.get(plural, name))
         before = cluster.get(plural, name)
     cluster.patch(plural, name, change)
-    with operator(cluster.server.kubeconfig, cluster.namespace, router.url):
+    with run_operator(cluster.server.kubeconfig, cluster.namespace, router.url):
         eventually(lambda: cut(cluster.get(plural, name), change) == cut(before, change), within=10)
 
 
 @pytest.fixture
-def left(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, Router]:
+def left(server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, StubRouter]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
     cluster.create(**SPEC)

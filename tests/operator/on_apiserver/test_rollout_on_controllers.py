@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.operator import apiserver, controllers
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
 from tests.operator.simulated.api import Api
 from tests.operator.simulated.deployments import Controller
 from tests.operator.simulated.nodes import Nodes
+from tests.operator.support import apiserver, controllers
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import manifest
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.children import worker
 from fairlead_operator.rollout.strategy import revision_of
@@ -27,7 +27,7 @@ def controlled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apiserver.A
     problem = controllers.missing()
     if problem:
         pytest.skip(problem)
-    with controllers.running(tmp_path_factory.mktemp("controllers")) as server:
+    with controllers.start(tmp_path_factory.mktemp("controllers")) as server:
         yield server
 
 
@@ -62,14 +62,14 @@ class Rolled(Cluster):
 
 
 def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
-    controlled: apiserver.ApiServer, router: Router, monkeypatch: pytest.MonkeyPatch
+    controlled: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
     monkeypatch.setattr(worker, "MIN_READY_SECONDS", 1)
     controllers.make_node(controlled, "node1", gpus=2)
     cluster = Rolled(controlled, controllers.NAMESPACE)
     spec = {"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"surgeTimeoutSeconds": 2}}
-    with controllers.Kubelets(controlled, broken) as kubelets, operator(controlled.kubeconfig, controllers.NAMESPACE, router.url):
+    with controllers.Kubelets(controlled, broken) as kubelets, run_operator(controlled.kubeconfig, controllers.NAMESPACE, router.url):
         controlled.create(cluster.path("inferenceservices"), manifest("qwen", controllers.NAMESPACE, **spec))
         eventually(lambda: cluster.settled(1))
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.operator import apiserver
-from tests.operator.manifests import manifest
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
 from tests.operator.scaling.test_scaling import page, worker
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import manifest
+from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.servers.redis_server import free_port
 from tests.system.processes import Process, fetch, until
 
@@ -105,7 +105,7 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
         assert condition(cluster, "Available") == ("False", "ScaledToZero") and condition(cluster, "Routable")[0] == "True"
 
     def asleep() -> None:
-        with operator(server.kubeconfig, namespace, zero.url):
+        with run_operator(server.kubeconfig, namespace, zero.url):
             cluster.create(scaling={"minReplicas": 0, "maxReplicas": 4, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 2})
             assert replicas(cluster) == 1, "the first worker shows that the service serves"
             cluster.play_controllers(workers_ready=False)  # else the operator's own completion is held, too
@@ -132,7 +132,7 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
 
     def awake() -> float:
         until(lambda: (fetch(f"{zero.url}/fairlead/demand") or {}).get("active") == 200, "all are held while no operator runs")
-        with operator(server.kubeconfig, namespace, zero.url):
+        with run_operator(server.kubeconfig, namespace, zero.url):
             eventually(lambda: replicas(cluster) >= 1)
             eventually(lambda: "200 requests wait for a worker: 0 -> 1" in events(cluster, "Scaled"))
             zero.start_worker()
@@ -156,15 +156,15 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
 
 @pytest.fixture
 def cluster(
-    server: apiserver.ApiServer, namespace: str, router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cluster]:
     kubeconfig = server.kubeconfig_of("operator-a", tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    with operator(kubeconfig, namespace, router.url):
+    with run_operator(kubeconfig, namespace, router.url):
         yield Cluster(server, namespace)
 
 
-def test_pods_are_told_their_worth_before_there_are_fewer_of_them(cluster: Cluster, router: Router) -> None:
+def test_pods_are_told_their_worth_before_there_are_fewer_of_them(cluster: Cluster, router: StubRouter) -> None:
     cluster.create(replicas=3)
     cluster.play_controllers()
     cluster.play_kubelet("qwen-router-x", READY, "router")
@@ -226,7 +226,7 @@ def test_an_autoscaler_on_a_service_that_scales_itself_is_refused_in_words(clust
     assert code == 422 and "spec.replicas and spec.scaling.target both set" in json.dumps(answer)
 
 
-def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_watch, "BUSY_PERIOD", 0.1)
     monkeypatch.setattr("fairlead_operator.scaling.decision.WINDOW", 0.5)
     busy = {"active": 9, "requests_per_second": 40.0, "prompt_tokens_per_second": 20_000.0, "prefill_rate": 6000.0}
@@ -253,7 +253,7 @@ def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router:
     eventually(lambda: replicas(cluster) <= 4, within=5)
 
 
-def test_a_manifest_edited_from_replicas_to_a_target_goes_on_from_the_size_that_it_has(cluster: Cluster, router: Router) -> None:
+def test_a_manifest_edited_from_replicas_to_a_target_goes_on_from_the_size_that_it_has(cluster: Cluster, router: StubRouter) -> None:
     cluster.create(replicas=3)
     eventually(lambda: replicas(cluster) == 3)
     edited = manifest("qwen", cluster.namespace, scaling={"maxReplicas": 8, "target": {"ttftMilliseconds": 2000}})["spec"]

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.operator.answering import Answering
-from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+from tests.operator.support.manifests import SETTINGS, container, deployment, pod, service
+from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator import causes
 from fairlead_operator.children import worker
@@ -101,7 +101,7 @@ def worker_answering(page: dict[str, Any], asked: list[str]) -> Iterator[str]:
         asked.append(path)
         return 503, page
 
-    with Answering(answer) as server:
+    with StubServer(answer) as server:
         yield server.address
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
-from tests.operator.manifests import container, pod
+from tests.operator.support.manifests import container, pod
 
 from fairlead_operator.causes.events import newest_relevant
 from fairlead_operator.kube import event_recorder as event_recorder

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from tests.operator.manifests import manifest
+from tests.operator.support.manifests import manifest
 
 from fairlead_operator.kube import discovery as optional_kinds
 from fairlead_operator.kube.cache import Cache

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.operator import apiserver
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
 
 COMMAND = [sys.executable, "-m", "fairlead_operator.main"]
 ROOT = Path(__file__).parents[3]

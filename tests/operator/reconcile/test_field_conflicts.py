@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.operator.manifests import SETTINGS, deployment, service
+from tests.operator.support.manifests import SETTINGS, deployment, service
 
 from fairlead_operator.desired import desired
 from fairlead_operator.kube.difference import slim_managed_fields

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.operator.manifests import SETTINGS, deployment, manifest, service
+from tests.operator.support.manifests import SETTINGS, deployment, manifest, service
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster

@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from tests.operator.manifests import SETTINGS, service
 from tests.operator.simulated.api import Body
 from tests.operator.simulated.cluster import SERVICE, WORKER, Cluster
 from tests.operator.simulated.deployments import ReplicaSet
+from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_common.canary_split import Durations, Side, SplitReport
 from fairlead_operator.api import InvalidManifest

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tests.operator import apiserver
-from tests.operator.manifests import SETTINGS, manifest, service
-from tests.operator.on_apiserver.test_operator import Cluster, eventually
-from tests.operator.running_operator import Router, operator
+from tests.operator.support import apiserver
+from tests.operator.support.cluster import Cluster, eventually
+from tests.operator.support.manifests import SETTINGS, manifest, service
+from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.api import InferenceService, ServiceSpec
 from fairlead_operator.desired import desired
@@ -89,7 +89,7 @@ def test_no_default_of_this_api_version_changes() -> None:
 
 
 def test_only_the_spec_restarts_workers(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
@@ -103,11 +103,11 @@ def test_only_the_spec_restarts_workers(
     def edit(sequences: int) -> None:
         cluster.patch("inferenceservices", "qwen", {"spec": {"engine": {"maxNumSeqs": sequences}}})
 
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         cluster.create(engine={"maxNumSeqs": 1})
         eventually(lambda: cluster.get("deployments", "qwen-worker"))
         first = template()
-    with operator(server.kubeconfig, namespace, router.url, worker_image="worker:2", default_gpus=0):
+    with run_operator(server.kubeconfig, namespace, router.url, worker_image="worker:2", default_gpus=0):
         cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}})
         eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4)
         assert template() == first, "another operator, the same spec"
@@ -122,22 +122,22 @@ def test_only_the_spec_restarts_workers(
 
 
 def test_a_revision_that_lost_its_labels_is_found_again(
-    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         name = f"qwen-worker-{worker_revision(InferenceService.parse(cluster.create()))}"
         eventually(lambda: cluster.get("deployments", "qwen-worker"))
     cluster.patch("controllerrevisions", name, {"metadata": {"labels": None}})
-    with operator(server.kubeconfig, namespace, router.url, worker_image="worker:2"):
+    with run_operator(server.kubeconfig, namespace, router.url, worker_image="worker:2"):
         eventually(lambda: (cluster.get("controllerrevisions", name)["metadata"].get("labels") or {}).get("app.kubernetes.io/instance"))
         cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}})
         eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4)
         (container,) = cluster.get("deployments", "qwen-worker")["spec"]["template"]["spec"]["containers"]
         assert container["image"] == "worker:1"
     cluster.server.request("DELETE", cluster.path("controllerrevisions", name))
-    with operator(server.kubeconfig, namespace, router.url):
+    with run_operator(server.kubeconfig, namespace, router.url):
         eventually(lambda: cluster.get("controllerrevisions", name))
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.operator.manifests import SETTINGS, service
+from tests.operator.support.manifests import SETTINGS, service
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import worker

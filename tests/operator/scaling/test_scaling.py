@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+from tests.operator.support.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator.api.scaling import Scaling
 from fairlead_operator.children import router

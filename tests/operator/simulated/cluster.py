@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tests.operator.manifests import SETTINGS, manifest
 from tests.operator.simulated.api import Api, Body
 from tests.operator.simulated.deployments import Controller, ReplicaSet, available
 from tests.operator.simulated.nodes import Nodes
 from tests.operator.simulated.operator import Operator
+from tests.operator.support.manifests import SETTINGS, manifest
 
 SERVICE, WORKER = ("InferenceService", "qwen"), ("Deployment", "qwen-worker")
 LAG = 3.0  # seconds: what the operator believes of nodes may be as old as this

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+from tests.operator.support.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.traffic import TrafficStatus

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operator.answering import Answering
-from tests.operator.manifests import SETTINGS, deployment, pod, service
+from tests.operator.support.manifests import SETTINGS, deployment, pod, service
+from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed, ObservedIndex, ObservedRedis, ProbeResult
@@ -102,7 +102,7 @@ def router(page: dict[str, Any]) -> Iterator[str]:
     def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:
         return 200 if path == "/fairlead/workers" and page else 503, page
 
-    with Answering(answer) as server:
+    with StubServer(answer) as server:
         yield server.address
 
 

@@ -4,8 +4,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.operator.manifests import SETTINGS, container, deployment, manifest, pod, service
 from tests.operator.reconcile.test_reconciler import OWNER, Recording, dependencies
+from tests.operator.support.manifests import SETTINGS, container, deployment, manifest, pod, service
 
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.causes import Cause

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+from tests.operator.support.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator import causes
 from fairlead_operator.desired import Desired, desired

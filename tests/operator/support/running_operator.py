@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from tests.operator.answering import Answering
+from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.run import operate
 
 
-class Router:
+class StubRouter:
     """Answers completions, or fails them, and says what it sees of the index; counts what it was asked."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Router:
         self.asked_loading = 0
         self.demand: dict[str, object] | None = None
         self.demands = 0
-        self._server = Answering(self._answer)
+        self._server = StubServer(self._answer)
         self.url = self._server.url
 
     def _answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
@@ -51,7 +51,7 @@ class Router:
 
 
 @contextmanager
-def operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object) -> Iterator[None]:
+def run_operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object) -> Iterator[None]:
     """Runs while the context lasts; an operator that ends by itself fails the test."""
     flags = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379", **flags}
     flags = {"namespace": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags}

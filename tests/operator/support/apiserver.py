@@ -103,7 +103,7 @@ class Refused(Exception):
 
 
 @contextmanager
-def running() -> Iterator[ApiServer]:
+def start() -> Iterator[ApiServer]:
     """Start both on free loopback ports; ends both and removes their files."""
     problem = missing()
     if problem:
@@ -123,6 +123,14 @@ def running() -> Iterator[ApiServer]:
             process.kill()  # a graceful end takes ten seconds, and what they hold is thrown away
             process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for_crd(server: ApiServer) -> None:
+    """Wait until the API server serves InferenceServices."""
+    deadline = time.monotonic() + 30
+    while server.request("GET", "/apis/fairlead.dev/v1alpha1/inferenceservices")[0] != 200:
+        assert time.monotonic() < deadline, "the CRD was accepted and is not served"
+        time.sleep(0.05)
 
 
 def _etcd(folder: Path, port: int, peer: int) -> list[str]:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.operator import apiserver
-from tests.operator.conftest import await_crd
+from tests.operator.support import apiserver
+from tests.operator.support.apiserver import wait_for_crd
 
 from fairlead_operator.api.crd import custom_resource_definition
 
@@ -25,10 +25,10 @@ def missing() -> str:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[apiserver.ApiServer]:
-    with apiserver.running() as server:
+def start(folder: Path) -> Iterator[apiserver.ApiServer]:
+    with apiserver.start() as server:
         server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
-        await_crd(server)
+        wait_for_crd(server)
         common = [f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--secure-port=0"]
         quick = ["--kube-api-qps=500", "--kube-api-burst=1000"]
         commands = {

@@ -15,7 +15,7 @@ _FORKING.set_forkserver_preload(["pytest", "fairlead_operator.main"])
 _LOOK = threading.Lock()  # multiprocessing looks after all of its children at each start, and an exit code can be read once only
 
 
-class Forked:
+class ForkedOperator:
     """One operator, as subprocess.Popen would have it. May be used from any thread."""
 
     def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:

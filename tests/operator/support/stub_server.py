@@ -12,7 +12,7 @@ Answer = Callable[[str, str, bytes], tuple[int, Any]]
 """Of method, path with its query, and body: the status, and what is answered as JSON."""
 
 
-class Answering:
+class StubServer:
     """Serves from now until `close`, or the end of a `with`, on a free port of loopback."""
 
     def __init__(self, answer: Answer, tls: ssl.SSLContext | None = None) -> None:
@@ -47,7 +47,7 @@ class Answering:
         self._server.shutdown()
         self._server.server_close()
 
-    def __enter__(self) -> "Answering":
+    def __enter__(self) -> "StubServer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

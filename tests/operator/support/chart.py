@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator import apiserver
+from tests.operator.support import apiserver
 
-CHART = Path(__file__).parents[2] / "charts" / "fairlead"
+CHART = Path(__file__).parents[3] / "charts" / "fairlead"
 PROMETHEUS = ("--api-versions=monitoring.coreos.com/v1/PodMonitor", "--api-versions=monitoring.coreos.com/v1/PrometheusRule")
 EVERYTHING = ("podMonitors", "rules", "dashboards")
 

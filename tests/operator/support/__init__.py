@@ -1,0 +1,1 @@
+"""Servers, processes and manifests that the operator's tests share."""
