@@ -10,7 +10,7 @@ from fairlead_operator.crd import render_files
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_files_are_what_the_models_say() -> None:
+def test_the_committed_crds_match_the_models() -> None:
     for path, text in render_files().items():
         assert (ROOT / path).read_text() == text, f"{path} is stale: run `make crds`"
 

@@ -200,7 +200,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("status", "event", "reason", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_a_pod_says_why_and_what_to_do(status: dict[str, Any], event: tuple[str, str] | None, reason: str, words: str) -> None:
+def test_the_cause_of_a_pod_names_reason_and_remedy(status: dict[str, Any], event: tuple[str, str] | None, reason: str, words: str) -> None:
     cause = causes.find_pod_cause(pod(**status), PodEvent(*event) if event else None)
     assert cause is not None and cause.reason == reason and re.search(words, cause.message), cause
     assert len(cause.message) <= LONGEST and "qwen-worker-1" in cause.message
@@ -232,13 +232,13 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
         ("etcd timeout", "FailedCreate", "retries automatically", False),
     ],
 )
-def test_pods_that_may_not_be_made(message: str, reason: str, words: str, template: bool) -> None:
+def test_refused_pods_have_a_cause(message: str, reason: str, words: str, template: bool) -> None:
     cause = creation.make_failure_cause("FailedCreate", message)
     assert (cause.reason, cause.fault, cause.template) == (reason, True, template)
     assert re.search(words, cause.message) and message in cause.message
 
 
-def test_a_long_story_is_cut_and_the_advice_is_not() -> None:
+def test_a_long_description_is_truncated_and_the_advice_is_not() -> None:
     cause = make_cause("X", "word " * 1000, "Do this.")
     assert len(cause.message) <= LONGEST and cause.message.endswith("…. Do this.")
 
@@ -254,7 +254,7 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() -> None:
+def test_an_unresponsive_controller_is_reported_and_a_slow_one_is_not() -> None:
     made = deployment("worker", 1)
     made["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
     made["status"] = {}
@@ -302,7 +302,7 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
         ({"deletionTimestamp": "2026-01-01T12:02:00Z", "finalizers": ["a/b"]}, {}, 180, "StuckTerminating", r"finalizers \(a/b\)"),
     ],
 )
-def test_silence_about_a_pod_is_named_when_it_lasts(
+def test_an_unresponsive_scheduler_or_kubelet_is_reported_after_its_grace(
     metadata: dict[str, Any], status: dict[str, Any], late: float, reason: str, words: str
 ) -> None:
     one = pod(**status)

@@ -76,16 +76,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("spec", ALLOWED, ids=json.dumps)
-def test_what_is_on_the_lists_is_taken(server: apiserver.ApiServer, guarded: str, spec: dict[str, Any]) -> None:
+def test_what_is_on_the_lists_is_accepted(server: apiserver.ApiServer, guarded: str, spec: dict[str, Any]) -> None:
     assert refusal(server, guarded, spec) == ""
 
 
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
-def test_what_is_not_is_refused_with_the_list(server: apiserver.ApiServer, guarded: str, spec: dict[str, Any], words: str) -> None:
+def test_what_is_not_on_the_lists_is_refused_with_the_list(
+    server: apiserver.ApiServer, guarded: str, spec: dict[str, Any], words: str
+) -> None:
     assert words in refusal(server, guarded, spec)
 
 
-def test_the_chart_s_own_test_service_is_taken_whatever_the_list_says(server: apiserver.ApiServer, guarded: str) -> None:
+def test_the_charts_own_test_service_is_always_accepted(server: apiserver.ApiServer, guarded: str) -> None:
     made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={guarded}", f"--namespace={guarded}", *LISTS, *IMAGE)
     (asked,) = [one for one in made if one["kind"] == "InferenceService"]
     assert asked["spec"]["podTemplate"]["spec"]["initContainers"][0]["image"] == OWN
@@ -123,7 +125,7 @@ def test_fields_of_any_release_are_read_as_their_names_say() -> None:
             assert words in said and bool(words) == bool(said), (spec, said)
 
 
-def test_the_lists_may_be_edited_in_the_cluster_and_without_them_nothing_is_taken(
+def test_the_lists_may_be_edited_in_the_cluster_and_without_them_all_is_refused(
     server: apiserver.ApiServer, guarded: str, namespace: str
 ) -> None:
     lists = f"/api/v1/namespaces/{guarded}/configmaps/fl-fairlead-workloads"

@@ -26,7 +26,7 @@ from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 
 
-def test_every_value_is_described_and_no_other_is_taken() -> None:
+def test_every_value_is_described_and_others_are_refused() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     compare(yaml.safe_load((CHART / "values.yaml").read_text()), schema, schema["$defs"], "")
 
@@ -60,7 +60,7 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "monitoring.interval=0s",
     ],
 )
-def test_wrong_values_are_refused(wrong: str) -> None:
+def test_invalid_values_are_refused(wrong: str) -> None:
     assert helm("template", "fl", str(CHART), "--set", wrong).returncode != 0
 
 
@@ -74,7 +74,7 @@ def test_wrong_values_are_refused(wrong: str) -> None:
         ("redis.externalUrl=rediss://h:1,redis.existingSecret=s,redis.tls.certKey=c", "certKey and redis.tls.keyKey go together"),
     ],
 )
-def test_what_is_missing_is_named(given: str, words: str) -> None:
+def test_missing_values_are_named(given: str, words: str) -> None:
     refused = helm("template", "fl", str(CHART), "--set", given)
     assert refused.returncode != 0 and words in refused.stderr
 
@@ -91,7 +91,7 @@ def test_values_reach_the_operator() -> None:
     assert container["image"].endswith(f"@sha256:{'a' * 64}")
 
 
-def test_a_redis_of_ones_own_with_tls_and_a_secret() -> None:
+def test_an_external_redis_with_tls_and_a_secret() -> None:
     made = template(
         *("--set", "redis.externalUrl=rediss://r:6379", "--set", "redis.username=fairlead", "--set", "redis.existingSecret=index-redis"),
         *("--set", "redis.tls.caKey=ca.crt", "--set", "redis.tls.certKey=tls.crt", "--set", "redis.tls.keyKey=tls.key"),
@@ -106,7 +106,7 @@ def test_a_redis_of_ones_own_with_tls_and_a_secret() -> None:
     assert volume == {"secretName": "index-redis", "optional": True, "defaultMode": 0o440}
 
 
-def test_the_charts_redis_always_asks_for_a_password() -> None:
+def test_the_charts_redis_always_requires_a_password() -> None:
     """Whatever the values: no rendering of the same chart differs, so GitOps tools see no change, and none holds a password."""
     assert rendered() == rendered()
     given = "--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=pw,redis.tls.existingSecret=cert"
@@ -231,7 +231,7 @@ def test_the_crd_can_be_kept_or_left_out() -> None:
 
 
 @pytest.mark.parametrize("scope", ["", "watched"])
-def test_the_api_server_takes_it_in_a_restricted_namespace(server: apiserver.ApiServer, scope: str) -> None:
+def test_the_api_server_accepts_it_in_a_restricted_namespace(server: apiserver.ApiServer, scope: str) -> None:
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     for name in ("fairlead-system", "watched"):
         if server.get(f"/api/v1/namespaces/{name}") is None:
@@ -304,7 +304,7 @@ def test_operator_and_redis_are_placed_as_asked() -> None:
         assert pod["nodeSelector"] == {"pool": "system"} and pod["priorityClassName"] == "high" and pod["tolerations"] == [{"key": "gpu"}]
 
 
-def test_who_may_edit_or_view_a_namespace_may_do_so_with_its_services() -> None:
+def test_editors_and_viewers_of_a_namespace_may_edit_and_view_its_services() -> None:
     roles = {one["metadata"]["name"]: one for one in template() if one["kind"] == "ClusterRole"}
     prefix = "rbac.authorization.k8s.io/aggregate-to-"
     for name, into, verbs in (("edit", {"admin", "edit"}, {"create", "patch", "delete"}), ("view", {"view"}, {"get", "list", "watch"})):
@@ -315,7 +315,7 @@ def test_who_may_edit_or_view_a_namespace_may_do_so_with_its_services() -> None:
     assert not {"create", "update", "patch", "delete"} & set(roles["fl-fairlead-view"]["rules"][0]["verbs"])
 
 
-def test_helm_test_asks_a_service_of_ones_own_or_a_tiny_one() -> None:
+def test_helm_test_uses_an_existing_service_or_creates_a_tiny_one() -> None:
     own = template("--set=test.service=qwen", "--set=test.namespace=ml", "--set=test.keySecret.name=keys")
     assert not [one for one in own if one["kind"] == "InferenceService"]
     (pod,) = [one for one in own if one["kind"] == "Pod"]

@@ -71,7 +71,7 @@ def test_every_alert_links_to_its_own_heading_in_the_runbooks() -> None:
     assert not sections, "runbooks of alerts that do not exist"
 
 
-def test_they_are_left_out_where_nobody_asked_or_nothing_could_read_them() -> None:
+def test_monitoring_objects_are_left_out_by_default_and_without_their_crds() -> None:
     kinds = {"PodMonitor", "PrometheusRule"}
     assert not [one for one in template() if one["kind"] in kinds or "dashboard" in one["metadata"]["name"]]
     assert not [one for one in template(*ON[2:]) if one["kind"] in kinds], "their CRDs are not in the cluster"

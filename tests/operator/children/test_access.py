@@ -49,7 +49,7 @@ def test_only_what_changes_the_router_restarts_it() -> None:
     assert len({plain, router_revision(service(**KEYS)), router_revision(service(routing={"holdTimeoutSeconds": 31}))}) == 3
 
 
-def test_without_an_index_each_router_is_told_how_many_divide_the_rates() -> None:
+def test_without_an_index_each_router_gets_the_number_of_routers() -> None:
     alone = Settings(worker_image="w", router_image="r", redis_url="")
     assert "--router-replicas=3" in router.arguments(service(routing={"replicas": 3}, **KEYS), alone)
     assert "--router-replicas" not in " ".join(router.arguments(service(**KEYS), SETTINGS))
@@ -60,7 +60,7 @@ def test_a_secret_is_named_or_access_left_out() -> None:
         service(access={})
 
 
-async def test_the_proof_of_service_needs_no_key() -> None:
+async def test_the_probe_needs_no_key() -> None:
     asked = []
 
     def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:
@@ -74,7 +74,7 @@ async def test_the_proof_of_service_needs_no_key() -> None:
     assert asked == ["/health", "/fairlead/probe"]
 
 
-async def test_with_keys_the_service_is_asked_for_its_health_and_a_router_for_the_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_keys_the_probe_checks_the_service_and_completes_at_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """The completion without a key is on the admin port, which is in no Service."""
     asked: list[str] = []
 
@@ -102,13 +102,13 @@ def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
         ({"routing": {"forwardingMode": "Redirect"}, **KEYS}, "spec.routing.forwardingMode Redirect bypasses spec.access.keysSecretRef"),
     ],
 )
-def test_what_cannot_go_together_is_refused_before_a_router_starts(spec: dict[str, Any], words: str) -> None:
+def test_conflicting_routing_fields_are_refused(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidManifest, match=words):
         service(**spec)
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-async def test_a_model_without_a_head_proves_itself_by_an_embedding(keyed: bool) -> None:
+async def test_a_model_without_a_head_is_probed_by_an_embedding(keyed: bool) -> None:
     """With keys the router's own probe embeds; without, the operator asks again."""
     asked = []
 

@@ -254,7 +254,7 @@ def test_adapters_are_loaded_from_where_models_come_from() -> None:
         ({"adapters": [{"name": "a", "uri": "/x"}]}, "spec.model.adapters.uri must be hf://ORG/NAME"),
     ],
 )
-def test_adapters_that_could_not_be_told_apart_are_refused_without_a_server_too(model: dict[str, Any], words: str) -> None:
+def test_ambiguous_adapters_are_refused_without_an_api_server(model: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidManifest, match=words):
         service(model=model)
 
@@ -305,14 +305,14 @@ def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None
         ({"model": {"adapters": "x" * 500}}, "spec.model.adapters: must be a list (got '" + "x" * 79 + "…)"),
     ],
 )
-def test_without_an_api_server_bad_manifests_are_refused_too(spec: dict[str, Any], words: str) -> None:
+def test_invalid_manifests_are_refused_without_an_api_server(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidManifest) as refused:
         InferenceService.parse(manifest(**spec))
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
-def test_whatever_the_api_server_refuses_is_refused_without_one(spec: dict[str, Any], words: str) -> None:
+def test_python_refuses_whatever_the_api_server_refuses(spec: dict[str, Any], words: str) -> None:
     """`fairlead up` promises the same checks."""
     with pytest.raises(InvalidManifest) as refused:
         InferenceService.parse(manifest(**json.loads(json.dumps(spec))))
@@ -321,7 +321,7 @@ def test_whatever_the_api_server_refuses_is_refused_without_one(spec: dict[str, 
 
 
 @pytest.mark.parametrize("metadata", ["qwen", {"name": 7}, {"name": "9lives"}, {"name": "../x"}, {"name": "a" * 53}, {}])
-def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None:
+def test_invalid_names_are_refused_without_an_api_server(metadata: Any) -> None:
     with pytest.raises(InvalidManifest, match=r"metadata(\.name)? (must|is missing)"):
         InferenceService.parse({**manifest(), "metadata": metadata})
 

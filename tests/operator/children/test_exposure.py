@@ -168,7 +168,7 @@ def test_an_endpoint_picker_is_a_port_of_the_routers_and_opens_workers_to_the_pr
         ("EndpointPicker", frozenset({"InferencePool"}), "GatewayApiMissing"),
     ],
 )
-def test_what_the_cluster_lacks_is_said_and_nothing_is_half_made(backend: str, served: frozenset[str], reason: str) -> None:
+def test_missing_kinds_are_reported_and_no_object_is_created(backend: str, served: frozenset[str], reason: str) -> None:
     one = service(exposure={"gateway": {"parentRef": {"name": "web"}, "backend": backend}})
     plan = desired(one, Observed(served=served), SETTINGS, NOW)
     conditions = {condition.type: condition for condition in plan.status.conditions}
@@ -191,14 +191,14 @@ def test_what_the_cluster_lacks_is_said_and_nothing_is_half_made(backend: str, s
         ([{"conditions": [{"type": "ResolvedRefs", "status": "False", "reason": "BackendNotFound"}]}], "False", "BackendNotFound"),
     ],
 )
-def test_the_gateway_s_answer_is_lifted(parents: list[Any], status: str, reason: str) -> None:
+def test_the_gateways_answer_is_reported(parents: list[Any], status: str, reason: str) -> None:
     one = service(exposure={"gateway": {"parentRef": {"name": "web"}}})
     plan = desired(one, Observed(served=ALL, optional_objects={"HTTPRoute": {"status": {"parents": parents}}}), SETTINGS, NOW)
     (said,) = [condition for condition in plan.status.conditions if condition.type == "GatewayReady"]
     assert (said.status, said.reason) == (status, reason)
 
 
-def test_a_pool_that_is_refused_is_said_too() -> None:
+def test_a_refused_pool_is_reported() -> None:
     one = service(exposure={"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker"}})
     taken = {"status": {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}}
     wrong = {"status": {"parents": [{"conditions": [{"type": "ResolvedRefs", "status": "False", "reason": "InvalidExtensionRef"}]}]}}

@@ -130,7 +130,7 @@ def test_the_secret_is_of_the_service_and_of_the_revision() -> None:
     assert secret(one) == secret(service(engine=ENGINE, replicas=5))
 
 
-def test_who_reaches_the_pods_and_what_may_be_evicted() -> None:
+def test_network_policies_and_disruption_budget_of_groups() -> None:
     objects = made(service(engine=ENGINE))
     labels = [objects["NetworkPolicy", f"qwen-{name}"]["spec"]["podSelector"]["matchLabels"] for name in ("worker", "follower")]
     group = [{"podSelector": {"matchLabels": each}} for each in labels]
@@ -151,7 +151,7 @@ def test_annotations_for_the_set_reach_it() -> None:
     assert body["metadata"]["annotations"] == {"leaderworkerset.sigs.k8s.io/exclusive-topology": "rack"}
 
 
-def test_leaders_are_what_is_counted() -> None:
+def test_only_leaders_are_counted() -> None:
     one = service(engine=ENGINE, replicas=2)
     revision = worker_revision(one)
     leaders = [pod(f"qwen-worker-{group}", revision) for group in range(2)]
@@ -168,7 +168,7 @@ def test_leaders_are_what_is_counted() -> None:
     )
 
 
-def test_a_follower_that_cannot_run_is_the_cause_that_is_told() -> None:
+def test_a_follower_that_cannot_run_is_the_reported_cause() -> None:
     one = service(engine=ENGINE)
     revision = worker_revision(one)
     leader = pod("qwen-worker-0", revision, ready=False)
@@ -204,7 +204,7 @@ def test_a_pause_holds_every_group_and_its_end_begins_with_a_surge() -> None:
     assert bounds(look(goes_on, *old, body=held)) == {**SURGE, "partition": 0}
 
 
-def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
+def test_a_group_without_progress_is_reported_at_the_deadline() -> None:
     one = service(engine=ENGINE, rollout={"progressDeadlineSeconds": 600})
     starting = pod("qwen-worker-0", worker_revision(one), ready=False, made=500)
     plan = look(one, starting, body=live(one, written=550))
@@ -215,7 +215,7 @@ def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
     assert "LeaderWorkerSet qwen-worker has made no progress for 600 s" in message
 
 
-def test_a_controller_that_does_nothing_is_named() -> None:
+def test_an_unresponsive_lws_controller_is_reported() -> None:
     one = service(engine=ENGINE)
     status, reason, message = condition(look(one, body=live(one, written=90)), "Ready")
     assert (status, reason) == (
@@ -232,12 +232,12 @@ def test_a_controller_that_does_nothing_is_named() -> None:
         ({"tensorParallel": 32, "nodes": 2}, ("LeaderWorkerSet",), "TensorParallelUnsupported", "tensorParallel is 32 over 2 nodes"),
     ],
 )
-def test_what_this_cluster_cannot_do_is_said(engine: Any, served: tuple[str, ...], reason: str, words: str) -> None:
+def test_unsupported_specs_are_reported(engine: Any, served: tuple[str, ...], reason: str, words: str) -> None:
     problem = find_unsupported(service(engine=engine), served)
     assert problem is not None and problem[0] == reason and words in problem[1]
 
 
-def test_what_can_be_done_is() -> None:
+def test_supported_specs_are_accepted() -> None:
     assert find_unsupported(service(engine=ENGINE), ("LeaderWorkerSet",)) is None
     adapted = service(engine={"tensorParallel": 2}, model={"uri": "hf://a/b", "adapters": [{"name": "sql", "uri": "hf://a/sql"}]})
     assert find_unsupported(adapted, ()) is None
@@ -245,7 +245,7 @@ def test_what_can_be_done_is() -> None:
         service(engine={"tensorParallel": 9, "nodes": 2})
 
 
-def test_the_example_is_accepted_and_is_what_it_says() -> None:
+def test_the_example_is_accepted_and_makes_what_it_says() -> None:
     one = InferenceService.parse(yaml.safe_load((Path(__file__).parents[3] / "examples" / "multi-node.yaml").read_text()))
     template = made(one)["LeaderWorkerSet", f"{one.name}-worker"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
     (container,) = template["containers"]

@@ -35,7 +35,7 @@ def environment(spec: dict[str, Any]) -> dict[str, Any]:
         ({"emptyDir": {"sizeLimit": "50Gi"}}, {"emptyDir": {"sizeLimit": "50Gi"}}),
     ],
 )
-def test_where_downloads_are_kept(cache: dict[str, Any], source: dict[str, Any]) -> None:
+def test_the_cache_volume(cache: dict[str, Any], source: dict[str, Any]) -> None:
     made = template(model={"cache": cache})
     assert volume(made, "cache") == {"name": "cache", **source}
     assert environment(made)["FAIRLEAD_MODEL_CACHE"] == environment(made)["HF_HOME"] == "/var/cache/fairlead"
@@ -84,7 +84,7 @@ def test_a_cluster_without_image_volumes_is_named() -> None:
         ({"uri": "s3://Bad_Bucket/x"}, "spec.model.uri must be hf://"),
     ],
 )
-def test_what_does_not_go_together_is_refused(model: dict[str, Any], words: str) -> None:
+def test_conflicting_model_fields_are_refused(model: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidManifest, match=words):
         service(model=model)
 

@@ -125,7 +125,7 @@ def test_groups_reach_both_sides_and_roll_both() -> None:
         ({"redis_url": "redis://r", "redis_bundled": True}, "--credentials-secret"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(wrong: dict[str, str], said: str) -> None:
+def test_invalid_redis_flags_are_refused_by_name(wrong: dict[str, str], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         OperatorConfig(worker_image="w", router_image="r", **wrong)
 

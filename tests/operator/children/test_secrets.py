@@ -69,7 +69,7 @@ def test_the_secret_of_a_group_is_random_and_no_literal() -> None:
     assert "Secret" not in {body["kind"] for body in worker.objects(service(), SETTINGS)}
 
 
-def test_a_generated_secret_is_created_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generated_secret_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Unreadable()
     secret, _ = of_group(service(engine=ENGINE))
     first, cache = applier(api)
@@ -102,7 +102,7 @@ def test_given_data_is_applied_when_it_changes_and_repeated_in_time() -> None:
 
 
 @pytest.mark.parametrize(("code", "permanent"), [(403, True), (500, False)])
-def test_a_refusal_is_told_or_tried_again(code: int, permanent: bool) -> None:
+def test_a_permanent_refusal_is_reported_and_another_is_raised(code: int, permanent: bool) -> None:
     api = Unreadable()
     api.refusing = ApiError(code, "secrets is forbidden")
     secret, _ = of_group(service(engine=ENGINE))

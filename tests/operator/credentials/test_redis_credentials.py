@@ -168,7 +168,7 @@ async def test_each_role_of_each_service_has_a_user_of_its_own(server: RedisServ
     assert owner and (owner["kind"], owner["uid"]) == ("Deployment", "deployment-uid"), "helm uninstall takes the Secret along"
 
 
-async def test_a_rotation_refuses_nobody_and_then_the_previous_passwords(server: RedisServer) -> None:
+async def test_a_rotation_accepts_both_passwords_and_then_only_the_new_one(server: RedisServer) -> None:
     installation = await begun(server, CHAT, rotation_grace=0)
     before, old = installation.given(CHAT, "worker"), installation.api.contents
     installation.api.ask_for_rotation()
@@ -207,7 +207,7 @@ async def test_previous_passwords_outlast_a_rotation_that_waited_for_redis(serve
     assert installation.api.contents.rotating and accepts(server, before)
 
 
-async def test_what_somebody_changes_about_a_user_is_put_back_in_time(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_user_is_restored(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = await begun(server, CHAT)
     given = installation.given(CHAT, "worker")
     with client_of(port=server.port, username=ADMINISTRATOR, password=installation.api.contents.password) as client:
@@ -219,7 +219,7 @@ async def test_what_somebody_changes_about_a_user_is_put_back_in_time(server: Re
     assert accepts(server, given)
 
 
-async def test_a_restarted_server_has_its_users_again_at_the_next_look(server: RedisServer) -> None:
+async def test_a_restarted_server_gets_its_users_at_the_next_reconcile(server: RedisServer) -> None:
     installation = await begun(server, CHAT)
     server.kill()
     secured(server, installation.api.contents.password)
@@ -255,7 +255,7 @@ async def test_a_service_made_again_under_its_name_gets_another_password(server:
     assert not accepts(server, before) and accepts(server, installation.given(again, "worker"))
 
 
-async def test_where_no_user_can_be_created_one_login_is_shared_and_said(server: RedisServer, tmp_path: Path) -> None:
+async def test_where_no_user_can_be_created_one_login_is_shared_and_reported(server: RedisServer, tmp_path: Path) -> None:
     server.start()
     server.command("ACL", "SETUSER", "team", "on", ">pa ss", "~fl*", "+@all", "-@admin")
     (tmp_path / "password").write_text("pa ss\n")
@@ -315,7 +315,7 @@ async def test_a_given_password_of_the_charts_redis_is_changed_by_changing_the_s
     assert accepts(server, {"username": ADMINISTRATOR, "password": "one"}), "for as long as a mounted file may be an old one"
 
 
-async def test_a_lost_password_is_told(server: RedisServer) -> None:
+async def test_a_lost_password_is_reported(server: RedisServer) -> None:
     installation = await begun(server, CHAT)
     installation.api.held = None
     with pytest.raises(LoginRefused, match="administrator"):
@@ -405,7 +405,7 @@ def test_contents_change_only_when_something_is_due() -> None:
     assert after(first, host="") == first
 
 
-def test_what_is_secret_is_in_no_repr() -> None:
+def test_secrets_are_in_no_repr() -> None:
     held = next_secret_data(None, rotate=False, settled=frozenset(), host="", now=NOW)
     seen = ObservedRedis("PerService", key=held.key, login={"password": "pass-word"})
     (user, _) = users.desired_users(held, [("a", "b", "c")])

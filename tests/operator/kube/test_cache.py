@@ -65,7 +65,7 @@ def test_a_child_whose_label_was_edited_leaves_the_service_that_made_it(label: s
     assert not cache.children(("n", "qwen")), "removed, whatever label the last event shows"
 
 
-def test_what_is_held_is_read_as_it_was_and_takes_little_beside_others_of_its_kind() -> None:
+def test_cached_objects_are_read_unchanged_and_share_memory() -> None:
     cache = Cache(lambda _: None)
     bodies = []
     for number in range(200):

@@ -87,7 +87,7 @@ def elector(server: LeaseServer, clock: Clock, holder_identity: str) -> LeaderEl
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["try", "release", "wait", "down", "up"]), st.floats(0, 20)), max_size=60)
 )
 @settings(deadline=None, max_examples=300)
-def test_never_two_lead_and_somebody_can(steps: list[tuple[str, str, float]]) -> None:
+def test_at_most_one_leads_and_one_can(steps: list[tuple[str, str, float]]) -> None:
     async def run() -> None:
         server, clock = LeaseServer(), Clock()
         all_of_them = {name: elector(server, clock, name) for name in "abc"}
@@ -171,7 +171,7 @@ async def test_an_operator_that_is_merely_busy_keeps_its_lease() -> None:
         assert not busy.leading and server.held is not None and not server.held["spec"]["holderIdentity"]
 
 
-async def test_what_ends_the_thread_s_work_is_raised_here() -> None:
+async def test_an_error_in_the_thread_is_raised_in_the_caller() -> None:
     class Refusing(LeaseServer):
         async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
             raise ApiError(403, "no right to leases")

@@ -9,7 +9,7 @@ from fairlead_operator.kube.kinds import SERVICES
 from fairlead_operator.kube.resync import STALE, Resync
 
 
-async def test_a_missed_removal_and_a_missed_arrival_are_found(server: apiserver.ApiServer, namespace: str) -> None:
+async def test_a_missed_deletion_and_a_missed_creation_are_found(server: apiserver.ApiServer, namespace: str) -> None:
     path = f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceservices"
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     labels = {"app.kubernetes.io/managed-by": "fairlead", "app.kubernetes.io/instance": "qwen"}

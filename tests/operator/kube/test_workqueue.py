@@ -12,7 +12,7 @@ async def turn(work_queue: WorkQueue, order: list[str], name: str, *, urgent: bo
     work_queue.release()
 
 
-async def test_an_edit_goes_before_what_waits_longer_and_a_cancelled_pass_takes_no_lane_with_it() -> None:
+async def test_an_edit_goes_first_and_a_cancelled_reconcile_leaks_no_slot() -> None:
     work_queue, order = WorkQueue(1), list[str]()
     await work_queue.acquire(urgent=False)
     waiting = [
@@ -41,7 +41,7 @@ async def test_a_flood_of_edits_leaves_every_fourth_turn_to_the_others() -> None
     assert order.index("look") >= 3 and order[:13].count("look") == 3, order
 
 
-async def test_an_answer_is_heard_before_all_passes_that_never_wait_are_over() -> None:
+async def test_responses_are_read_between_reconciles_that_never_wait() -> None:
     work_queue, order = WorkQueue(2), []
     loop, (here, there) = asyncio.get_running_loop(), socket.socketpair()
 

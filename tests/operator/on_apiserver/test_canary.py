@@ -125,7 +125,7 @@ def failed_again(cluster: Cluster, new: str) -> str:
         {"retryToken": "a b"},
     ],
 )
-def test_the_api_server_refuses_what_cannot_be(server: apiserver.ApiServer, namespace: str, wrong: dict[str, Any]) -> None:
+def test_the_api_server_refuses_invalid_manifests(server: apiserver.ApiServer, namespace: str, wrong: dict[str, Any]) -> None:
     body = manifest("qwen", namespace, rollout={"canary": wrong})
     code, answer = server.request("POST", f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceservices", body)
     assert code == 422 and f"spec.rollout.canary.{next(iter(wrong))}" in answer["message"]

@@ -211,7 +211,7 @@ def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> No
 
 
 @pytest.mark.parametrize("name", ["9lives", "a" * 53])
-def test_names_that_no_service_could_have(server: apiserver.ApiServer, namespace: str, name: str) -> None:
+def test_invalid_names_are_refused(server: apiserver.ApiServer, namespace: str, name: str) -> None:
     with pytest.raises(apiserver.Refused, match=r"metadata\.name must be at most 52"):
         server.create(BASE.format(namespace), manifest(name, namespace))
 

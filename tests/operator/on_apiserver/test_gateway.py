@@ -62,7 +62,7 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
             server.request("DELETE", f"{CRDS}/{crd['metadata']['name']}")
 
 
-def test_a_restart_writes_nothing_to_a_route_that_is_as_it_was_left(
+def test_a_restart_writes_nothing_to_an_unchanged_route(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))

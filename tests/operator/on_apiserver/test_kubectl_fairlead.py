@@ -143,7 +143,7 @@ def test_explain_tells_events_of_a_pod_that_hangs_before_the_status_does(cluster
     assert "Create the Secret keys in this namespace" in out.partition("what to do next")[2]
 
 
-def test_explain_of_a_service_that_is_well_and_of_one_that_nobody_has_seen(cluster: Cluster, shell: Shell) -> None:
+def test_explain_of_a_ready_service_and_of_one_without_an_operator(cluster: Cluster, shell: Shell) -> None:
     cluster.create()
     cluster.play_controllers()
     eventually(lambda: cluster.ready().get("status") == "True")
@@ -194,7 +194,7 @@ def test_explain_tells_a_refused_template(cluster: Cluster, shell: Shell) -> Non
     assert code == 1 and "✗ PodTemplateValid False" in out and "Correct spec.podTemplate" in out.partition("what to do next")[2]
 
 
-def test_top_once_measures_between_two_looks(cluster: Cluster, shell: Shell) -> None:
+def test_top_once_measures_between_two_polls(cluster: Cluster, shell: Shell) -> None:
     cluster.create()
     cluster.play_controllers()
     eventually(lambda: cluster.ready().get("status") == "True")
@@ -222,7 +222,7 @@ def account(server: apiserver.ApiServer, namespace: str, folder: Path, *rules: A
     return path
 
 
-def test_what_one_may_not_is_named_and_the_rest_is_shown(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
+def test_missing_rights_are_named_and_the_rest_is_shown(cluster: Cluster, shell: Shell, tmp_path: Path) -> None:
     cluster.create(model={"secretRef": {"name": "hub"}})
     cluster.play_controllers()
     eventually(lambda: cluster.ready().get("status") == "True")

@@ -143,7 +143,7 @@ def test_a_model_that_cannot_load_says_why_and_does_not_flap(cluster: Cluster) -
     assert [event["reason"] for event in events].count("CrashLoopBackOff") <= 1
 
 
-def test_a_load_is_followed_in_coarse_steps_and_nobody_is_asked_once_it_is_over(
+def test_a_load_is_reported_in_coarse_steps_and_polled_until_it_ends(
     cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading_watch, "PERIOD", 0.02)
@@ -191,7 +191,7 @@ def test_a_pod_template_that_kubernetes_refuses_is_named(cluster: Cluster) -> No
     assert deployment["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "Never"
 
 
-def test_someone_elses_service_is_not_taken(cluster: Cluster) -> None:
+def test_a_foreign_service_is_not_adopted(cluster: Cluster) -> None:
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "qwen"}, "spec": {"ports": [{"port": 1234}]}}
     cluster.server.create(cluster.path("services"), theirs)
     cluster.create()
@@ -201,9 +201,7 @@ def test_someone_elses_service_is_not_taken(cluster: Cluster) -> None:
     assert cluster.get("deployments", "qwen-router") is not None
 
 
-def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
-    cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_index_is_reported_once(cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_watch, "PERIOD", 0.1)
     monkeypatch.setattr(index_status, "UNAVAILABLE_GRACE", 1.0)
     cluster.create()
@@ -267,7 +265,7 @@ def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
     assert len(router.asked) == asked + 1
 
 
-def test_an_autoscaler_of_the_workers_deployment_is_found_out(cluster: Cluster) -> None:
+def test_an_autoscaler_of_the_workers_deployment_is_reported(cluster: Cluster) -> None:
     cluster.create(replicas=2)
     eventually(lambda: cluster.get("deployments", "qwen-worker"))
     for _ in range(3):  # as its controller writes, at each of its syncs

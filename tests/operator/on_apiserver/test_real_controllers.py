@@ -107,7 +107,7 @@ def autoscaler() -> dict[str, Any]:
     return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "qwen"}, "spec": spec}
 
 
-def test_an_hpa_decides_alone_and_the_replica_set_takes_the_pods_that_are_worth_least(
+def test_an_hpa_decides_alone_and_the_replica_set_deletes_the_cheapest_pods(
     controlled: apiserver.ApiServer, metrics: Metrics, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))

@@ -71,7 +71,7 @@ def count(cluster: Cluster, reason: str) -> list[int]:
     return [(one.get("series") or {}).get("count", 1) for one in events(cluster) if one["reason"] == reason]
 
 
-def test_what_is_said_again_is_counted_and_a_restart_says_nothing_again(
+def test_a_repeated_event_is_counted_and_a_restart_repeats_none(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))

@@ -82,7 +82,7 @@ def test_a_restart_with_nothing_to_do_writes_nothing(
         ("serviceaccounts", "qwen", {"metadata": {"annotations": {"fairlead.dev/applied": None}}}),
     ],
 )
-def test_what_was_changed_while_no_operator_ran_is_put_back(
+def test_changes_made_while_no_operator_ran_are_reverted(
     left: tuple[Cluster, StubRouter], plural: str, name: str, change: dict[str, Any]
 ) -> None:
     cluster, router = left

@@ -164,7 +164,7 @@ def cluster(
         yield Cluster(server, namespace)
 
 
-def test_pods_are_told_their_worth_before_there_are_fewer_of_them(cluster: Cluster, router: StubRouter) -> None:
+def test_pods_get_their_deletion_costs_before_a_scale_down(cluster: Cluster, router: StubRouter) -> None:
     cluster.create(replicas=3)
     cluster.play_controllers()
     cluster.play_kubelet("qwen-router-x", READY, "router")
@@ -217,7 +217,7 @@ def test_an_autoscaler_on_scale_is_not_fought(cluster: Cluster, server: apiserve
     assert sum(one["resource"] == "deployments" for one in writes) <= 2 + 5, "one write for each size"
 
 
-def test_an_autoscaler_on_a_service_that_scales_itself_is_refused_in_words(cluster: Cluster) -> None:
+def test_scale_is_refused_for_a_service_with_a_target(cluster: Cluster) -> None:
     cluster.create(scaling={"maxReplicas": 6, "target": {"ttftMilliseconds": 2000}})
     path = cluster.path("inferenceservices", "qwen", "scale")
     scale = cluster.server.get(path)
@@ -226,7 +226,7 @@ def test_an_autoscaler_on_a_service_that_scales_itself_is_refused_in_words(clust
     assert code == 422 and "spec.replicas and spec.scaling.target both set" in json.dumps(answer)
 
 
-def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_scaling_follows_the_routers_reports(cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_watch, "BUSY_PERIOD", 0.1)
     monkeypatch.setattr("fairlead_operator.scaling.decision.WINDOW", 0.5)
     busy = {"active": 9, "requests_per_second": 40.0, "prompt_tokens_per_second": 20_000.0, "prefill_rate": 6000.0}

@@ -40,7 +40,7 @@ def message(plan: Desired) -> tuple[str, str]:
     return ready.reason, ready.message
 
 
-def test_the_pod_furthest_behind_is_said_with_its_share() -> None:
+def test_the_slowest_pod_is_reported_with_its_progress() -> None:
     pods = [loading_pod("a"), loading_pod("b", "10.0.0.2")]
     seen = {"a": ObservedLoading("Loading", 40, round(12.1 * GIB)), "b": ObservedLoading("Preparing", 0)}
     plan = look(pods, seen)
@@ -50,7 +50,7 @@ def test_the_pod_furthest_behind_is_said_with_its_share() -> None:
     assert message(downloading) == ("Loading", "Downloading 95 % of 3.0 GiB (pod b)")
 
 
-def test_a_restarted_operator_keeps_what_was_said_and_nothing_is_said_when_nothing_loads() -> None:
+def test_a_restarted_operator_keeps_the_progress_and_a_loaded_service_has_none() -> None:
     pods = [loading_pod("a")]
     plan = look(pods, {"a": ObservedLoading("Loading", 40, GIB)})
     assert look(pods, {}, plan).status == plan.status
@@ -58,7 +58,7 @@ def test_a_restarted_operator_keeps_what_was_said_and_nothing_is_said_when_nothi
     assert look([loading_pod("c")], {}, plan).status.loading is None, "of a pod that is gone"
 
 
-def test_who_is_asked() -> None:
+def test_loading_workers_are_polled() -> None:
     ending = loading_pod("d") | {"metadata": loading_pod("d")["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
     router = pod("r", "router", podIP="10.0.0.9", containerStatuses=[container({"running": {}})])
     waiting = pod("w", podIP="10.0.0.8", containerStatuses=[container({"waiting": {"reason": "ContainerCreating"}})])
@@ -67,7 +67,7 @@ def test_who_is_asked() -> None:
     assert len(pods_to_poll([loading_pod(f"p{number:03}") for number in range(100)])) == 8
 
 
-def test_figures_are_coarse_and_an_older_worker_says_none() -> None:
+def test_progress_is_coarse_and_an_older_worker_reports_none() -> None:
     assert ObservedLoading.parse({"stage": "Downloading", "percent": 44, "total_bytes": GIB}) == ObservedLoading("Downloading", 40, GIB)
     assert ObservedLoading.parse({"ready": False, "phase": "draining", "percent": 100}) is None
     assert ObservedLoading.parse({"ready": False, "phase": "loading", "percent": 3, "reason": "weights"}) is None
@@ -105,7 +105,7 @@ def worker_answering(page: dict[str, Any], asked: list[str]) -> Iterator[str]:
         yield server.address
 
 
-async def test_pods_are_asked_while_they_load_and_nobody_is_once_all_are_ready(monkeypatch: Any) -> None:
+async def test_pods_are_polled_only_while_they_load(monkeypatch: Any) -> None:
     monkeypatch.setattr("fairlead_operator.polling.loading.PERIOD", 0.01)
     page: dict[str, Any] = {"ready": False, "stage": "Downloading", "percent": 12, "total_bytes": GIB}
     prober, told, asked = Prober("cluster.local"), asyncio.Event(), list[str]()

@@ -37,7 +37,7 @@ CREATING = {"conditions": [BOUND], "containerStatuses": [container({"waiting": {
         ({"phase": "Failed", "reason": "Evicted"}, False),
     ],
 )
-def test_only_pods_whose_status_does_not_say_why_are_asked_about(status: dict[str, Any], asked: bool) -> None:
+def test_only_stuck_pods_without_a_cause_are_polled(status: dict[str, Any], asked: bool) -> None:
     assert is_stuck(pod(**status)) is asked
 
 
@@ -87,7 +87,7 @@ class Server:
         self.quiet.set()
 
 
-async def test_a_pod_that_hangs_is_asked_about_until_it_no_longer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stuck_pod_is_polled_while_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.0)
     monkeypatch.setattr(pod_events, "PERIOD", 0.0)
     server, told = Server(), asyncio.Event()
@@ -153,9 +153,7 @@ class Breaking(Server):
         return await super().events_of(kind, namespace, name)
 
 
-async def test_a_connection_that_breaks_does_not_end_the_questions(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broken_connection_does_not_end_the_polls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """aiohttp's ServerDisconnectedError is no OSError: an API server that restarts is one."""
     monkeypatch.setattr(pod_events, "STUCK_AFTER", 0.0)
     monkeypatch.setattr(repeated, "RETRY", 0.0)

@@ -21,7 +21,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_what_lives_on_is_left_out_of_collections_until_the_next_look_at_everything() -> None:
+async def test_survivors_are_left_out_of_collections_until_the_next_full_one() -> None:
     before, node = gc.get_threshold(), Node()
     there = weakref.ref(node)
     task = asyncio.create_task(trim_forever(period=0.3))
@@ -37,7 +37,7 @@ async def test_what_lives_on_is_left_out_of_collections_until_the_next_look_at_e
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
 
 
-async def test_what_has_died_already_is_not_frozen() -> None:
+async def test_dead_objects_are_not_frozen() -> None:
     gc.disable()  # by itself it collects whenever it likes
     try:
         there = weakref.ref(Node())

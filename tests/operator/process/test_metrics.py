@@ -21,7 +21,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-async def test_a_pass_takes_a_lane_is_measured_and_gives_it_back_whatever_happens() -> None:
+async def test_a_reconcile_takes_a_slot_is_measured_and_always_returns_it() -> None:
     metrics, work_queue, inside = Metrics(), WorkQueue(1), asyncio.Event()
     leave = asyncio.Event()
 
@@ -116,7 +116,7 @@ async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.Lo
     assert optional.served == frozenset() and changes[-1] == frozenset()
 
 
-async def test_a_kind_that_nobody_answers_for_is_neither_there_nor_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kind_without_an_answer_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """It made the others unknown too, and an operator that was just started then took the route of a serving service away."""
     monkeypatch.setattr(optional_kinds, "RETRY", 0.0)
     cluster = Served()
@@ -134,7 +134,7 @@ async def test_a_kind_that_nobody_answers_for_is_neither_there_nor_missing(monke
     assert (optional.served, optional.unknown) == ({"HTTPRoute", "InferencePool"}, frozenset()), "what was known stays"
 
 
-async def test_what_no_service_wants_any_more_is_looked_for_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No watch tells of a route's removal: held for ever, each pass would delete it again."""
     monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
     woken = asyncio.Event()

@@ -95,7 +95,7 @@ def test_it_runs_says_so_and_ends_cleanly(
         ([*FLAGS, "--redis-url=redis://:hunter2@r:6379"], "--redis-url or FAIRLEAD_REDIS_URL: Value error, contains a password"),
     ],
 )
-def test_bad_flags_end_it_with_a_reason(flags: list[str], words: str) -> None:
+def test_invalid_flags_end_the_process_with_a_reason(flags: list[str], words: str) -> None:
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=environment(), timeout=60)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr and "pydantic" not in done.stderr
     assert "hunter2" not in done.stderr

@@ -38,7 +38,7 @@ def wanted(replicas: int) -> dict[str, Any]:
     return {"metadata": {"labels": {"app.kubernetes.io/component": "worker"}}, "spec": {"replicas": replicas}}
 
 
-def test_again_and_again_is_three_times_in_ten_minutes_by_one_manager() -> None:
+def test_a_conflict_is_three_overwrites_by_one_manager_in_ten_minutes() -> None:
     now = 1000.0
     field_conflicts = FieldConflictTracker(lambda: now)
     for manager in (HPA, "kubectl-scale", HPA):
@@ -57,7 +57,7 @@ def test_again_and_again_is_three_times_in_ten_minutes_by_one_manager() -> None:
     assert field_conflicts.current() == (), "twice in ten minutes at most"
 
 
-def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
+def test_our_own_edits_and_other_fields_are_no_conflict() -> None:
     field_conflicts = FieldConflictTracker(lambda: 0.0)
     plain = scaled(5)
     plain["metadata"]["managedFields"] = slim_managed_fields(
@@ -83,7 +83,7 @@ def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
         ("router", HPA, {}, "spec.routing.replicas says how many routers there are"),
     ],
 )
-def test_it_is_degraded_and_one_event_with_the_fix(component: str, manager: str, spec: dict[str, Any], words: str) -> None:
+def test_a_conflict_sets_degraded_and_makes_one_event_with_the_fix(component: str, manager: str, spec: dict[str, Any], words: str) -> None:
     until = NOW.timestamp() + 300
     contest = FieldConflict("Deployment", f"qwen-{component}", component, manager, until)
     seen = Observed(

@@ -45,7 +45,7 @@ def dependencies(cache: Cache, cluster: object, prober: object = None) -> Depend
     return Dependencies(cast(Cluster, cluster), cache, cast(Prober, prober), SETTINGS, lambda *_: None, WorkQueue(1))
 
 
-async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_and_then_left() -> None:
+async def test_a_missed_deletion_is_found_before_a_child_is_created() -> None:
     controller, cluster = Controller(), EmptyCluster()
     cache = Cache(controller.wake)
     controller.start(dependencies(cache, cluster))
@@ -61,7 +61,7 @@ async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_a
     await controller.close()
 
 
-async def test_a_standby_that_takes_over_starts_a_loop_for_each_service_that_it_knows() -> None:
+async def test_a_standby_that_takes_over_starts_a_reconciler_for_each_service() -> None:
     controller = Controller()
     cache = Cache(controller.wake)
     for name in ("qwen", "llama"):
@@ -78,7 +78,7 @@ class Event:
     """What a handler is called with."""
 
 
-async def test_a_loop_keeps_nothing_of_the_handler_that_started_it() -> None:
+async def test_a_reconciler_keeps_no_reference_to_the_event_that_started_it() -> None:
     """1,000 services that were made while the operator ran held the first event of each: 30 MiB."""
     controller = Controller()
     cache = Cache(controller.wake)
@@ -109,7 +109,7 @@ class Recording(EmptyCluster):
         return {**body, "status": status, "metadata": {**body["metadata"], "resourceVersion": "6"}}
 
 
-async def test_what_cannot_be_divided_is_refused_in_words_and_what_runs_stays() -> None:
+async def test_an_unsupported_spec_is_reported_and_changes_no_child() -> None:
     cache, cluster = Cache(lambda _: None), Recording()
     body = manifest(engine={"tensorParallel": 16}, resources={"gpus": 16})
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
@@ -173,7 +173,7 @@ def served_body() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("unknown", [frozenset({"InferencePool"}), frozenset()])
-async def test_a_route_stays_while_nobody_knows_whether_there_are_pools(unknown: frozenset[str]) -> None:
+async def test_a_route_is_kept_while_the_pool_kind_is_unknown(unknown: frozenset[str]) -> None:
     cache, cluster = Cache(lambda _: None), Taking()
     cache.put(served_body())
     owner = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "InferenceService", "name": "qwen", "uid": "u", "controller": True}
@@ -186,7 +186,7 @@ async def test_a_route_stays_while_nobody_knows_whether_there_are_pools(unknown:
     assert cluster.deleted == ([] if unknown else ["HTTPRoute"])
 
 
-async def test_a_request_that_breaks_in_an_unforeseen_way_is_a_failed_request() -> None:
+async def test_an_unexpected_error_of_a_probe_is_a_failed_probe() -> None:
     loop = Reconciler(OWNER, dependencies(Cache(lambda _: None), EmptyCluster(), Broken()))
     loop._start_probing(service(), "")
     assert loop._probe_task is not None

@@ -148,7 +148,7 @@ def test_a_good_canary_is_promoted_after_its_pause_and_not_before(seed: int, res
 
 
 @pytest.mark.parametrize("restarting", [0.0, 0.3])
-def test_a_canary_that_fails_requests_is_rolled_back_at_once_and_that_is_remembered(restarting: float) -> None:
+def test_a_failing_canary_is_rolled_back_at_once_and_stays_so(restarting: float) -> None:
     cluster = begun()
     old, before = cluster.running(), cluster.stable()
     cluster.error_rate = 0.3
@@ -237,7 +237,7 @@ def test_an_edit_that_is_taken_back_removes_the_canary_and_nothing_else() -> Non
     assert cluster.stable() == before and cluster.running() == old and cluster.split == {}
 
 
-def test_a_newer_edit_replaces_the_canary_which_is_judged_anew() -> None:
+def test_a_newer_edit_replaces_the_canary_and_restarts_the_analysis() -> None:
     cluster = begun()
     before, old = cluster.stable(), cluster.running()
     for number in range(2, 10):  # more than revisions are kept
@@ -284,7 +284,7 @@ def test_a_canary_whose_pods_never_start_is_rolled_back_with_their_cause() -> No
     assert cluster.stable() == before
 
 
-def test_by_hand_it_waits_until_it_is_named_and_only_that_revision_is_promoted() -> None:
+def test_manual_promotion_waits_for_the_name_of_the_revision() -> None:
     cluster = begun(asked=ASKED | {"promotion": "Manual"})
     old = cluster.running()
     cluster.edit(engine={"maxNumSeqs": 2})
@@ -313,7 +313,7 @@ def test_without_requests_nothing_is_concluded_and_without_a_canary_in_the_spec_
     assert cluster.running() != old and CANARY not in cluster.api.objects and CONFIG not in cluster.api.objects
 
 
-def test_another_weight_is_told_to_the_routers_and_restarts_nobody() -> None:
+def test_another_weight_reaches_the_routers_and_restarts_no_pod() -> None:
     cluster = begun(asked=ASKED | {"analysisSeconds": 3600})
     cluster.edit(engine={"maxNumSeqs": 2})
     cluster.until("Analyzing")
@@ -367,7 +367,7 @@ def test_whatever_is_edited_it_converges_and_the_operator_may_end_whenever(seed:
     assert cluster.api.writes[written:] == []
 
 
-def test_what_routers_are_told_is_no_part_of_their_revision() -> None:
+def test_the_split_is_no_part_of_the_routers_revision() -> None:
     plain = router_revision(service())
     one = router_revision(service(rollout={"canary": {}}))
     assert one != plain and one == router_revision(
@@ -391,6 +391,6 @@ def test_what_routers_are_told_is_no_part_of_their_revision() -> None:
         {"steps": []},
     ],
 )
-def test_what_cannot_be_is_refused_with_its_name(wrong: dict[str, Any]) -> None:
+def test_invalid_manifests_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifest, match=next(iter(wrong))):
         service(rollout={"canary": wrong})

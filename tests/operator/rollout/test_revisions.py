@@ -59,7 +59,7 @@ def test_an_operator_never_changes_the_template_of_a_spec(steps: list[tuple[int,
         assert sum(name.startswith("qwen-router-") for name in names) == 1, "what shapes workers only leaves the routers alone"
 
 
-def test_a_service_made_again_under_its_name_begins_anew() -> None:
+def test_a_service_created_again_has_no_old_revisions() -> None:
     history = History()
     history.templates(service(), 0)
     again = replace(service(), uid="uid-2")

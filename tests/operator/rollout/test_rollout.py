@@ -84,7 +84,7 @@ def test_auto_surges_and_drains_when_the_surge_worker_has_waited() -> None:
     assert bounds(look(seen(pod("new", NEW)))) == SURGE, "it has a node and loads"
 
 
-def test_what_auto_has_chosen_stays_for_its_revision_and_for_a_rollout_that_is_not_finished() -> None:
+def test_the_choice_of_auto_stays_for_its_revision_and_during_a_rollout() -> None:
     assert bounds(look(seen(pod("new", NEW), deployment=live(bounds=DRAIN)))) == DRAIN
     assert bounds(look(seen(pod("new", NEW), deployment=live("old", DRAIN)))) == DRAIN, "taken back amid draining"
     finished = Observed({"worker": live("old", DRAIN)}, pods=(pod("a", "old"), pod("b", "old")))
@@ -100,7 +100,7 @@ def test_a_strategy_that_is_named_is_kept_to(strategy: str, made: Any) -> None:
     assert (said(plan, "Degraded")[1] == "FailedScheduling") == (strategy == "Surge")
 
 
-def test_nobody_is_drained_while_room_is_being_made() -> None:
+def test_no_worker_is_drained_while_capacity_is_being_freed() -> None:
     leaving = pod("leaving", "old", gone_in=100)
     plan = look(seen(pod("new", NEW, waits=90), leaving))
     assert bounds(plan) == SURGE and plan.wake_at == NOW.timestamp() + 130
@@ -131,7 +131,7 @@ def test_a_canary_that_goes_gives_its_room_to_the_rollout() -> None:
         ("", DRAIN),
     ],
 )
-def test_a_worker_that_no_node_fits_costs_no_other_its_place(words: str, made: Any) -> None:
+def test_a_worker_that_fits_no_node_drains_no_other(words: str, made: Any) -> None:
     plan = look(seen(pod("new", NEW, waits=3600, words=words)))
     assert bounds(plan) == made
     if made == SURGE:
@@ -215,7 +215,7 @@ def test_revisions_that_workers_run_are_kept_beyond_the_last_five() -> None:
     assert f"qwen-worker-{oldest}" in names and len([name for name in names if "-worker-" in name]) == 6
 
 
-def test_since_when_nobody_has_left() -> None:
+def test_the_last_departure_is_tracked() -> None:
     departures = DepartureTracker(10.0)
     a, b = pod("a", "old"), pod("b", "old")
     assert departures.since([a, b], 11.0) == 10.0, "a process that has just started has seen nothing before"

@@ -243,7 +243,7 @@ def test_prompts_that_alone_take_longer_than_the_target_do_not_call_for_workers_
     assert model.desired <= 4, model.sizes
 
 
-def test_answers_that_fill_every_seat_call_for_workers_though_no_prompt_token_waits() -> None:
+def test_decodes_that_fill_all_workers_call_for_more_although_no_prompt_waits() -> None:
     full = [worker(name, running=16, waiting=8, max_running=16) for name in ("a", "b")]
     seen = page(full, active=48, requests_per_second=4.0, prompt_tokens_per_second=400.0, answer_seconds=15.0, prefill_rate=1e5)
     demand = Demand.of(reports(seen))
@@ -261,7 +261,7 @@ def test_caches_count_as_work_that_need_not_be_done() -> None:
     assert cold.tokens_per_second == 10_000 and warm.tokens_per_second == pytest.approx(1000)
 
 
-def test_what_two_routers_say_of_one_worker_is_not_counted_twice_and_a_draining_one_not_at_all() -> None:
+def test_a_worker_counts_once_for_two_routers_and_a_draining_worker_does_not_count() -> None:
     mine = page([worker("a", running=4, backlog_tokens=900, pending_tokens=100), worker("b", usable=False, running=9)], queued_tokens=50)
     other = page([worker("a", running=5, backlog_tokens=800, pending_tokens=950), worker("b", usable=False, running=9)])
     demand = Demand.of(reports(mine, other))
@@ -318,7 +318,7 @@ def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> No
     assert deletion_costs(pods, [None]) == {}
 
 
-def test_only_routers_of_services_that_go_to_zero_are_told_so() -> None:
+def test_only_routers_of_services_with_scale_to_zero_get_its_flag() -> None:
     target = {"maxReplicas": 3, "target": {"ttftMilliseconds": 2000}}
     plain, sized, zero = service(), service(scaling=target), service(scaling={**target, "minReplicas": 0})
     assert router_revision(plain) == router_revision(sized) == router_revision(service(scaling={"minReplicas": 0, "maxReplicas": 3}))
@@ -354,7 +354,7 @@ def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
     )
 
 
-def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
+def test_the_hint_for_waiting_clients_describes_the_pods() -> None:
     one = service(scaling={"maxReplicas": 5, "target": {"ttftMilliseconds": 2000}})
     loading = pod("qwen-worker-1", containerStatuses=[container({"running": {}}, started=False)])
     loading["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"

@@ -53,7 +53,7 @@ def test_weights_are_ready_when_every_worker_has_them() -> None:
     assert condition(zero, "WeightsReady") == ("False", "ScaledToZero")
 
 
-def test_a_model_that_the_hub_refuses_is_said_by_ready_weights_and_degraded() -> None:
+def test_a_refused_model_sets_ready_weightsready_and_degraded() -> None:
     last = {"exitCode": 1, "message": "cannot load model hf://org/m: the repository is gated (403): accept its terms"}
     plan = look(Observed(LOADING, pods=(pod(revision=REVISION, containerStatuses=[container({"terminated": last})]),)), replicas=2)
     assert {condition(plan, kind)[1] for kind in ("Ready", "WeightsReady", "Degraded")} == {"HubForbidden"}
@@ -72,14 +72,14 @@ def test_a_template_that_is_refused_or_whose_pods_are_is_not_valid() -> None:
     assert condition(plan, "PodTemplateValid") == ("False", "PodSecurity")
 
 
-def test_what_an_event_says_of_a_hanging_pod_is_the_reason() -> None:
+def test_the_event_of_a_stuck_pod_is_the_reason() -> None:
     hangs = pod("a", revision=REVISION, conditions=[{"type": "PodScheduled", "status": "True"}])
     events = {"a": PodEvent("FailedMount", 'secret "keys" not found')}
     plan = look(Observed(LOADING, pods=(hangs,), pod_events=events), replicas=2)
     assert condition(plan, "Ready") == ("False", "FailedMount") and "Create the Secret keys" in words(plan, "Ready")
 
 
-def test_a_paused_deployment_says_how_to_go_on() -> None:
+def test_a_paused_deployment_is_reported_with_the_remedy() -> None:
     paused = deployment("worker", 1, updated=0)
     paused["spec"]["paused"] = True
     plan = look(Observed({**SERVING, "worker": paused}))
@@ -88,7 +88,7 @@ def test_a_paused_deployment_says_how_to_go_on() -> None:
     )
 
 
-def test_silence_makes_a_service_look_again_and_is_a_fault_when_it_lasts() -> None:
+def test_an_unresponsive_controller_wakes_the_reconciler_and_is_a_fault_later() -> None:
     unseen = deployment("worker", 1)
     unseen["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
     unseen["status"] = {}
@@ -108,7 +108,7 @@ def test_a_pod_that_does_not_end_is_a_fault_of_a_service_that_is_ready() -> None
     assert condition(plan, "Ready") == ("True", "Serving") and condition(plan, "Degraded") == ("True", "StuckTerminating")
 
 
-def test_a_canary_that_waits_for_the_one_before_it_to_drain_is_no_silence() -> None:
+def test_a_canary_that_waits_for_its_predecessor_is_not_unresponsive() -> None:
     canary = deployment("worker-canary", 1)
     canary["metadata"] |= {"name": "qwen-worker-canary", "creationTimestamp": "2026-01-01T11:00:00Z"}
     canary["spec"]["selector"]["matchLabels"] = {"app.kubernetes.io/component": "worker", "fairlead.dev/track": "canary"}
@@ -183,7 +183,7 @@ def status_of(*conditions: tuple[str, str, str, str]) -> ServiceStatus:
     return ServiceStatus.model_validate({"conditions": made})
 
 
-def test_an_event_for_each_change_of_truth_or_reason_and_of_a_faults_words() -> None:
+def test_each_change_of_status_or_reason_and_of_a_faults_message_is_an_event() -> None:
     well = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "False", "AsExpected", ""))
     one = status_of(("Ready", "False", "Loading", "1 of 2"), ("Degraded", "False", "AsExpected", ""))
     two = status_of(("Ready", "False", "Loading", "2 of 2"), ("Degraded", "False", "AsExpected", ""))

@@ -36,7 +36,7 @@ def condition(plan: Desired, kind: str) -> tuple[str, str]:
     return found.status, found.reason
 
 
-def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> None:
+def test_an_unavailable_index_is_a_fault_and_the_service_stays_ready() -> None:
     lost = look(AWAY, look(ObservedIndex("Available", read="Mirror")), 10)
     assert lost.status.index is not None and lost.status.index.state == "Unavailable" and "Secret" in lost.status.index.message
     assert lost.status.index.last_transition_time == "2026-01-01T12:00:10Z" and lost.wake_at == NOW.timestamp() + 130
@@ -48,14 +48,14 @@ def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> No
     assert condition(look(ObservedIndex("Available"), later, 600), "Degraded") == ("False", "AsExpected")
 
 
-def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothing_is_said_without_a_router() -> None:
+def test_the_index_status_survives_a_restart_and_needs_a_router() -> None:
     lost = look(AWAY)
     assert look(None, lost, 50).status.index == lost.status.index
     assert look(None, lost, 50, router=deployment("router", 2, ready=0)).status.index is None
     assert "index" not in look(None).status.model_dump(by_alias=True, exclude_none=True)
 
 
-def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
+def test_the_status_reports_the_kind_of_redis_credentials() -> None:
     def credentials(redis: ObservedRedis | None, before: Desired | None = None) -> tuple[str, str]:
         observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=ObservedIndex("Available"), redis=redis)
         status = before.status.model_dump(by_alias=True, mode="json") if before else None
@@ -86,7 +86,7 @@ def test_the_error_is_written_again_only_when_it_is_another_by_a_tenth(percents:
             assert said == before
 
 
-def test_always_the_same_router_is_asked() -> None:
+def test_the_same_router_is_always_polled() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1"}
     routers = [pod("r-b", "router", **ready), pod("r-a", "router", **{**ready, "podIP": "fd00::7"}), pod("r-0", "router", podIP="10.0.0.9")]
     workers = [pod("a", "worker", **ready)]
@@ -110,7 +110,7 @@ def worker(answers: int, over: float = 0.0, under: float = 0.0) -> dict[str, Any
     return {"prediction": {"answers": answers, "over": over, "under": under, "recalls": 0}}
 
 
-async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
+async def test_a_routers_page_is_parsed_and_few_answers_give_no_error() -> None:
     prober = Prober("cluster.local")
     page: dict[str, Any] = {"index": "ok", "index_reason": "", "index_read": "mirror"}
     with router(page) as address:
@@ -126,7 +126,7 @@ async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
     await prober.close()
 
 
-async def test_a_change_is_told_and_a_router_that_falls_silent_is_unknown_after_some_misses() -> None:
+async def test_a_change_wakes_and_a_router_that_stops_answering_is_unknown() -> None:
     prober, told = Prober("cluster.local"), asyncio.Event()
     page: dict[str, Any] = {"index": "ok", "workers": []}
     with router(page) as address:

@@ -39,7 +39,7 @@ def conditions(status: ServiceStatus) -> dict[str, tuple[str, str]]:
     return {one.type: (one.status, one.reason) for one in status.conditions}
 
 
-def test_what_serves_is_available_while_the_edit_waits() -> None:
+def test_a_serving_service_stays_available_during_an_invalid_edit() -> None:
     before = served()
     after = edited(Observed(SERVING, index=ObservedIndex("Available", read="Mirror"), traffic=ObservedTraffic(120, 900, 40)))
     assert conditions(after) == {
@@ -69,7 +69,7 @@ def test_what_serves_is_available_while_the_edit_waits() -> None:
     assert kept == new, "said of the generation whose pods run"
 
 
-def test_what_happens_to_the_workers_meanwhile_is_told() -> None:
+def test_the_state_of_the_workers_is_still_reported() -> None:
     crashed = container({"waiting": {"reason": "CrashLoopBackOff"}}, {"terminated": {"exitCode": 1, "message": "CUDA driver is gone"}})
     failing = Observed(
         {"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)},
@@ -89,12 +89,12 @@ def test_what_happens_to_the_workers_meanwhile_is_told() -> None:
     assert conditions(edited(rolling))["Progressing"] == ("True", "RollingOut"), "of the edit before this one"
 
 
-def test_of_a_service_of_which_nothing_was_made_only_the_fault_is_told() -> None:
+def test_a_service_without_children_reports_the_fault_only() -> None:
     after = edited(Observed(), before=ServiceStatus())
     assert conditions(after) == {"Ready": ("False", "InvalidSpec"), "Degraded": ("True", "InvalidSpec")} and after.desired_replicas == 0
 
 
-def test_a_route_and_groups_are_read_as_they_are() -> None:
+def test_live_routes_and_groups_are_reported() -> None:
     refused = {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners", "message": "no"}
     route = {
         "metadata": {"namespace": "default"},
@@ -121,7 +121,7 @@ def child(body: dict[str, Any], kind: str, name: str, version: int) -> dict[str,
     return {**body, "apiVersion": "apps/v1" if kind == "Deployment" else "v1", "kind": kind, "metadata": metadata}
 
 
-async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
+async def test_the_reconciler_keeps_polling_and_reports_the_fault_once() -> None:
     cache, cluster, events = Cache(lambda _: None), Recording(), []
 
     class Router:

@@ -42,7 +42,7 @@ def test_ready_needs_a_completion_of_this_generation() -> None:
     assert ready(failed) == ("False", "RequestFailed") and not failed.probe_due and failed.wake_at == NOW.timestamp() + 4
 
 
-def test_once_proven_it_stays_and_a_new_generation_keeps_it_until_the_next_answer() -> None:
+def test_ready_stays_and_a_new_generation_keeps_it_until_the_next_probe() -> None:
     status = look(Observed(SERVING, probe=proof())).status.model_dump(by_alias=True)
     after_restart = look(Observed(SERVING), status=status)
     assert ready(after_restart) == ("True", "Serving") and not after_restart.probe_due
@@ -59,7 +59,7 @@ def test_once_proven_it_stays_and_a_new_generation_keeps_it_until_the_next_answe
     replicas=st.integers(0, 3),
 )
 @settings(deadline=None)
-def test_ready_is_never_said_without_ready_pods(workers: Any, routers: Any, probe: Any, before: str, replicas: int) -> None:
+def test_ready_is_never_true_without_ready_pods(workers: Any, routers: Any, probe: Any, before: str, replicas: int) -> None:
     seen: dict[str, Any] = {}
     if workers:
         seen["worker"] = deployment("worker", workers[0], ready=workers[1], updated=workers[2])
@@ -88,7 +88,7 @@ STATES = [
 ]
 
 
-def test_a_crash_loop_is_one_cause_at_whatever_moment_one_looks() -> None:
+def test_a_crash_loop_is_one_cause_in_all_of_its_states() -> None:
     seen = {causes.find_pod_cause(pod(phase="Running", containerStatuses=[state])) for state in STATES}
     (cause,) = seen
     assert cause is not None and cause.fault and cause.reason == "CrashLoopBackOff" and "ValueError: no such model" in cause.message
@@ -137,7 +137,7 @@ def test_a_crash_loop_is_one_cause_at_whatever_moment_one_looks() -> None:
         ({"containerStatuses": [container({"running": {}}, {"terminated": FAILED}, started=True)]}, "NotReady", "draining"),
     ],
 )
-def test_the_cause_is_lifted(status: dict[str, Any], reason: str, words: str) -> None:
+def test_the_cause_of_each_pod_status(status: dict[str, Any], reason: str, words: str) -> None:
     cause = causes.find_pod_cause(pod(phase="Pending", **status))
     assert cause is not None and cause.reason == reason and words in cause.message
 
@@ -152,7 +152,7 @@ def test_quota_and_stalled_rollouts_are_named() -> None:
     assert progressing is not None and (progressing.status, progressing.reason) == ("False", "ProgressDeadlineExceeded")
 
 
-def test_pods_of_the_wanted_revision_speak_first_and_those_that_go_are_silent() -> None:
+def test_pods_of_the_desired_revision_come_first_and_terminating_ones_are_ignored() -> None:
     wanted = worker_revision(service())
     old = pod("a-old", revision="old", phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "old"}})])
     new = pod("z-new", revision=wanted, phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "new"}})])
@@ -181,7 +181,7 @@ def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> 
         ({"scaling": {"maxReplicas": 5, "target": {"ttftMilliseconds": 2000}}}, "spec.scaling.maxReplicas"),
     ],
 )
-def test_where_more_workers_were_asked_for_than_fit_the_advice_is_no_way_back(of: dict[str, Any], field: str) -> None:
+def test_without_an_edit_the_advice_is_not_to_undo_one(of: dict[str, Any], field: str) -> None:
     """Nothing was edited: there is only the present revision."""
     stuck = deployment("worker", 3, ready=2)
     stuck["status"]["conditions"] = [
