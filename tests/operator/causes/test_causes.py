@@ -1,4 +1,4 @@
-"""Every reason that a service can give: lifted from what Kubernetes says, in its words, with what to do next."""
+"""Each reason of a service: taken from the state of its pods and Deployments, with Kubernetes' own message and what to do next."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ def ended(message: str = "", code: int = 1, reason: str = "Error", **more: Any) 
 
 
 def hub(cause: str) -> dict[str, Any]:
-    """The worker's last words, as `ModelLoadError` puts them."""
+    """The worker's termination message, in the form of `ModelLoadError`."""
     return ended(f"Traceback:\n  …\nfairlead-worker: cannot load model hf://org/m: {cause}")
 
 

@@ -23,7 +23,7 @@ IMAGE = ("--set=images.worker.repository=registry:5000/fairlead/worker", "--set=
 
 @pytest.fixture(scope="module")
 def guarded(server: apiserver.ApiServer) -> Iterator[str]:
-    """A namespace under the policy; only this one, so that other tests' services are let through."""
+    """A namespace under the policy; only this one, so that other tests' services are admitted."""
     name = "guarded"
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={name}", f"--namespace={name}", *LISTS, *IMAGE)
@@ -36,7 +36,7 @@ def guarded(server: apiserver.ApiServer) -> Iterator[str]:
 
 
 def refusal(server: apiserver.ApiServer, namespace: str, spec: dict[str, Any]) -> str:
-    """The server's words; empty when it would take the service."""
+    """Return the server's message; empty: it would admit the service."""
     path = f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceservices?dryRun=All"
     code, answer = server.request("POST", path, manifest("qwen", namespace, **json.loads(json.dumps(spec))))
     return "" if code == 201 else str(answer["message"])
@@ -98,7 +98,7 @@ def test_the_charts_own_test_service_is_always_accepted(server: apiserver.ApiSer
 
 
 def test_fields_of_any_release_are_read_as_their_names_say() -> None:
-    """With a CRD that takes whatever it is given, so that the policy is not behind the manifest's next fields."""
+    """With a CRD that accepts any field, so that the policy also covers fields which a later CRD adds."""
     if apiserver.missing():
         pytest.skip(apiserver.missing())
     crd = custom_resource_definition()

@@ -1,4 +1,4 @@
-"""The chart: every value is described, what it renders is taken by a real API server, and its rules are all the operator needs."""
+"""The chart: each value is described, a real API server accepts what it renders, and its RBAC rules are all that the operator needs."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_an_external_redis_with_tls_and_a_secret() -> None:
 
 
 def test_the_charts_redis_always_requires_a_password() -> None:
-    """Whatever the values: no rendering of the same chart differs, so GitOps tools see no change, and none holds a password."""
+    """With any values, two renderings are equal, so GitOps tools see no change, and none contains a password."""
     assert rendered() == rendered()
     given = "--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=pw,redis.tls.existingSecret=cert"
     for arguments, sources in (

@@ -1,4 +1,4 @@
-"""Dashboards and alerts speak of metrics that the processes really export, and every alert has its page in the runbooks."""
+"""Dashboards and alerts use metrics that the processes export, and each alert has its page in the runbooks."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A release's life with the real helm on a real API server: from the last release to this chart, and away without a trace."""
+"""A release with the real helm on a real API server: upgraded from the last release, and removed without a trace."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ HOME = "fairlead-system"
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[apiserver.ApiServer]:
-    """A server of its own: the CRD comes with the chart, and goes."""
+    """A server of its own, since the chart installs and removes the CRD."""
     problem = apiserver.missing()
     if problem:
         pytest.skip(problem)

@@ -1,4 +1,4 @@
-"""`spec.access` and the router's limits in the manifest: what the Deployments make of them, and how the operator asks without a key."""
+"""`spec.access` and the router's limits: their flags in the Deployments, and how the operator probes a service without a key."""
 
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def test_conflicting_routing_fields_are_refused(spec: dict[str, Any], words: str
 
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_model_without_a_head_is_probed_by_an_embedding(keyed: bool) -> None:
-    """With keys the router's own probe embeds; without, the operator asks again."""
+    """With keys, the router's own probe embeds; without keys, the operator probes."""
     asked = []
 
     def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:

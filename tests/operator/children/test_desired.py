@@ -1,4 +1,4 @@
-"""Desired state as a pure function: whatever the manifest says, docs/reference/objects.md and manifest-to-flags.md are true."""
+"""Desired state as a pure function, checked against docs/reference/objects.md and manifest-to-flags.md."""
 
 import json
 import re
@@ -197,7 +197,7 @@ def test_the_worker_accepts_every_value_of_an_enum_of_engine(field: str) -> None
 
 
 def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
-    """Images of workers from before a field's time go on starting."""
+    """Workers' images that are older than a field still start."""
     plain = worker_args(service())
     assert plain == worker_args(service(engine={"quantization": "None"}))
     flags = {arg.partition("=")[0].removeprefix("--") for arg in plain}

@@ -1,4 +1,4 @@
-"""Workers over several nodes: what is made in place of a Deployment, and how its pods are counted. Pure."""
+"""Workers over several nodes: the objects in place of a Deployment, and how its pods are counted. Pure."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ def wanted(one: InferenceService, observed: Observed | None = None) -> Object:
 
 
 def live(one: InferenceService, *, written: float = 60, **bounds: Any) -> dict[str, Any]:
-    """The set as the API server has it, `written` seconds ago; its controller is not asked."""
+    """The set as the API server stores it, `written` seconds ago; its controller has not seen it yet."""
     body = wanted(one)
     body["metadata"] |= {"generation": 3, "creationTimestamp": ago(written)}
     body["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"] |= bounds

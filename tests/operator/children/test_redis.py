@@ -1,4 +1,4 @@
-"""What the operator's Redis settings make of workers and routers: flags, volumes, and a Secret for each role."""
+"""The operator's Redis settings in workers and routers: flags, volumes, and a Secret for each role."""
 
 import hmac
 import json

@@ -1,4 +1,4 @@
-"""Secrets are created or applied without being read; the one of a group is random, and in no pod's template."""
+"""Secrets are created or applied without being read; a group's Secret is random, and in no pod's template."""
 
 import json
 from typing import Any

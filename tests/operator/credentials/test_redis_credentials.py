@@ -79,7 +79,7 @@ class Secrets:
 
 
 class Installation:
-    """An operator's keeper, its Secret, and the services that it knows."""
+    """An operator's CredentialsManager, its Secret, and its services."""
 
     def __init__(self, url: str, *services: InferenceService, **flags: Any) -> None:
         self.api, self.services = Secrets(), list(services)
@@ -112,7 +112,7 @@ def secured(server: RedisServer, password: str) -> RedisServer:
 
 
 def client_of(**options: Any) -> redis.Redis:
-    """A client that tells a refusal at once."""
+    """A client that raises the first error, without retries."""
     return redis.Redis(**options, retry=Retry(NoBackoff(), 0))
 
 

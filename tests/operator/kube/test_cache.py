@@ -1,4 +1,4 @@
-"""The store: whatever order events come in, the newest version of each object is held, and removals are never undone by stragglers."""
+"""The store: with events in any order, it holds the newest version of each object, and a late event never undoes a removal."""
 
 import uuid
 from typing import Any

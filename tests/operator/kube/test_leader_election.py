@@ -1,4 +1,4 @@
-"""The elector against a Lease in memory, with a clock that tests move; and two real operators on a real API server."""
+"""The elector with a Lease in memory and a clock that the tests set; and two real operators on a real API server."""
 
 import asyncio
 import copy
@@ -32,7 +32,7 @@ from fairlead_operator.process.loop_thread import LoopThread
 
 
 class LeaseServer:
-    """One Lease with optimistic locking, as the API server has it. `down`: nothing is answered."""
+    """One Lease with optimistic locking, as on the API server. `down`: no request is answered."""
 
     def __init__(self) -> None:
         self.held: dict[str, Any] | None = None
@@ -195,7 +195,7 @@ CONNECTIONS = 100  # of one client
 
 
 class Occupied:
-    """An API server that answers nothing until it is told to. `heard`: methods of the requests whose first bytes have come."""
+    """An API server that answers only when the test lets it. `heard`: methods of the requests whose first bytes have arrived."""
 
     def __init__(self) -> None:
         self.heard: Counter[str] = Counter()
@@ -309,7 +309,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def children_written(server: apiserver.ApiServer, namespace: str, user: str) -> int:
-    """Writes in this namespace beside the lease."""
+    """Writes in this namespace, without those of the lease."""
     mine = (event["objectRef"] for event in server.writes(user) if event["objectRef"].get("namespace") == namespace)
     return sum(reference["resource"] != "leases" for reference in mine)
 

@@ -1,4 +1,4 @@
-"""Listing everything anew finds what the watches did not tell."""
+"""A full list finds the changes that the watches missed."""
 
 from tests.operator.support import apiserver
 from tests.operator.support.manifests import manifest

@@ -1,4 +1,4 @@
-"""Whose turn it is, and that no lane is lost."""
+"""Which service is reconciled next, and that each slot is returned."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The canary's objects on a real API server, from the edit to the end; the tests play controllers, kubelet and the routers' counts."""
+"""The canary's objects on a real API server, from the edit to the end; the tests simulate controllers, kubelet and routers' counts."""
 
 import json
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ def ready(address: str = "") -> dict[str, Any]:
 
 
 def figures(of: str, errors: int, canary: Any) -> dict[str, Any]:
-    """What a router says: 40 requests of the canary, 120 of the others."""
+    """A router's answer: 40 requests of the canary, 120 of the others."""
     times = {"buckets": {"50": 30}}
     sides = {"canary": {"requests": 40, "errors": errors, "ttft": times}, "stable": {"requests": 120, "errors": 0, "ttft": times}}
     return {"revision": of, "weight": 25, "trial": canary["metadata"]["uid"], **sides}

@@ -1,4 +1,4 @@
-"""The operator is killed with -9 at one of its writes, and started anew: every step ends as it does without a kill.
+"""The operator is killed with SIGKILL at one of its writes, and restarted: each step ends as it does without a kill.
 
 A sample of the writes here; `make crash-matrix` kills at each of them, before and after the API server has it.
 """
@@ -50,7 +50,7 @@ STEPS: list[Step] = [
 
 @dataclass
 class Case:
-    """One namespace with one operator after the other; `states` is what there was at the end of each step."""
+    """One namespace with one operator after the other; `states`: the objects at the end of each step."""
 
     cluster: Cluster
     folder: Path
@@ -70,7 +70,7 @@ class Case:
         self.proxy.pid = lambda: self.running.pid if self.running is not None else 0
 
     def revive(self) -> None:
-        """Start another one in the place of one that was killed, without the 15 s until its lease has run out."""
+        """Start the successor of a killed operator, without waiting 15 s until the lease expires."""
         assert self.running is not None
         if (code := self.running.poll()) is not None:
             assert code == -9, (self.folder / f"log.{self.starts}").read_text()
@@ -81,7 +81,7 @@ class Case:
             self.start()
 
     def settled(self) -> str:
-        """What there is, once the status speaks of it; empty before."""
+        """Return the objects, once the status describes them; empty before."""
         self.revive()
         self._look()
         service = self.cluster.get("inferenceservices", "qwen")
@@ -96,14 +96,14 @@ class Case:
         return text.replace(service["metadata"]["uid"], "UID").replace(self.cluster.namespace, "NAMESPACE")
 
     def _look(self) -> None:
-        """As a Deployment controller that has no room for pods: on a busy machine a case takes longer than it may be silent."""
+        """Act as a Deployment controller without room for pods: on a busy machine a case takes longer than its grace."""
         for body in self.cluster.server.get(self.cluster.path("deployments"))["items"]:
             generation = body["metadata"]["generation"]
             if (body.get("status") or {}).get("observedGeneration") != generation:
                 self.cluster.patch("deployments", body["metadata"]["name"], {"status": {"observedGeneration": generation}}, "status")
 
     def play(self, wanted: list[str] | None = None) -> None:
-        """All steps. `wanted`: the states of a run without a kill."""
+        """Run all steps. `wanted`: the states of a run without a kill."""
         self.start()
         for number, step in enumerate(STEPS):
             step(self.cluster)
@@ -117,7 +117,7 @@ class Case:
                     raise AssertionError(f"step {number} ends otherwise:\n" + "\n".join(differs)) from error
 
     def _steady(self) -> str:
-        """A state that the operator has left alone in several looks, each after a write in which nothing could change."""
+        """Return a state that stayed the same in several reads, each after a write which changes nothing."""
         before, writes = self.settled(), len(self.proxy.writes)
         if not before:
             return ""
@@ -128,7 +128,7 @@ class Case:
         return before if self.settled() == before and len(self.proxy.writes) == writes else ""
 
     def _passes(self) -> float:
-        """That the running operator has made."""
+        """Writes of the running operator."""
         port = re.search(r"health on port (\d+)", (self.folder / f"log.{self.starts}").read_text())
         assert port is not None, "it has written a status, and so it has said where its health is"
         with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=30) as answer:

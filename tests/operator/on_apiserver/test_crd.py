@@ -1,4 +1,4 @@
-"""The CRD on a real API server: what is accepted, what it becomes, and in which words the rest is refused."""
+"""The CRD on a real API server: accepted manifests, their defaults, and the messages of refusals."""
 
 import json
 

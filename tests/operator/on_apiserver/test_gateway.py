@@ -1,4 +1,4 @@
-"""The Gateway API's own CRDs come and go while the operator runs: it makes its objects, or says what is missing."""
+"""The Gateway API's CRDs are installed and removed while the operator runs: it makes its objects, or reports what is missing."""
 
 from typing import Any
 

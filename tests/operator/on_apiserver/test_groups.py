@@ -1,4 +1,4 @@
-"""LeaderWorkerSet's own CRD comes and goes while the operator runs. Its controller, the Deployments' and the kubelets are played."""
+"""LeaderWorkerSet's CRD is installed and removed while the operator runs. The tests simulate controllers and kubelets."""
 
 from base64 import b64decode
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`kubectl fairlead` against a real API server: the table, why a service is not ready, exit codes, and what a missing right is called."""
+"""`kubectl fairlead` on a real API server: the table, why a service is not ready, exit codes, and errors of missing permissions."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 
 
 def waiting_pod(cluster: Cluster, name: str, gpus: int = 1) -> None:
-    """A worker's pod that asks for GPUs and that no node takes."""
+    """A worker's pod that requests GPUs and fits on no node."""
     labels = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]["metadata"]["labels"]
     limits = {"limits": {"nvidia.com/gpu": str(gpus)}}
     spec = {"containers": [{"name": "worker", "image": "worker:1", "resources": limits}], "automountServiceAccountToken": False}

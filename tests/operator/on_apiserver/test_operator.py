@@ -1,4 +1,4 @@
-"""The operator against a real API server. No node runs: the tests write the statuses that controllers and kubelets would."""
+"""The operator on a real API server. No node runs: the tests write the statuses of controllers and kubelets."""
 
 import time
 from collections.abc import Iterator

@@ -67,7 +67,7 @@ def events(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def count(cluster: Cluster, reason: str) -> list[int]:
-    """How often each Event of this reason was said."""
+    """Return the count of each Event of this reason."""
     return [(one.get("series") or {}).get("count", 1) for one in events(cluster) if one["reason"] == reason]
 
 

@@ -1,4 +1,4 @@
-"""The whole operator with a real API server and a real Redis: Secrets, users, a rotation that a person asks for, a restarted Redis."""
+"""The whole operator with a real API server and a real Redis: Secrets, users, a requested rotation, a restarted Redis."""
 
 from base64 import b64decode
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.servers.redis_server import RedisServer, free_port
 
-from fairlead_operator.credentials import manager as keeper
+from fairlead_operator.credentials import manager
 from fairlead_operator.credentials.secret_data import ROTATE
 
 DEPLOYMENT = {
@@ -30,7 +30,7 @@ def redis_server() -> Iterator[RedisServer]:
 def test_secrets_users_rotation_and_a_restarted_redis(
     server: apiserver.ApiServer, namespace: str, router: StubRouter, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "PERIOD", 0.1)
+    monkeypatch.setattr(manager, "PERIOD", 0.1)
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "operator", "namespace": namespace}, "spec": DEPLOYMENT}

@@ -1,4 +1,4 @@
-"""A restart with nothing to do writes nothing; and whatever was changed while no operator ran is found and put back."""
+"""A restart without changes writes nothing; changes made while no operator ran are reverted."""
 
 import copy
 import json

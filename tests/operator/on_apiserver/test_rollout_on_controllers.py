@@ -1,4 +1,4 @@
-"""Rollouts by the real Deployment controller and the real scheduler; and the simulated controller held to the real one."""
+"""Rollouts by the real Deployment controller and scheduler; and the simulated controller compared with the real one."""
 
 import copy
 import random

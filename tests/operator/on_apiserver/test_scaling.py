@@ -1,4 +1,4 @@
-"""The operator's own autoscaler and other people's, on a real API server: real routers hold the requests, the tests play the kubelet."""
+"""The operator's autoscaler and external ones, on a real API server: real routers hold the requests, the tests simulate the kubelet."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`status.loading`: coarse progress of the slowest pod, polled only while a pod loads, and a cause that does not flap."""
+"""`status.loading`: coarse progress of the slowest pod, polled only while a pod loads, and a stable cause."""
 
 import asyncio
 from collections.abc import Iterator

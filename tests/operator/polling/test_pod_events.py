@@ -1,4 +1,4 @@
-"""Events: whose are asked for (only of pods that hang), which one tells, and an API server that refuses to take ours."""
+"""Events: read only for pods that do not start, the one that names the cause, and an API server that refuses ours."""
 
 import asyncio
 from typing import Any, cast
@@ -54,7 +54,7 @@ def test_the_newest_telling_event_counts_and_readiness_last() -> None:
 
 
 class Server:
-    """Answers what the test says; counts what it was asked."""
+    """Answers as the test sets; counts the requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""That large blocks stay out of the heap, told by the C library itself, in a process of its own: the bounds are for a whole one."""
+"""Large blocks stay out of the heap, measured by the C library in a process of its own: the limits are those of a whole process."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""Garbage collection of a long-lived process: what lives on is not looked through again, and what dies is still found."""
+"""Garbage collection of a long-lived process: permanent objects are not scanned again, and cycles are still freed."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from fairlead_operator.process.memory import trim_forever
 
 
 class Node:
-    """Holds itself: only the collector can take it away."""
+    """Refers to itself: only the garbage collector can free it."""
 
     def __init__(self) -> None:
         self.itself = self

@@ -1,4 +1,4 @@
-"""What the operator counts of itself, and what it does when it may not ask what the cluster serves."""
+"""The operator's own metrics, and its behavior without permission to list the kinds that the cluster serves."""
 
 import asyncio
 import logging
@@ -135,7 +135,7 @@ async def test_a_kind_without_an_answer_is_unknown(monkeypatch: pytest.MonkeyPat
 
 
 async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No watch tells of a route's removal: held for ever, each pass would delete it again."""
+    """No watch reports a route's removal: a route that stayed in the store would be deleted again in each reconcile."""
     monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
     woken = asyncio.Event()
     cache = Cache(lambda owner: woken.set())

@@ -1,4 +1,4 @@
-"""An autoscaler that targets the workers' Deployment instead of the service: it is told of, with what to do, and not for one edit alone."""
+"""An autoscaler that targets the workers' Deployment instead of the service is reported with what to do; a single edit is not."""
 
 from datetime import UTC, datetime
 from typing import Any

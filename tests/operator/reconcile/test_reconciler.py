@@ -1,4 +1,4 @@
-"""One loop with a stand-in for the API server: what only a particular order of events would show."""
+"""One reconciler with a fake API server: behavior that only a particular order of events shows."""
 
 import asyncio
 import contextvars
@@ -26,7 +26,7 @@ OWNER = ("default", "qwen")
 
 
 class EmptyCluster:
-    """An API server that has nothing; counts what it is asked."""
+    """An API server without objects; counts the requests."""
 
     def __init__(self) -> None:
         self.asked = 0

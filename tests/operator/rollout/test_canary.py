@@ -126,7 +126,7 @@ def failure(cluster: Trial, revision: str) -> str:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("restarting", [0.0, 0.3])
 def test_a_good_canary_is_promoted_after_its_pause_and_not_before(seed: int, restarting: float) -> None:
-    """Whatever the operator remembers: with `restarting` it is another process at every third second."""
+    """Independent of the operator's memory: with `restarting`, it is a new process every third second."""
     cluster = begun(seed)
     old, before = cluster.running(), cluster.stable()
     assert CANARY not in cluster.api.objects and cluster.split == {}, "no canary of a first revision"

@@ -29,7 +29,7 @@ OPERATORS = [
 
 
 class History:
-    """What the cluster holds of revisions, as the applier would leave it."""
+    """The revisions in the cluster, as the applier leaves them."""
 
     def __init__(self) -> None:
         self.held: tuple[Mapping[str, Any], ...] = ()

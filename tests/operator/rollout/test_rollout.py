@@ -1,4 +1,4 @@
-"""The next step of a rollout as a pure function: what Auto chooses, when, and from what; pauses; and the way back to a revision."""
+"""The next step of a rollout as a pure function: the choice of Auto; pauses; and the return to an earlier revision."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -177,7 +177,7 @@ def writes_in_every_pass(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_planted_fault_is_found(fault: Callable[[pytest.MonkeyPatch], None], told: Callable[[int], None], seed: int) -> None:
-    """The histories above would not be worth much if a faulty operator passed them. Each seed is the first that finds its fault or so."""
+    """Faulty operators must fail the histories above. Each seed is one of the first that finds its fault."""
     with pytest.MonkeyPatch.context() as patch:
         fault(patch)
         with pytest.raises(AssertionError):

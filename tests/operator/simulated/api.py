@@ -14,7 +14,7 @@ _IDENTITY = ("apiVersion", "kind")
 
 
 class Api:
-    """One namespace. `now` is the clock of everybody; `clients` are told of every change, in order."""
+    """One namespace. `now` is the common clock; `clients` receive each change, in order."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0

@@ -54,7 +54,7 @@ class Nodes:
         )
 
     def end_pod(self, pod: Body) -> None:
-        """Told to go: at once without a node, after its streams with one."""
+        """Delete a pod: at once without a node, after its streams with one."""
         sim: Pod = pod["sim"]
         name = pod["metadata"]["name"]
         self.ended.append((self.api.now, name))
@@ -69,7 +69,7 @@ class Nodes:
         return self.capacity[node] - sum(pod["sim"].gpus for pod in self.api.of("Pod") if pod["sim"].node == node)
 
     def room_for(self, gpus: int, *, after_departures: bool) -> bool:
-        """Is there a node for one more pod; if asked so, when those that go have gone?"""
+        """Is there a node for one more pod? `after_departures`: once the terminating pods have ended?"""
         for node in range(len(self.capacity)):
             pods = [pod for pod in self.api.of("Pod") if pod["sim"].node == node]
             held = sum(pod["sim"].gpus for pod in pods if not (after_departures and "deletionTimestamp" in pod["metadata"]))

@@ -1,4 +1,4 @@
-"""The operator's own parts (store, applier, `desired`) on the simulated API: `Loop.one_pass` without its tasks and its clock."""
+"""The operator's own parts (store, applier, `desired`) on the simulated API: `Reconciler.reconcile` without its tasks and its clock."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ OWNER = ("default", "qwen")
 
 
 class Operator:
-    """One process of the operator. What it is told waits in `inbox` until `step(lagging=False)`."""
+    """One process of the operator. Events wait in `inbox` until `step(lagging=False)`."""
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api, self._settings = api, settings
@@ -41,7 +41,7 @@ class Operator:
         self._api.clients.remove(self._told)
 
     def step(self, *, lagging: bool = False) -> None:
-        """A pass, where something has changed or a time has come."""
+        """Reconcile, if something has changed or a time has come."""
         if not lagging:
             for event, body in self.inbox:
                 if body["kind"] != "ReplicaSet":

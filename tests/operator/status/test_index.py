@@ -1,4 +1,4 @@
-"""`status.index`: what one router sees, said coarsely, lifted into Degraded when it lasts, and never a reason not to be Ready."""
+"""`status.index`: what one router reports, in coarse steps; a lasting fault sets Degraded, and never Ready=False."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A spec that cannot be followed waits for its correction: the status goes on telling the truth of what runs."""
+"""A refused spec waits for its correction: the status still describes what runs."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What is said about a service: the real cause, no flapping, Ready only with proof, and transition times that are kept."""
+"""The status of a service: the real cause, no flapping, Ready only after a probe, and kept transition times."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -44,7 +44,7 @@ def program(name: str) -> Path | None:
 
 
 def missing() -> str:
-    """What is needed and not there; empty when the server can be started."""
+    """Return what is missing; empty: the server can be started."""
     names = [name for name in ("etcd", "kube-apiserver") if program(name) is None]
     return "" if not names else (f"{' and '.join(names)} not found: run `make kubernetes` once (root on Debian, Go 1.26; minutes)")
 

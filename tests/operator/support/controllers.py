@@ -1,4 +1,4 @@
-"""The real Deployment and ReplicaSet controllers and the real scheduler on an API server of their own; nodes and kubelets are played."""
+"""The real Deployment and ReplicaSet controllers and scheduler on an API server of their own; nodes and kubelets are simulated."""
 
 import subprocess
 import threading
@@ -19,7 +19,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
 def missing() -> str:
-    """What is needed and not there; empty when `running` can start."""
+    """Return what is missing; empty: `running` can start."""
     names = [name for name in ("kube-controller-manager", "kube-scheduler") if apiserver.program(name) is None]
     return apiserver.missing() or (f"{' and '.join(names)} not found: run `make kubernetes` once" if names else "")
 

@@ -1,4 +1,4 @@
-"""Stands between one operator and the API server, and kills the operator with -9 at its n-th write, before or after the server has it."""
+"""A proxy between one operator and the API server: kills the operator with SIGKILL at its n-th write, before or after the server has it."""
 
 import os
 import signal

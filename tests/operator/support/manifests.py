@@ -9,7 +9,7 @@ SETTINGS = Settings(worker_image="worker:1", router_image="control:1", redis_url
 
 
 def manifest(name: str = "qwen", namespace: str = "default", /, **spec: Any) -> dict[str, Any]:
-    """A service that says nothing but the model, and `spec`."""
+    """A service with only a model, and the fields of `spec`."""
     model = {"uri": "hf://Qwen/Qwen3-8B", **spec.pop("model", {})}
     return {
         "apiVersion": "fairlead.dev/v1alpha1",

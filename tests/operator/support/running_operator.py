@@ -16,7 +16,7 @@ from fairlead_operator.run import operate
 
 
 class StubRouter:
-    """Answers completions, or fails them, and says what it sees of the index; counts what it was asked."""
+    """Answers completions, or fails them, and reports its view of the index; counts the requests."""
 
     def __init__(self) -> None:
         self.failing = False

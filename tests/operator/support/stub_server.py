@@ -1,4 +1,4 @@
-"""A small HTTP server that answers by a function: what routers, workers and adapters say to the operator in its tests."""
+"""A small HTTP server that answers by a function: stands in for routers, workers and adapters in the operator's tests."""
 
 import json
 import ssl
