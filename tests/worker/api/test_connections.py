@@ -26,6 +26,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def count_requests() -> int:
+    """Return the number of uvicorn's request objects that are alive in this process."""
+    return sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects())
+
+
 class Served:
     """A server whose application reads the body and returns its length, once it may."""
 
