@@ -108,6 +108,18 @@ def linked_type_of(path: str, schema: Mapping[str, Any]) -> str:
     return f"[{type_of(schema)}](#{section(sections[0])})" if sections else type_of(schema)
 
 
+def skeleton(name: str, schema: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield a field and all fields below it as YAML: a default as its value, a field without one as a comment with its type."""
+    if schema.get("properties"):
+        yield f"{indent}{name}:"
+        for each, field in schema["properties"].items():
+            yield from skeleton(each, field, f"{indent}  ")
+    elif "default" in schema:
+        yield f"{indent}{name}: {json.dumps(schema['default']).strip(chr(34))}"
+    else:
+        yield f"{indent}# {name}: {type_of(schema).replace('`', '')}"
+
+
 def crd_page() -> str:
     """Return the page of all fields of the InferenceService resource."""
     crd = yaml.safe_load((ROOT / "crds" / "fairlead.dev_inferenceservices.yaml").read_text())
@@ -116,6 +128,9 @@ def crd_page() -> str:
         page += f"Group `{crd['spec']['group']}`, version `{version['name']}`. "
         page += f"`kubectl explain {crd['spec']['names']['plural']}` shows the same.\n\n"
         schema = version["schema"]["openAPIV3Schema"]
+        page += "All fields, with their defaults or types. This is an overview and no manifest: `scaling`, `access`, `canary` and other "
+        page += "sections without a default are absent unless you write them.\n\n```yaml\n"
+        page += "\n".join(skeleton("spec", schema["properties"]["spec"])) + "\n```\n\n"
         for part in ("spec", "status"):
             for path, each in objects(part, schema["properties"][part]):
                 required = set(each.get("required", ()))
