@@ -94,7 +94,7 @@ def files_of(service: Service, role: str) -> dict[str, str]:
     return {"username": username, "password": password}
 
 
-def test_nobody_gets_in_without_a_password(installed: System, services: list[Service]) -> None:
+def test_no_client_gets_in_without_a_password(installed: System, services: list[Service]) -> None:
     redis = Redis(installed)
     assert redis.asked()["said"].startswith("-NOAUTH")
     assert redis.asked("default", "guess")["said"].startswith("-WRONGPASS")

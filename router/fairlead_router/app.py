@@ -78,10 +78,11 @@ class App:
                 handler.authenticate(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
-                raise ApiError(404, f"There is no {truncate(path)} here.", code="not_found")
+                hint = "" if self._part == "admin" else f" GET {OPENAPI} lists the paths."
+                raise ApiError(404, f"There is no path {truncate(path)} here.{hint}", code="not_found")
             if call.method not in allowed:
                 allow = ", ".join(allowed)
-                message = f"{call.method} is not allowed on {truncate(path)}, but {allow}."
+                message = f"{call.method} is not allowed on {truncate(path)}; use {allow}."
                 raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
             if page is not None:
                 call.status = 200

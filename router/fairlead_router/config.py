@@ -25,6 +25,7 @@ class RouterConfig(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     service_name: str = Field("fairlead", description="name of the InferenceService")
@@ -115,5 +116,5 @@ class RouterConfig(BaseSettings):
 
 
 def read_config(arguments: list[str]) -> RouterConfig:
-    """Read the command line and the environment. Exits for an unknown flag; raises ValidationError for a bad value."""
+    """Read the command line and the environment. Raises SettingsError for an unknown flag, ValidationError for a bad value."""
     return RouterConfig(_cli_parse_args=arguments)

@@ -6,6 +6,7 @@ import resource
 import sys
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from fairlead_common.memory import freeze_gc
 from fairlead_index.redis.access import has_password
@@ -27,6 +28,9 @@ def main() -> None:
             else:
                 said = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
             print(f"fairlead-router: {said}", file=sys.stderr)
+        sys.exit(2)
+    except SettingsError as error:
+        print(f"fairlead-router: {str(error).removeprefix('error parsing CLI: ')}; fairlead-router --help lists the flags", file=sys.stderr)
         sys.exit(2)
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)

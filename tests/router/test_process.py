@@ -108,6 +108,15 @@ async def test_a_bad_flag_is_named() -> None:
     assert process.returncode == 2 and b"--workers" in said and b"http://a" in said
 
 
+async def test_an_unknown_flag_is_named_without_a_list_of_all_flags() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_router.main", "--polcy=Random", stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert said == b"fairlead-router: unrecognized arguments: --polcy=Random; fairlead-router --help lists the flags\n"
+
+
 async def test_a_missing_flag_is_named_and_the_others_are_not_listed() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fairlead_router.main", "--redis-url", "redis://:secret@host:6379/0", stderr=asyncio.subprocess.PIPE

@@ -162,7 +162,7 @@ def case(server: apiserver.ApiServer, folder: Path, name: str) -> Iterator[Case]
         made.proxy.close()
 
 
-def test_killed_at_any_write_it_ends_as_if_nobody_had_been_killed(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> None:
+def test_killed_at_any_write_it_ends_as_without_a_kill(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> None:
     with case(server, tmp_path, f"{namespace}-ref") as reference:
         reference.play()
     states, writes = reference.states, reference.proxy.writes

@@ -132,7 +132,7 @@ def test_whatever_is_done_it_converges_and_availability_is_kept(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(SEEDS // 2))
-def test_an_edit_taken_back_restarts_nobody(seed: int) -> None:
+def test_a_reverted_edit_restarts_no_worker(seed: int) -> None:
     taken_back(seed)
 
 

@@ -89,7 +89,7 @@ def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
     assert (loads[-1].waiting, loads[-1].backlog_tokens) == (0, 0)
 
 
-def test_nobody_waits_longer_than_the_grammars_before_it_may_take() -> None:
+def test_no_request_waits_longer_than_the_grammars_before_it_may_take() -> None:
     now, compiler = [0.0], Compiler()
     gate = GrammarQueue(lambda message: None, compiler, lambda: now[0])
     assert gate.submit(submit("a", "stuck")) is None

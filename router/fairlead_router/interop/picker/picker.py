@@ -86,7 +86,7 @@ class Picker:
         """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
         if not is_inference(path):
             self._metrics.picks.labels("404").inc()
-            raise ApiError(404, f"There is no {truncate(path)} here.", code="not_found")
+            raise ApiError(404, f"There is no inference path {truncate(path)} here.", code="not_found")
 
     @property
     def max_header_bytes(self) -> int:
