@@ -5,6 +5,7 @@ store and takes a rank (`tests/worker/parallel/test_torchrun.py`). Here a node w
 It also waits in silence: our leader's `/ready` names the missing nodes, and a refused node says which flag or release differs.
 """
 
+import functools
 import logging
 import math
 import socket
@@ -21,7 +22,7 @@ from fairlead_worker.config.options import setting_name
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.ipc.messages import AdapterChanged, Loading
 from fairlead_worker.parallel.keys import authenticator, guard
-from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events
+from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events, send_unless_ended
 from fairlead_worker.parallel.messages import FetchDone, FetchFiles, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
 from fairlead_worker.platform.version import release
 
@@ -102,21 +103,27 @@ class Nodes:
         return host_store(self._meeting, size)
 
     def tell(self, data: bytes) -> None:
-        """Send to all nodes, which forward it to their ranks; never blocks."""
+        """Send to all nodes, which forward it to their ranks. Skip nodes that have not joined or have ended."""
         self.report = False
-        for steps in self._steps.values():
-            steps.send(data)
+        self._send_to_all([data])
 
     def fetch(self, wanted: FetchFiles) -> None:
         """Let all nodes download an adapter's files. Sends an `AdapterChanged` when all are done, or when one fails."""
         self._fetching[wanted.number] = set(self._steps)
-        for steps in self._steps.values():
-            steps.send_multipart([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself
+        self._send_to_all([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself
 
     def wait_gone(self, seconds: float) -> None:
         """Wait until all joined nodes have ended, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: set(self._here) <= self._gone, seconds)
+
+    def _send_to_all(self, parts: list[bytes]) -> None:
+        for node, steps in self._steps.items():
+            send_unless_ended(steps, parts, functools.partial(self._is_absent, node))
+
+    def _is_absent(self, node: int) -> bool:
+        """Return whether a node has not joined or has ended. A node that has joined connects soon, or counts as ended."""
+        return node not in self._here or node in self._gone
 
     def _socket(self, kind: int) -> Socket:
         made = make_socket(self._context, kind)

@@ -3,6 +3,7 @@
 Each process reads its standard input, which ends when this process ends for any reason; then the rank ends too.
 """
 
+import functools
 import logging
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from fairlead_worker.parallel.links import send_unless_ended
 from fairlead_worker.parallel.messages import Join, RankFailed
 from fairlead_worker.platform.exit_status import describe_exit
 
@@ -47,7 +49,7 @@ class Processes:
         self.directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))  # mode 0700: other users cannot connect to the sockets
         self._size, self._config, self._lost, self._meeting, self._first = size, config, lost, meeting, first
         self._context = zmq.Context()
-        self._sockets: list[zmq.Socket[bytes]] = []
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._words: dict[int, str] = {}
         self._heard = threading.Condition()
         incoming = self._context.socket(zmq.PULL)
@@ -59,12 +61,12 @@ class Processes:
 
     @property
     def any_ended(self) -> bool:
-        return any(process.poll() is not None for process in self._processes.values())
+        return any(map(_has_ended, self._processes.values()))
 
     def tell(self, data: bytes) -> None:
-        """Send to all processes; never blocks."""
-        for socket in self._sockets:
-            socket.send(data)
+        """Send to all processes. Wait for those that have not connected yet, and skip those that have ended."""
+        for rank, process in self._processes.items():
+            send_unless_ended(self._sockets[rank], [data], functools.partial(_has_ended, process))
 
     def wait(self, grace: float) -> None:
         """Wait until all have ended; kill the rest after `grace` seconds."""
@@ -89,7 +91,7 @@ class Processes:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(f"ipc://{self.directory / str(rank)}")
-        self._sockets.append(socket)
+        self._sockets[rank] = socket
         process = subprocess.Popen([sys.executable, "-m", "fairlead_worker.parallel.follower"], stdin=subprocess.PIPE, bufsize=0)
         assert process.stdin is not None
         join = Join(str(self.directory), rank, self._size, self._config, rank - self._first, self._meeting)
@@ -112,3 +114,7 @@ class Processes:
             with self._heard:
                 self._words[words.rank] = words.reason
                 self._heard.notify_all()
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is not None

@@ -42,7 +42,8 @@ class Ranks:
         self._outbox = outbox
         self._encoder = msgspec.msgpack.Encoder()
         self._ending = threading.Lock()
-        """Held by the side that decides how this process ends: `close`, or the thread of the first lost rank or node."""
+        """Acquired once and never released, by the side that decides how this process ends: `close`, or the thread of the first lost rank
+        or node."""
         self._nodes = Nodes(config, outbox, self._lost) if config.nnodes > 1 else None
         meeting = "" if self._nodes is None else self._nodes.meeting
         others = range(1, config.local_ranks)
@@ -59,7 +60,7 @@ class Ranks:
         return Group.join(self._nodes.store(self.size), 0, self.size)
 
     def tell(self, message: ToRank) -> None:
-        """Send to all ranks; never blocks."""
+        """Send to all ranks. Skip those that have ended: another thread ends this process for each of them."""
         data = self._encoder.encode(message)
         if self._nodes is not None:
             self._nodes.tell(data)
@@ -98,11 +99,11 @@ class Ranks:
 
     def close(self, grace: float = GRACE_SECONDS) -> None:
         """End all ranks; kill the rest after `grace` seconds. Returns when all have ended."""
-        with self._ending:
-            self.tell(End())
-            self._processes.wait(grace)
-            if self._nodes is not None:
-                self._nodes.wait_gone(max(grace, LAST_WORDS_SECONDS))
+        self._ending.acquire()
+        self.tell(End())
+        self._processes.wait(grace)
+        if self._nodes is not None:
+            self._nodes.wait_gone(max(grace, LAST_WORDS_SECONDS))
 
     def _lost(self, reason: str) -> None:
         """End this process because of a lost rank or node; called on the thread that noticed."""
