@@ -133,6 +133,18 @@ def test_a_failed_step_ends_the_engine_with_its_reason(run: Run) -> None:
     assert isinstance(pipe.sent[-1], Failed) and "out of cheese" in pipe.sent[-1].reason
 
 
+def test_an_undecodable_message_ends_the_engine_with_its_reason(run: Run) -> None:
+    class Broken(Pipe):
+        def receive(self, timeout: float) -> list[ToEngine]:
+            if self.batches:
+                return super().receive(timeout)
+            raise ValueError("MessagePack data is malformed")
+
+    pipe = Broken([ask("a", max_tokens=50)])
+    assert run(pipe) == 1
+    assert isinstance(pipe.sent[-1], Failed) and "MessagePack data is malformed" in pipe.sent[-1].reason
+
+
 def test_adapters_change_when_no_step_is_in_flight() -> None:
     """The pass of a step that was launched reads the weights that are changed."""
     machine = OverlappedModel(64, 4)

@@ -12,6 +12,7 @@ from fairlead_worker.execution import draft as draft_module
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.scheduler.plan import Row
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,36 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     runner.execute = watched  # type: ignore[method-assign]  # looks at each step
     assert run(runner, planner)[0] == plain
     assert guessed > 40
+
+
+def test_a_step_catches_up_on_a_bounded_number_of_tokens(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many requests without draft KV for their output need one large pass otherwise, which no memory profile includes."""
+    monkeypatch.setattr(draft_module, "CATCH_UP", 6)
+    runner = make_runner(loaded, page_size=8, kv_pages=60, draft=loaded)
+    drafter = runner.drafter
+    assert drafter is not None
+    passes: list[int] = []
+    choose = drafter._choose
+
+    def record(rows: list[Row], drafted: int = 0) -> list[int]:
+        passes.append(sum(row.count for row in rows))
+        return choose(rows, drafted)
+
+    drafter._choose = record  # type: ignore[method-assign]  # counts tokens
+
+    class Late(Asking):
+        """Requests no draft before each request has 20 tokens of output."""
+
+        def plan(self):
+            plan = super().plan()
+            late = self.steps >= 20
+            return plan if late else replace(plan, rows=[row.with_draft(0) if row.guesses else row for row in plan.rows], drafted=0)
+
+    requests = [make_request(str(i), [i + 2, 7, 9], Sampling(max_tokens=40, temperature=0)) for i in range(5)]
+    run(runner, Late(requests, 60, 8))
+    prompts, *later = passes
+    assert prompts == 5 * 3
+    assert 5 < max(later) <= 5 + 6
 
 
 def test_its_kv_has_as_many_pages_out_of_the_same_memory(loaded: LoadedModel) -> None:
