@@ -36,7 +36,7 @@ class Asking(Planner):
             count = min(left, self.wanted[(self.steps + int(row.request.id)) % len(self.wanted)])
             if row.request.output_length and count:
                 rows[place] = row.with_draft(count)
-        return replace(plan, rows=rows, drafted=sum(row.guesses for row in rows))
+        return replace(plan, rows=rows, drafted=sum(row.num_drafts for row in rows))
 
 
 @pytest.mark.parametrize("catch_up", [4, 512])
@@ -96,7 +96,7 @@ def test_a_step_catches_up_on_a_bounded_number_of_tokens(loaded: LoadedModel, mo
         def plan(self):
             plan = super().plan()
             late = self.steps >= 20
-            return plan if late else replace(plan, rows=[row.with_draft(0) if row.guesses else row for row in plan.rows], drafted=0)
+            return plan if late else replace(plan, rows=[row.with_draft(0) if row.num_drafts else row for row in plan.rows], drafted=0)
 
     requests = [make_request(str(i), [i + 2, 7, 9], Sampling(max_tokens=40, temperature=0)) for i in range(5)]
     run(runner, Late(requests, 60, 8))

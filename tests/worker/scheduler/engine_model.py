@@ -26,13 +26,22 @@ VOCABULARY = 40
 EOS = 7
 
 
-def kv(root: int, tokens: "array[int]") -> list[int]:
-    """KV of each position."""
-    values, value = [], root & 0xFFFFFFFF
+def root_value(root: int, adapter: bool) -> int:
+    """Return the value before the first token: an adapter changes the KV, whatever its root number is."""
+    return (root ^ (0xADA97E5 if adapter else 0)) & 0xFFFFFFFF
+
+
+def kv(value: int, tokens: "array[int]") -> list[int]:
+    """Return the KV of each position, from `root_value` on."""
+    values = []
     for token in tokens:
         value = crc32(token.to_bytes(4, "little"), value)
         values.append(value)
     return values
+
+
+def root_value_of(request: Request) -> int:
+    return root_value(request.root, bool(request.adapter))
 
 
 def next_token(value: int) -> int:
@@ -44,7 +53,7 @@ def reference(submit: Submit, max_model_len: int) -> tuple[list[int], str]:
     tokens, sampling = array("I", submit.tokens), submit.sampling
     prompt = len(tokens)
     stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
-    value = kv(submit.root, tokens)[-1]
+    value = kv(root_value(submit.root, bool(submit.adapter)), tokens)[-1]
     while True:
         token = next_token(value)
         tokens.append(token)
@@ -120,11 +129,12 @@ class EngineModel:
         priority: int = 0,
         tenant: str = "",
         pooling: PoolingKind | None = None,
+        adapter: int = 0,
         **sampling: object,
     ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
-        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, pooling=pooling)
+        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, adapter, pooling=pooling)
         self.told[name] = Told(message)
         self._tell(self.scheduler.submit(message))
         return name
@@ -180,7 +190,7 @@ class EngineModel:
         if self.config.speculative_method == "draft":
             plan = self._draft(plan)
         assert plan.drafted == sum(len(row.draft) for row in plan.rows)
-        values = {id(row): kv(row.request.root, row.request.tokens + array("I", row.draft)) for row in plan.rows}
+        values = {id(row): kv(root_value_of(row.request), row.request.tokens + array("I", row.draft)) for row in plan.rows}
         written: set[tuple[int, int]] = set()
         for row in plan.rows:
             lease = row.request.lease
@@ -231,9 +241,9 @@ class EngineModel:
         rows = []
         for row in plan.rows:
             text = array("I", row.request.tokens)
-            for _ in range(row.guesses):
-                text.append(self.guess(next_token(kv(row.request.root, text)[-1])))
-            rows.append(row.with_draft(row.guesses, text[len(row.request.tokens) :].tolist()) if row.guesses else row)
+            for _ in range(row.num_drafts):
+                text.append(self.guess(next_token(kv(root_value_of(row.request), text)[-1])))
+            rows.append(row.with_draft(row.num_drafts, text[len(row.request.tokens) :].tolist()) if row.num_drafts else row)
         return replace(plan, rows=tuple(rows))
 
     @staticmethod
@@ -290,7 +300,8 @@ class EngineModel:
         assert load.running == len(running) and load.waiting == len(waiting), "the load report counts running and waiting requests"
 
     def _deepest(self, request: Request) -> Node:
-        node, size = self.cache._roots[request.root], self.cache.page_size
+        roots = self.cache._adapter_roots if request.adapter else self.cache._roots
+        node, size = roots[request.root], self.cache.page_size
         while (node.depth + 1) * size <= min(request.reusable, len(request.tokens) - 1):
             child = node.children.get(request.tokens[node.depth * size : (node.depth + 1) * size].tobytes())
             if child is None:
@@ -327,11 +338,12 @@ class EngineModel:
 
     def _check_tiers(self, nodes: list[Node]) -> None:
         """Where each cached page is, and that its KV is there."""
-        host, size, values = self.cache.host, self.cache.page_size, dict[Node, int]()
+        host, size = self.cache.host, self.cache.page_size
+        values = {root: root_value(root.chain, root in self.cache._adapter_roots.values()) for root in self.cache.roots()}
         for node in nodes:
             parent = node.parent
             assert parent is not None
-            found, value = [], values[parent] if parent.parent is not None else parent.chain & 0xFFFFFFFF
+            found, value = [], values[parent]
             for token in array("I", node.key):
                 value = crc32(token.to_bytes(4, "little"), value)
                 found.append(value)

@@ -204,4 +204,4 @@ def test_whatever_was_measured_the_allowance_is_bounded(steps: list[tuple[int, i
         allowance = pacer.prefill_budget(5, 500)
         if allowance is not None:
             assert allowance.floor == FLOOR and CHUNK <= allowance.limit <= LIMIT
-            assert 0 <= allowance.tokens(0) <= LIMIT and 0 <= allowance.tokens(60_000) <= LIMIT
+            assert 0 <= allowance.count_fitting(0) <= LIMIT and 0 <= allowance.count_fitting(60_000) <= LIMIT

@@ -26,6 +26,7 @@ class Arrival:
     tenant: str
     scored: bool
     pooled: bool
+    adapter: bool
 
     def submit(self, machine: EngineModel) -> tuple[str, int]:
         """Ask the machine for it; lengths mostly fit alone, and seldom together. The request's name, and its tokens at most."""
@@ -35,7 +36,8 @@ class Arrival:
         name = machine.submit(
             prompt,
             max_tokens,
-            root=self.root,
+            root=self.root + (10 if self.adapter else 0),  # the API derives the root number from the adapter too
+            adapter=int(self.adapter),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop,
@@ -72,6 +74,7 @@ arrivals = st.builds(
     tenant=st.sampled_from(["", "a", "b"]),
     scored=st.sampled_from([False, False, False, True]),
     pooled=st.sampled_from([False, False, False, False, False, True]),
+    adapter=st.sampled_from([False, False, False, True]),
 )
 events = st.lists(
     st.one_of(

@@ -3,7 +3,7 @@
 import random
 from array import array
 
-from tests.worker.scheduler.engine_model import EOS, EngineModel, kv, next_token, reference
+from tests.worker.scheduler.engine_model import EOS, EngineModel, kv, next_token, reference, root_value
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -290,7 +290,7 @@ def test_every_way_to_finish() -> None:
 def reference_tokens(base: list[int], count: int) -> list[int]:
     known = array("I", base)
     for _ in range(count):
-        known.append(next_token(kv(1, known)[-1]))
+        known.append(next_token(kv(root_value(1, False), known)[-1]))
     return list(known[len(base) :])
 
 

@@ -60,7 +60,7 @@ class Drafter:
         for place, row in enumerate(plan.rows):
             seen = self._of(row)
             known = min(row.end, len(row.request.tokens))
-            if row.guesses:
+            if row.num_drafts:
                 count = min(known - seen.done, 1 + left)
                 left -= count - 1
                 end = seen.done + count
@@ -69,7 +69,7 @@ class Drafter:
                 else:
                     rows[place] = row.with_draft(0)
                 first.append(Row(row.request, seen.done, count, row.pages, end == known))
-                seen.done = end + row.guesses - 1 if end == known else end
+                seen.done = end + row.num_drafts - 1 if end == known else end
             elif row.count > 1:
                 first.append(Row(row.request, seen.done, row.end - seen.done, row.pages, False))
                 seen.done = row.end
@@ -77,7 +77,7 @@ class Drafter:
             return plan
         drafts = {place: [token] for place, token in zip(drafting, self._choose(first), strict=True)}
         length = 1
-        while more := [(rows[place], draft) for place, draft in drafts.items() if rows[place].guesses > length]:
+        while more := [(rows[place], draft) for place, draft in drafts.items() if rows[place].num_drafts > length]:
             following = [Row(row.request, row.start + length, 1, row.pages, True, draft[-1:]) for row, draft in more]
             chosen = self._choose(following, len(following))
             for (_, draft), token in zip(more, chosen, strict=True):

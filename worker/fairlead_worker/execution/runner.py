@@ -32,7 +32,7 @@ from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.verify import verify
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.limits import StepLimits, within
+from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.weights.progress import Progress, no_progress
 
@@ -202,7 +202,7 @@ def make_runner(
     if loaded.ranks > 1:
         graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
-        graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # each drafted token is a row of its own
+        graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
     def allocate_slots_for(prepared: Backend) -> None:
@@ -215,12 +215,12 @@ def make_runner(
         def attempt(tokens: int) -> None:
             trial = ModelRunner(loaded, _prepare(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             with nullcontext(0) if adapters is None else adapters.profile_adapter() as adapter:
-                run_largest_step(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
+                run_largest_step(StepLimits.from_config(limit_steps(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
 
         allocate_slots_for(_prepare(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
-        usual = StepLimits.of(replace(steps, idle_prefill_chunks=1), page_size).tokens
-        tokens, least = StepLimits.of(steps, page_size).tokens, 2 * page_size
+        usual = StepLimits.from_config(replace(steps, idle_prefill_chunks=1), page_size).tokens
+        tokens, least = StepLimits.from_config(steps, page_size).tokens, 2 * page_size
         if loaded.ranks > 1:
             # An out-of-memory error on one rank leaves the others blocked inside the step. So a sharded model tries a single size, which
             # must fit.
