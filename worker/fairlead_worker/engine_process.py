@@ -81,7 +81,7 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
 
 def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     try:
-        with nullcontext() if ranks is None else ranks.together():
+        with nullcontext() if ranks is None else ranks.collective():
             scheduler, runner, ready, adapters = build(config, end, ranks)
     except Exception as error:
         if type(error).__name__ not in SELF_EXPLANATORY:
@@ -158,10 +158,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
             ranks.fetched(number, folder)
         adapters.load(number, name, uri, folder)
     if config.deterministic:
-        from fairlead_worker.execution.batch_invariance import check_invariance, settle
+        from fairlead_worker.execution.batch_invariance import check_invariance, configure_torch
         from fairlead_worker.model.fixed_rows import fix_rows
 
-        settle(loaded.device)
+        configure_torch(loaded.device)
         fix_rows(loaded.model)
     runner = make(config, loaded, group, draft, adapters, _progress_reporter(end))
     if config.deterministic:

@@ -35,7 +35,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def test_a_message_to_a_rank_that_was_killed_is_dropped(processes: Processes) -> None:
     processes.kill()
-    assert finishes(threading.Thread(target=processes.tell, args=(b"data",)))
+    assert finishes(threading.Thread(target=processes.send, args=(b"data",)))
 
 
 def test_a_message_waits_for_a_peer_that_connects_later() -> None:
@@ -56,7 +56,7 @@ def test_a_message_waits_for_a_peer_that_connects_later() -> None:
 
 
 class FakeProcesses:
-    def tell(self, data: bytes) -> None: ...
+    def send(self, data: bytes) -> None: ...
 
     def wait(self, grace: float) -> None: ...
 
@@ -81,5 +81,5 @@ def test_a_rank_that_ends_after_the_close_does_not_change_the_exit_status(monkey
 
     ranks = Ranks(Config(), Outbox())  # type: ignore[arg-type]  # the part of a configuration that is read
     ranks.close(0)
-    ranks._lost("rank 1 of 2 was killed")
+    ranks._on_loss("rank 1 of 2 was killed")
     assert not exits

@@ -58,7 +58,7 @@ class Drafter:
         self._seen = {name: seen for name, seen in self._seen.items() if seen.request.finish is None}
         rows, first, drafting, left = list(plan.rows), list[Row](), list[int](), CATCH_UP  # drafting: places in `rows`
         for place, row in enumerate(plan.rows):
-            seen = self._of(row)
+            seen = self._state_of(row)
             known = min(row.end, len(row.request.tokens))
             if row.num_drafts:
                 count = min(known - seen.done, 1 + left)
@@ -88,7 +88,7 @@ class Drafter:
         self.forwards = length if drafts else 0
         return _with_rows(plan, rows)
 
-    def _of(self, row: Row) -> _Seen:
+    def _state_of(self, row: Row) -> _Seen:
         """Return the draft state of the row's request. Pages from the prefix cache are assumed to have draft KV."""
         request = row.request
         seen = self._seen.get(request.id)
