@@ -86,7 +86,7 @@ class Node:
             signal.signal(number, self._on_signal)
 
     def run(self) -> None:
-        """Raises Over."""
+        """Raise NodeStopped at the end of the leader or of a rank."""
         welcome = self._join()
         logger.info("in, as node %d of %d", self._config.node_rank, self._config.nnodes)
         steps = self._socket(zmq.PULL, welcome.steps)

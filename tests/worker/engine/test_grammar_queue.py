@@ -49,7 +49,7 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
     assert not len(gate)
 
 
-def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> None:
+def test_an_invalid_grammar_is_refused_and_an_aborted_request_is_not_submitted() -> None:
     compiler = Compiler()
     gate = GrammarQueue(lambda message: None, compiler)
     assert gate.submit(submit("a", "bad")) is None
@@ -64,7 +64,7 @@ def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> N
     assert "no such rule" in refusal.error
 
 
-def test_an_engine_without_grammars_says_so() -> None:
+def test_an_engine_without_grammars_refuses_them() -> None:
     answer = GrammarQueue(lambda message: None).submit(submit("a", "any"))
     assert answer is not None and "no structured output" in answer.error
 

@@ -112,7 +112,7 @@ def test_its_kv_has_as_many_pages_out_of_the_same_memory(loaded: LoadedModel) ->
     assert runner.drafter is not None and runner.drafter._backend.pages == 5
 
 
-def test_tokens_that_only_one_of_them_knows_harm_nobody(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_tokens_of_one_vocabulary_alone_do_no_harm(loaded: LoadedModel, tmp_path: Path) -> None:
     """The same tokenizer, and embeddings padded differently."""
     for size in (400, 600):
         save_model("llama", tmp_path / str(size), vocab_size=size)

@@ -2,7 +2,7 @@
 
 The fake KV of a token is a hash of the root and all tokens up to it, as real KV is a function of them. Every row checks that the pages
 it reads hold exactly the KV of its own request's tokens, so wrong sharing, early reuse and lost pages are all found where they hurt.
-Greedy output is a hash of the prefix, so it is the same cold, warm, chunked and retracted, or something is broken.
+Greedy output is a hash of the prefix. So it must be the same with a cold or warm cache, in chunks, and after a preemption.
 """
 
 from array import array
@@ -49,7 +49,7 @@ def next_token(value: int) -> int:
 
 
 def reference(submit: Submit, max_model_len: int) -> tuple[list[int], str]:
-    """What a request must answer, computed with no engine at all: tokens and finish reason."""
+    """Return the tokens and the finish reason that a request must get, computed without an engine."""
     tokens, sampling = array("I", submit.tokens), submit.sampling
     prompt = len(tokens)
     stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
@@ -66,8 +66,8 @@ def reference(submit: Submit, max_model_len: int) -> tuple[list[int], str]:
 
 
 @dataclass
-class Told:
-    """What the client of one request has seen."""
+class Answer:
+    """The outputs that the client of one request has received."""
 
     submit: Submit
     tokens: list[int] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Told:
 
 
 class RecordingCache(PrefixCache):
-    """Knows which pages were promised since it was asked."""
+    """Records the pages that were inserted before they were filled."""
 
     pending: frozenset[int] = frozenset()
 
@@ -105,10 +105,10 @@ class EngineModel:
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
-        self.told: dict[str, Told] = {}
+        self.told: dict[str, Answer] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.guess: Callable[[int], int] = lambda right: right
-        """The draft model: a token for what the next one will be. Method "draft" only."""
+        """The draft model: maps the right next token to the drafted one. For the method "draft"."""
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
 
@@ -135,7 +135,7 @@ class EngineModel:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
         message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, adapter, pooling=pooling)
-        self.told[name] = Told(message)
+        self.told[name] = Answer(message)
         self._tell(self.scheduler.submit(message))
         return name
 
@@ -158,7 +158,7 @@ class EngineModel:
         return plan
 
     def run(self, steps: int = 10_000) -> None:
-        """Until nothing is left to do."""
+        """Run steps until no request is left."""
         for _ in range(steps):
             if self.scheduler.idle:
                 return
@@ -180,7 +180,7 @@ class EngineModel:
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
     def _forward(self, plan: StepPlan, pending: frozenset[int] | None = None) -> StepResult:
-        """Every row stores before any row reads, as in each layer of a step. `pending`: pages that were when it was planned."""
+        """Run a step: every row stores before any row reads, as in each layer. `pending`: pages that were pending when it was planned."""
         size, pending = self.cache.page_size, self.cache.take_pending() if pending is None else pending
         self._copy(plan)
         for row in plan.rows:
@@ -198,7 +198,7 @@ class EngineModel:
             assert row.samples == (row.request.pool is None and row.end == len(row.request.tokens) + len(row.draft))
             assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
             assert len(row.draft) <= self.config.speculative_num_tokens
-            assert row.end < row.request.length_limit or not row.draft, "nothing is guessed that could not be put out"
+            assert row.end < row.request.length_limit or not row.draft, "no draft exceeds the length limit"
             assert len(row.pages) * size >= row.end
         for row in plan.rows:
             for position in range(row.start, row.end):
@@ -286,7 +286,7 @@ class EngineModel:
                 assert request.prefix_match.node is self._deepest(request), "a current match is the deepest cached page"
         assert [row.request for row in scheduler.batch.rows] == [r for r in running if r is not scheduler.prefill.chunked_req]
         assert all(row.count == 1 and not row.draft for row in scheduler.batch.rows), "between steps every decode is a plain one"
-        assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
+        assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for drafts"
         assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler.batch.rows)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
         assert sorted(row.request.id for row in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
@@ -331,7 +331,7 @@ class EngineModel:
                 used.add(node)
                 node = node.parent
         assert pool.free + pool.leased + pool.cached == pool.total
-        assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters tell the truth"
+        assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters match the pages"
         assert len(free | private | cached) == pool.total, "no page is lost"
         assert cache.evictable == len(nodes) - len(used), "unused blocks can be evicted"
         assert all((node.lock_ref > 0) == (node in used) for node in nodes)
@@ -353,7 +353,7 @@ class EngineModel:
             assert node.slot < 0 or self.host_memory[node.slot] == found, "and so does a slot of the host"
             assert node.page < 0 or parent.page >= 0 or parent.parent is None, "what is on the device is prefix-closed"
             assert node.device_children == sum(child.page >= 0 for child in node.children.values())
-            assert node.page >= 0 or not node.lock_ref, "whoever runs has its pages on the device"
+            assert node.page >= 0 or not node.lock_ref, "running requests have their pages on the device"
         if host is None:
             assert all(node.slot < 0 for node in nodes)
             return
@@ -375,4 +375,4 @@ class EngineModel:
                     self.held.remove(block)
                     assert all(self.parents[other] != block for other in self.held), "children go before their parents"
         block_hashes = list(self.cache.block_hashes())
-        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "what is announced is what is held"
+        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "published events match the cached blocks"

@@ -142,7 +142,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram", "draft"]),
 )
-def test_nor_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
+def test_no_page_is_lost_or_shared_wrongly_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
     """The same where the device is nearly always full: pages go to the host, come back, and are given up there."""
     play(
         EngineModel(pages, page_size, host_slots=host_slots, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits), events

@@ -1,4 +1,4 @@
-"""No step is larger than `StepLimits` says, whatever the configuration and whoever comes: what a profiled step holds memory for."""
+"""No step exceeds `StepLimits`, for any configuration and arrivals. The memory profile relies on it."""
 
 from array import array
 
@@ -67,13 +67,13 @@ def test_a_configuration_for_less_memory_keeps_every_step_within_it(
     assert limit_steps(kept, tokens, page_size) == kept
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_a_configuration_that_fits_is_unchanged() -> None:
     config = SchedulerConfig(max_model_len=4096)
     assert limit_steps(config, 512 + 256, 16) is config
     assert limit_steps(config, 512 + 255, 16) != config
 
 
-def test_idle_steps_give_way_first() -> None:
+def test_idle_steps_are_reduced_first() -> None:
     config = SchedulerConfig(max_model_len=4096, max_num_seqs=1024, idle_prefill_chunks=5)
     for tokens, chunks in ((5 * 512 + 1024, 5), (5 * 512 + 1023, 4), (512 + 1024, 1)):
         kept = limit_steps(config, tokens, 16)
