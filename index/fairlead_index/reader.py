@@ -22,6 +22,8 @@ MAX_CANDIDATES: Final = 8
 MOST_ASKS: Final = 3  # per prompt, while the best candidates are untrusted records
 MOST_DISTRUSTED: Final = 256  # records that later calls exclude
 DISTRUST_SECONDS: Final = 2.0
+LATE_SECONDS: Final = 1.0
+"""Seconds until a reply counts as lost and its connection as dead. A reply to `route` after the deadline still names a reservation."""
 _CANDIDATE: Final = Struct("<qq?8s2s")
 """Before each address in the reply of `route`: cached tokens, expected microseconds, whether it fits, epoch, slot."""
 _HOLDER: Final = Struct("<q8s")
@@ -83,11 +85,12 @@ class IndexReader:
         self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05, trusts: Trust = lambda address, incarnation: True
     ) -> None:
         """`trusts`: which records count. Replies exclude the others."""
-        self._scripts = Scripts(redis, namespace, timeout=deadline)
+        self._scripts = Scripts(redis, namespace, timeout=max(deadline, LATE_SECONDS))
         self._deadline, self._trusts = deadline, trusts
         self._backoff = Backoff()
         self._distrusted: dict[bytes, tuple[Candidate, float]] = {}
         """By slot: the record, and the time until which it is excluded."""
+        self._late_releases: set[asyncio.Task[None]] = set()
 
     async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
         """Return workers for a prompt by expected TTFT, and a reservation at the first.
@@ -160,6 +163,9 @@ class IndexReader:
 
     async def close(self) -> None:
         """Close the connections. Does not raise for an unreachable Redis."""
+        for task in self._late_releases:
+            task.cancel()
+        await asyncio.gather(*self._late_releases, return_exceptions=True)
         with contextlib.suppress(*REDIS_ERRORS):
             await self._scripts.close()
 
@@ -171,7 +177,7 @@ class IndexReader:
         deadline = max(0.0, give_up - began) if give_up else self._deadline
         try:
             async with asyncio.timeout(deadline):
-                reply = await self._scripts.call(name, *args)
+                reply = await (self._reserve(*args) if name == "route" else self._scripts.call(name, *args))
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
             late = time.monotonic() - began >= 0.9 * deadline
@@ -179,6 +185,22 @@ class IndexReader:
             raise IndexUnavailable(f"redis is away: {reason}") from error
         self._backoff.reset()
         return reply
+
+    async def _reserve(self, *args: bytes | str | int) -> list[Any]:
+        """Run `route`. If the caller leaves before the reply, the reservation is released when the reply comes."""
+        routing = asyncio.create_task(self._scripts.call("route", *args))
+        try:
+            return await asyncio.shield(routing)
+        except asyncio.CancelledError:
+            release = asyncio.create_task(self._release_late(routing))
+            self._late_releases.add(release)
+            release.add_done_callback(self._late_releases.discard)
+            raise
+
+    async def _release_late(self, routing: "asyncio.Task[list[Any]]") -> None:
+        with contextlib.suppress(*REDIS_ERRORS):  # without a reply, the reservation expires
+            if reservation := (await routing)[0]:
+                await self._scripts.call("release", reservation)
 
 
 def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:

@@ -100,13 +100,11 @@ class RedisClient:
         raise RedisError(f"the cluster redirected a command {REDIRECTIONS} times: its nodes disagree about the slot's owner")
 
     async def _answer(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
-        clock = asyncio.get_running_loop().time
-        sent = clock()
         try:
             return await connection.send(commands)
         except asyncio.CancelledError:
             # An early cancellation keeps the connection. After a whole timeout without a byte the connection is dead.
-            if clock() - max(sent, connection.heard) > 0.9 * self._timeout:
+            if connection.silent_seconds > 0.9 * self._timeout:
                 connection.abort()
             raise
 

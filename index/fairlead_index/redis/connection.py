@@ -40,10 +40,10 @@ class ReplyError(RedisError):
 class _Request:
     """Commands written together, and their replies so far."""
 
-    __slots__ = ("count", "future", "replies")
+    __slots__ = ("count", "future", "replies", "sent_at")
 
-    def __init__(self, count: int, future: "asyncio.Future[list[Any]]") -> None:
-        self.count, self.future, self.replies = count, future, list[Any]()
+    def __init__(self, count: int, future: "asyncio.Future[list[Any]]", sent_at: float) -> None:
+        self.count, self.future, self.sent_at, self.replies = count, future, sent_at, list[Any]()
 
 
 _MORE: Final = False  # what hiredis returns without a complete reply
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.heard = 0.0
+        self._received_at = 0.0
         """Time of the last received bytes, on the event loop's clock."""
         self._reader: Any = hiredis.Reader(protocolError=RedisError, replyError=ReplyError)
         self._requests: deque[_Request] = deque()
@@ -69,11 +69,16 @@ class Connection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds without a byte while a reply is due. A cancelled caller's reply stays due."""
+        return self._loop.time() - max(self._received_at, self._requests[0].sent_at) if self._requests else 0.0
+
     def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any]]":
         """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError."""
         if not self.open:
             raise ConnectionResetError("the connection to redis is closed")
-        request = _Request(len(commands), self._loop.create_future())
+        request = _Request(len(commands), self._loop.create_future(), self._loop.time())
         self._requests.append(request)
         self._transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
         return request.future
@@ -85,10 +90,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self.heard = self._loop.time()
+        self._received_at = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
-        self.heard = self._loop.time()
+        self._received_at = self._loop.time()
         try:
             self._reader.feed(data)
             self._incomplete += len(data)

@@ -77,7 +77,7 @@ async def test_a_few_workers_that_joined_again_are_not_flooded(
     router = await partly_indexed(fleet, redis, 2, 6, mode)
     taken = await burst(fleet, router)
     assert len(taken) == 8 and max(taken.values()) <= 1.5 * REQUESTS / 8, taken
-    # A busy Redis may reserve after the router has given up. Nothing releases that reservation here, and it expires after a minute.
+    # If a reply is lost with its connection, the reservation expires after a minute: these workers report no loads.
     await eventually(lambda: nothing_reserved(redis), "every reservation ended", 90.0)
 
 
