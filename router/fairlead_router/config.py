@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from fairlead_index.groups import MOST_GROUPS
+from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, redact_url
 
 IndexMode = Literal["auto", "mirror", "remote"]
@@ -36,7 +36,7 @@ class RouterConfig(BaseSettings):
     )
     worker_admin_port: OptionalPort = Field(None, description="the workers' FAIRLEAD_ADMIN_PORT (empty: they have none)")
     index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
-    index_groups: int = Field(1, ge=1, le=MOST_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
+    index_groups: int = Field(1, ge=1, le=MAX_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
     redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
     redis_username_file: str = Field("", description="file with the user's name, read at each connection")

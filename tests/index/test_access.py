@@ -73,7 +73,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
         await eventually(lambda: holds(lambda: writer.joined), 5)
         mirror.start()
         fleet.start()
-        await mirror.ready(5)
+        await mirror.wait_until_ready(5)
         await eventually(seen, 5)
         route = await reader.route(CHAIN, 300)
         assert route.candidates[0].cached_tokens == 64 * BLOCK and route.candidates[0].incarnation == writer.incarnation

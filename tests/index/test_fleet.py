@@ -7,7 +7,7 @@ import pytest
 from tests.index.conftest import either_own, eventually
 from tests.servers.redis_server import RedisServer
 
-from fairlead_index.mirror.reservations import Ledger
+from fairlead_index.mirror.reservations import ReservedTokens
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
@@ -15,7 +15,7 @@ from fairlead_index.writer import IndexWriter
 
 
 def test_a_change_counts_until_the_index_certainly_includes_it() -> None:
-    ledger = Ledger()
+    ledger = ReservedTokens()
     ledger.reconcile({b"aa": 100.0}, (5, 0))
     mine, theirs = ledger.record(b"aa", 30.0), ledger.record(b"aa", 7.0, (7, 0))
     assert ledger.get(b"aa") == 137

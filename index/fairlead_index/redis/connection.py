@@ -46,7 +46,7 @@ class _Request:
         self.count, self.future, self.sent_at, self.replies = count, future, sent_at, list[Any]()
 
 
-_MORE: Final = False  # what hiredis returns without a complete reply
+_INCOMPLETE: Final = False  # what hiredis returns without a complete reply
 MAX_REPLY_BYTES: Final = 16 << 20
 """Limit of one reply. The index's largest is a few MB. A server that sends more is broken or hostile, and hiredis would buffer it all."""
 
@@ -60,13 +60,13 @@ class Connection(asyncio.Protocol):
         """Time of the last received bytes, on the event loop's clock."""
         self._reader: Any = hiredis.Reader(protocolError=RedisError, replyError=ReplyError)
         self._requests: deque[_Request] = deque()
-        self._incomplete = 0
+        self._incomplete_bytes = 0
         """Bytes since the last complete reply."""
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any]]":
         """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError."""
-        if not self.open:
+        if not self.is_open:
             raise ConnectionResetError("the connection to redis is closed")
         request = _Request(len(commands), self._loop.create_future(), self._loop.time())
         self._requests.append(request)
@@ -96,13 +96,13 @@ class Connection(asyncio.Protocol):
         self._received_at = self._loop.time()
         try:
             self._reader.feed(data)
-            self._incomplete += len(data)
-            if self._incomplete > MAX_REPLY_BYTES:
+            self._incomplete_bytes += len(data)
+            if self._incomplete_bytes > MAX_REPLY_BYTES:
                 self._fail(RedisError(f"redis sent more than {MAX_REPLY_BYTES >> 20} MiB for one reply: is it a Redis?"))
                 self.abort()
                 return
-            while (reply := self._reader.gets()) is not _MORE:
-                self._incomplete = 0
+            while (reply := self._reader.gets()) is not _INCOMPLETE:
+                self._incomplete_bytes = 0
                 request = self._requests[0]
                 request.replies.append(reply)
                 if len(request.replies) == request.count:

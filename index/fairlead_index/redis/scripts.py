@@ -28,7 +28,7 @@ _TEXT_OF: Final = {"evict": "apply"}
 _NAMES: Final = "call, byte, sub, char, floor"
 _NAMED: Final = "redis.call, string.byte, string.sub, string.char, math.floor"
 """Local aliases in all scripts."""
-_RETRY: Final = 60.0
+_RETRY_SECONDS: Final = 60.0
 """Seconds of EVALSHA after the server had no function for this user."""
 
 
@@ -56,7 +56,7 @@ class Scripts:
             except ReplyError as error:
                 if not _has_no_function(error):
                     raise
-                self._functions_from = time.monotonic() + _RETRY
+                self._functions_from = time.monotonic() + _RETRY_SECONDS
         return await self._call_script(name, args)
 
     async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
@@ -127,16 +127,16 @@ def script_source(name: str) -> str:
 @cache
 def library_source() -> str:
     """Return all scripts as one function library for FUNCTION LOAD."""
-    return f"#!lua name={library_name()}\n" + _functions(library_name())
+    return f"#!lua name={library_name()}\n" + _build_functions(library_name())
 
 
 @cache
 def library_name() -> str:
     """Return the library's name. It contains a digest of the text, so versions coexist during a rollout."""
-    return f"fairlead_{sha256(_functions('').encode()).hexdigest()[:12]}"
+    return f"fairlead_{sha256(_build_functions('').encode()).hexdigest()[:12]}"
 
 
-def _functions(library: str) -> str:
+def _build_functions(library: str) -> str:
     # Shared parts are created once, at load. `redis.call` does not exist then, so each callback sets the aliases.
     functions = []
     for name in SCRIPTS:

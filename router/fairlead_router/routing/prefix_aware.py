@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from fairlead_index.groups import GroupedReader, index_reader
+from fairlead_index.groups import GroupedReader, create_reader
 from fairlead_index.reader import IndexReader, IndexUnavailable, Route
 from fairlead_index.redis.access import RedisAccess
 from fairlead_router.config import IndexMode
@@ -48,7 +48,7 @@ class PrefixAware:
         """`hurry`: requests an early discovery query."""
         self._table, self._metrics = table, metrics
         self.trust = Trust(table, metrics.ignored_records, hurry)
-        self._reader = index_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
+        self._reader = create_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
         self._mirror: MirrorRouting | None = None
         if index is not None and index.mode == "mirror" and index.groups > 1:
             logger.warning("--index-mode mirror supports one group, and --index-groups is %d: routing through Redis instead", index.groups)

@@ -122,7 +122,7 @@ async def test_nothing_stays_reserved_after_clients_disconnect(fleet: Fleet, mod
     The router waits for Redis without a deadline here. Redis may complete a call that the router gave up (after 50 ms, as on a busy
     machine), and only the worker's next report would end that reservation.
     """
-    monkeypatch.setattr(prefix_aware, "index_reader", lambda redis, namespace, groups, trusts: IndexReader(redis, namespace, 30, trusts))
+    monkeypatch.setattr(prefix_aware, "create_reader", lambda redis, namespace, groups, trusts: IndexReader(redis, namespace, 30, trusts))
     with RedisServer() as redis:
         where = (redis.url, "tests/cancel")
         workers = [await fleet.worker(behaviour=random_faults(number), redis=where, reports=False, lease=30) for number in range(3)]
