@@ -23,10 +23,10 @@ def main() -> None:
         for problem in error.errors(include_url=False):
             flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
             if problem["type"] == "missing":  # the error's input is the whole configuration, with passwords
-                said = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
+                text = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
             else:
-                said = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
-            print(f"fairlead-router: {said}", file=sys.stderr)
+                text = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+            print(f"fairlead-router: {text}", file=sys.stderr)
         sys.exit(2)
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)
@@ -36,8 +36,8 @@ def main() -> None:
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream needs two sockets, and the usual soft limit is 1,024
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # a stream needs two sockets, and the usual soft limit is 1,024
     freeze_gc()
     try:
         server.run()

@@ -134,7 +134,7 @@ class Admission:
         """Return the number of queued requests and their prompt tokens."""
         return self._queue.total.count, self._queue.total.tokens
 
-    # Inside
+    # Internals
 
     def _num_waiting_for_worker(self) -> int:
         """Return how many queued requests wait for a worker rather than for admission."""
@@ -264,10 +264,10 @@ class Admission:
             return self._overload_error(
                 "queue_timeout", "The service is overloaded: the request waited too long.", self.expected_ttft(ticket, workers)
             )
-        said, again = self._scale_up.description, self._scale_up.retry_after
-        when = f"in {again} s" if said else "later"
+        description, retry_after = self._scale_up.description, self._scale_up.retry_after
+        when = f"in {retry_after} s" if description else "later"
         waited = max(self._hold_timeout, round(monotonic() - ticket.queued_at))  # the timeout may have become shorter meanwhile
-        return unavailable(f"No worker became ready within {waited:g} s{said}. Try again {when}.", retry_after=again)
+        return unavailable(f"No worker became ready within {waited:g} s{description}. Try again {when}.", retry_after=retry_after)
 
     def _overload_error(self, reason: str, message: str, seconds: float) -> ApiError:
         self._metrics.refused.labels(reason).inc()

@@ -40,14 +40,14 @@ class ConnectionPool:
         resend on a new connection (None: after `timeout`). Raises ConnectFailed, LostBeforeHead, ResponseTimeout.
         """
         due = monotonic() + timeout if deadline is None else deadline
-        kept, lost = None if fresh else self._take_idle(), None
-        if kept is not None:
+        idle, lost = None if fresh else self._take_idle(), None
+        if idle is not None:
             try:
-                return kept, await self._exchange(kept, request, timeout, due)
+                return idle, await self._exchange(idle, request, timeout, due)
             except WorkerSilent:
                 raise
             except LostBeforeHead as error:
-                if kept.has_head_bytes or monotonic() - kept.sent_at > STALE_SECONDS:
+                if idle.has_head_bytes or monotonic() - idle.sent_at > STALE_SECONDS:
                     raise
                 lost = error
         try:
@@ -63,7 +63,7 @@ class ConnectionPool:
             raise
 
     async def fetch(
-        self, path: str, timeout: float, headers: dict[str, str] | None = None, wanted: Callable[[Head], bool] = lambda head: True
+        self, path: str, timeout: float, headers: dict[str, str] | None = None, wants_body: Callable[[Head], bool] = lambda head: True
     ) -> tuple[Head, bytes]:
         """Send a GET and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
 
@@ -74,7 +74,7 @@ class ConnectionPool:
             connection, head = await self.send(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
             try:
                 body = bytearray()
-                if wanted(head):
+                if wants_body(head):
                     while piece := await connection.read():
                         body += piece
             finally:

@@ -329,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
         if left > 0 or self._paused:  # paused: the client is slow, and client_connection.py bounds that
             self._set_timer(max(left, 1.0) if self._paused else left)
             return
-        error = self._lost_error(
-            f"no byte from the worker for {self._timeout:g} s" if self.has_head else "no answer within the request's deadline"
-        )
-        self.fail(ResponseTimeout(str(error)) if isinstance(error, LostBeforeHead) else error)
+        if self.has_head:
+            self.fail(LostAfterHead(f"no byte from the worker for {self._timeout:g} s"))
+        else:
+            self.fail(ResponseTimeout("no answer within the request's deadline"))

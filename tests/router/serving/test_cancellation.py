@@ -70,9 +70,9 @@ def nonzero_counters(router: RunningRouter) -> dict[str, float]:
         "accounts in the queue": len(queue._by_account),
         "granted": parts.admission._granted,
         "unbegun": parts.admission._num_unanswered,
-        "requests under way": len(server._under_way()),
+        "requests under way": len(server._running_tasks()),
         "connections": max(0, len(server._connections) - 1),  # the test's own client keeps one
-        "guarded": max(0, len(server._guard) - 1),
+        "guarded": max(0, len(server._limiter) - 1),
     }
     for worker in router.table:
         counts[f"in flight at {worker.pod}"] = worker.in_flight

@@ -28,12 +28,12 @@ class Health:
 
     async def watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
         """Yield the status now, and at each change."""
-        said = None
+        sent = None
         while True:
             status = self._status(request.service)
-            if status != said or said is None:
+            if status != sent or sent is None:
                 yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
-                said = status
+                sent = status
             await self._picker.wait_for_change(WATCH_SECONDS)
 
     def _status(self, service: str) -> Any:

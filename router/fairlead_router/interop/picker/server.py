@@ -51,9 +51,9 @@ class PickerServer:
         handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
         server.add_generic_rpc_handlers((handler, health_handler(Health(self._picker))))
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        where, secure = f"{host}:{self.port}", self._credentials
+        address, credentials = f"{host}:{self.port}", self._credentials
         try:
-            self.port = server.add_secure_port(where, secure) if secure else server.add_insecure_port(where)
+            self.port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         except RuntimeError as error:
             raise RuntimeError(f"--picker-port {self.port}: cannot listen there: {error}") from None
         await server.start()
@@ -72,11 +72,11 @@ class PickerServer:
             await self._server.stop(None)
 
     async def _process(
-        self, said: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
+        self, requests: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
     ) -> None:
         stream = Stream(self._picker)
         try:
-            async for message in said:
+            async for message in requests:
                 for answer in await stream.answer(message):
                     await context.write(answer)
                 stream.record_written()
