@@ -5,6 +5,10 @@ from fairlead_common.protocols import errors as protocol_errors
 Headers = list[tuple[bytes, bytes]]
 
 
+class ListenError(Exception):
+    """The router cannot listen on a port. The message names the flag, the port and the cause."""
+
+
 class ApiError(Exception):
     """Error answer: status, OpenAI's fields, and extra headers. `body` holds it in OpenAI's format."""
 

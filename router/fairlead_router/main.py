@@ -11,11 +11,12 @@ from fairlead_common.memory import freeze_gc
 from fairlead_index.redis.access import has_password
 from fairlead_router import access_log
 from fairlead_router.config import read_config
+from fairlead_router.errors import ListenError
 from fairlead_router.server import RouterServer
 
 
 def main() -> None:
-    """Run until SIGTERM. Exit with 0 after the drain, with 2 for an invalid configuration."""
+    """Run until SIGTERM. Exit with 0 after the drain, with 1 for a port that cannot be bound, with 2 for an invalid configuration."""
     try:
         config = read_config(sys.argv[1:])
         server = RouterServer(config)
@@ -41,8 +42,8 @@ def main() -> None:
     freeze_gc()
     try:
         server.run()
-    except OSError as error:
-        print(f"fairlead-router: --host {config.host} --port {config.port}: {error}", file=sys.stderr)
+    except ListenError as error:
+        print(f"fairlead-router: cannot listen: {error}; free the port or give another", file=sys.stderr)
         sys.exit(1)
 
 

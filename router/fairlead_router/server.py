@@ -12,6 +12,7 @@ from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
+from fairlead_router.errors import ListenError
 from fairlead_router.router import Router
 from fairlead_router.supervision import supervise
 from fairlead_router.wire.client_connection import ClientConnection
@@ -66,7 +67,7 @@ class RouterServer:
         return _port(self._admin_listener or self._listener)
 
     async def serve(self) -> None:
-        """Listen until `leave`, then drain. Raises OSError for an address that cannot be bound."""
+        """Listen until `leave`, then drain. Raises ListenError."""
         loop = asyncio.get_running_loop()
         self._leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,9 +91,9 @@ class RouterServer:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
         if self._config.admin_port is not None:
-            self._admin_listener = await self._listen(loop, self._config.admin_port, self._admin_app, self._admin_limiter)
+            self._admin_listener = await self._listen(loop, "--admin-port", self._config.admin_port, self._admin_app, self._admin_limiter)
             logger.info("admin paths on http://%s:%d", self._config.host, self.admin_port)
-        self._listener = await self._listen(loop, self._config.port, self._app, self._limiter)
+        self._listener = await self._listen(loop, "--port", self._config.port, self._app, self._limiter)
         logger.info("running on http://%s:%d", self._config.host, self.port)
         stall_check = supervise("connections", self._close_stalled, self.router.metrics.task_failures)
         await leaving.wait()
@@ -111,15 +112,19 @@ class RouterServer:
             await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
 
     async def _listen(
-        self, loop: asyncio.AbstractEventLoop, port: int, app: App, limiter: "ConnectionLimiter[ClientConnection]"
+        self, loop: asyncio.AbstractEventLoop, flag: str, port: int, app: App, limiter: "ConnectionLimiter[ClientConnection]"
     ) -> asyncio.Server:
+        """Listen on `port`, which `flag` gives. Raises ListenError."""
         create_connection = lambda: ClientConnection(app, self._connections, loop, limiter)  # noqa: E731
         host = self._config.host
-        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
-            dual_stack = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-            bound_unsent(dual_stack)
-            return await loop.create_server(create_connection, sock=dual_stack, backlog=BACKLOG)
-        listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False)
+        try:
+            if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
+                dual_stack = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+                bound_unsent(dual_stack)
+                return await loop.create_server(create_connection, sock=dual_stack, backlog=BACKLOG)
+            listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False)
+        except OSError as error:
+            raise ListenError(f"--host {host} {flag} {port}: {error}") from error
         for each in listener.sockets:
             bound_unsent(each)
         await listener.start_serving()

@@ -254,20 +254,21 @@ class Admission:
         workers = self._table.usable()
         if workers:
             return self._overload_error("queue", "The service is overloaded: its queue is full.", self.expected_ttft(ticket, workers))
-        self._metrics.refused.labels("hold").inc()
-        return unavailable(
-            f"No worker is ready, and too many requests wait for one{self._scale_up.description}.", retry_after=self._scale_up.retry_after
-        )
+        return self._no_worker_error("No worker is ready, and too many requests wait for one")
 
     def _timeout_error(self, ticket: Ticket, workers: Sequence[Worker]) -> ApiError:
         if workers and not ticket.waits_for_worker:
             return self._overload_error(
                 "queue_timeout", "The service is overloaded: the request waited too long.", self.expected_ttft(ticket, workers)
             )
+        waited = max(self._hold_timeout, round(monotonic() - ticket.queued_at))  # the timeout may have become shorter meanwhile
+        return self._no_worker_error(f"No worker became ready within {waited:g} s")
+
+    def _no_worker_error(self, message: str) -> ApiError:
+        self._metrics.refused.labels("hold").inc()
         description, retry_after = self._scale_up.description, self._scale_up.retry_after
         when = f"in {retry_after} s" if description else "later"
-        waited = max(self._hold_timeout, round(monotonic() - ticket.queued_at))  # the timeout may have become shorter meanwhile
-        return unavailable(f"No worker became ready within {waited:g} s{description}. Try again {when}.", retry_after=retry_after)
+        return unavailable(f"{message}{description}. Try again {when}.", retry_after=retry_after)
 
     def _overload_error(self, reason: str, message: str, seconds: float) -> ApiError:
         self._metrics.refused.labels(reason).inc()

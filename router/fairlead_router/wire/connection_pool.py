@@ -8,7 +8,16 @@ from time import monotonic
 
 from fairlead_common.discovery import split_address
 from fairlead_router.wire.tcp_keepalive import enable_tcp_keepalive
-from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, Unreachable, WorkerSilent
+from fairlead_router.wire.upstream import (
+    ConnectFailed,
+    Connection,
+    Head,
+    LostAfterHead,
+    LostBeforeHead,
+    Unreachable,
+    UpstreamError,
+    WorkerSilent,
+)
 
 CONNECT_SECONDS = 2.0
 IDLE_LIMIT = 1024
@@ -17,6 +26,8 @@ IDLE_SECONDS = 30.0
 STALE_SECONDS = 1.0
 """A reused connection that ends this soon after a request was written was closed by the worker's idle timer, not by that request."""
 SILENCE_SECONDS = 15.0
+MAX_FETCH_BYTES = 256 << 20
+"""Limit of a fetched body. The largest is a prompt format: tokenizers have up to 40 MB."""
 _UNREACHABLE_ERRNOS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
 
 
@@ -67,7 +78,7 @@ class ConnectionPool:
     ) -> tuple[Head, bytes]:
         """Send a GET and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
 
-        Raises UpstreamError, TimeoutError.
+        Raises UpstreamError, TimeoutError. A body longer than MAX_FETCH_BYTES is an UpstreamError.
         """
         lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
         async with asyncio.timeout(timeout):
@@ -77,6 +88,8 @@ class ConnectionPool:
                 if wants_body(head):
                     while piece := await connection.read():
                         body += piece
+                        if len(body) > MAX_FETCH_BYTES:
+                            raise UpstreamError(f"{self.address}{path}: the answer exceeds {MAX_FETCH_BYTES >> 20} MiB")
             finally:
                 self.release(connection)
         return head, bytes(body)

@@ -90,7 +90,6 @@ class Connection(asyncio.BufferedProtocol):
         self._last_activity = 0.0
         self._keep_alive = True
         self.complete = True
-        self.exchanges = 0
         self.sent_at = 0.0
 
     # Called by the pool
@@ -142,7 +141,6 @@ class Connection(asyncio.BufferedProtocol):
         self._last_activity = self._loop.time()
         self.sent_at = monotonic()
         self._head_deadline = self._last_activity + max(0.0, deadline - self.sent_at)
-        self.exchanges += 1
         if self._timer is None or self._timer_at > self._head_deadline:  # else the last exchange's timer serves this one
             self._stop_timer()
             self._set_timer(self._head_deadline - self._last_activity)

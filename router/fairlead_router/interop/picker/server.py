@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from fairlead_router.config import RouterConfig
+from fairlead_router.errors import ListenError
 from fairlead_router.interop.picker.certificates import credentials
 from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from fairlead_router.interop.picker.health import EXT_PROC, Health, health_handler
@@ -38,7 +39,7 @@ class PickerServer:
         self.port = config.picker_port
 
     async def start(self) -> None:
-        """Listen. Raises RuntimeError if the port is in use."""
+        """Listen. Raises ListenError."""
         options = [
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self._config.max_body_bytes + MESSAGE_MARGIN),
@@ -55,7 +56,7 @@ class PickerServer:
         try:
             self.port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         except RuntimeError as error:
-            raise RuntimeError(f"--picker-port {self.port}: cannot listen there: {error}") from None
+            raise ListenError(f"--host {self._config.host} --picker-port {self.port}: {error}") from None
         await server.start()
         logger.info("endpoint picker on %s:%d, TLS %s", host, self.port, self._config.picker_tls)
 
