@@ -177,7 +177,7 @@ class IndexReader:
         deadline = max(0.0, give_up - began) if give_up else self._deadline
         try:
             async with asyncio.timeout(deadline):
-                reply = await (self._reserve(*args) if name == "route" else self._scripts.call(name, *args))
+                reply = await self._scripts.call(name, *args, on_late=self._release_late if name == "route" else None)
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
             late = time.monotonic() - began >= 0.9 * deadline
@@ -186,21 +186,16 @@ class IndexReader:
         self._backoff.reset()
         return reply
 
-    async def _reserve(self, *args: bytes | str | int) -> list[Any]:
-        """Run `route`. If the caller leaves before the reply, the reservation is released when the reply comes."""
-        routing = asyncio.create_task(self._scripts.call("route", *args))
-        try:
-            return await asyncio.shield(routing)
-        except asyncio.CancelledError:
-            release = asyncio.create_task(self._release_late(routing))
-            self._late_releases.add(release)
-            release.add_done_callback(self._late_releases.discard)
-            raise
+    def _release_late(self, reply: Any) -> None:
+        """Release the reservation of a `route` whose caller left before the reply."""
+        if isinstance(reply, list) and reply[0]:
+            task = asyncio.create_task(self._release_quietly(reply[0]))
+            self._late_releases.add(task)
+            task.add_done_callback(self._late_releases.discard)
 
-    async def _release_late(self, routing: "asyncio.Task[list[Any]]") -> None:
-        with contextlib.suppress(*REDIS_ERRORS):  # without a reply, the reservation expires
-            if reservation := (await routing)[0]:
-                await self._scripts.call("release", reservation)
+    async def _release_quietly(self, reservation: bytes) -> None:
+        with contextlib.suppress(*REDIS_ERRORS):  # it expires
+            await self._scripts.call("release", reservation)
 
 
 def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:

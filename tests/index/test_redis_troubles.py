@@ -179,11 +179,12 @@ async def test_a_reservation_made_after_the_caller_left_is_released(
     called: list[str] = []
     call = reader._scripts.call
 
-    async def record(name: str, *args: bytes | str | int | float) -> list[Any]:
+    async def record(name: str, *args: bytes | str | int | float, **options: Any) -> list[Any]:
         called.append(name)
-        return await call(name, *args)
+        return await call(name, *args, **options)
 
     await reader.match(CHAIN)  # opens the connection
+    await patient.release((await patient.route(CHAIN, 256)).reservation)  # loads the scripts
     monkeypatch.setattr(reader._scripts, "call", record)
     server.client().client_pause(300)
     routing = asyncio.create_task(reader.route(CHAIN, 256))
@@ -195,6 +196,26 @@ async def test_a_reservation_made_after_the_caller_left_is_released(
     await eventually(lambda: _async(called == ["route", "release"]))
     await eventually(lambda: is_(reserved, [0]))
     await asyncio.gather(writer.leave(), patient.close(), reader.close())
+
+
+@pytest.mark.parametrize("first", ["reply", "cancellation"])
+async def test_the_reply_to_a_cancelled_call_is_reported_once(first: str) -> None:
+    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
+    client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 20.0)
+    late: list[Any] = []
+    call = asyncio.create_task(client.execute("ECHO", "a", on_late=late.append))
+    await eventually(lambda: _async(client._connection is not None and len(client._connection._requests) == 1))
+    assert client._connection is not None
+    if first == "cancellation":
+        call.cancel()
+        await asyncio.wait({call})
+    client._connection.data_received(b"$1\r\na\r\n")
+    call.cancel()  # in the same iteration as the reply
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert late == [b"a"]
+    await client.close()
+    server.close()
 
 
 async def test_a_connection_that_stays_silent_is_replaced() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from fairlead_index.redis.access import Address, RedisAccess
-from fairlead_index.redis.connection import Command, Connection, RedisError, ReplyError, connect
+from fairlead_index.redis.connection import Command, Connection, OnLate, RedisError, ReplyError, connect
 
 REDIRECTIONS: Final = 3
 _WRONG_NODE: Final = frozenset({"READONLY", "NOAUTH", "WRONGPASS", "NOREPLICAS"})
@@ -29,9 +29,9 @@ class RedisClient:
         self._peers: tuple[Address, ...] = ()  # the other nodes of that Cluster, to try when ours is gone
         self._first_node = 0  # the index of the node to try first
 
-    async def execute(self, *command: bytes | str | int | float) -> Any:
-        """Send one command. Return its reply."""
-        [reply] = await self._send([command])
+    async def execute(self, *command: bytes | str | int | float, on_late: OnLate | None = None) -> Any:
+        """Send one command. Return its reply. `on_late`: as in `Connection.send`."""
+        [reply] = await self._send([command], on_late)
         return reply
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
@@ -76,17 +76,17 @@ class RedisClient:
             await asyncio.wait({self._connecting})
         self.drop()
 
-    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> list[Any]:
         async with asyncio.timeout(self._timeout):
-            return await self._send_following_redirects(commands)
+            return await self._send_following_redirects(commands, on_late)
 
-    async def _send_following_redirects(self, commands: Sequence[Command]) -> list[Any]:
+    async def _send_following_redirects(self, commands: Sequence[Command], on_late: OnLate | None) -> list[Any]:
         for _ in range(REDIRECTIONS):
             connection = self._connection
             if connection is None or not connection.is_open:
                 connection = await self._ensure_connected()
             try:
-                replies = await self._send_on(connection, commands)
+                replies = await self._send_on(connection, commands, on_late)
                 _raise_first_error(replies)
                 return replies
             except ReplyError as error:
@@ -99,10 +99,13 @@ class RedisClient:
                 raise
         raise RedisError(f"the cluster redirected a command {REDIRECTIONS} times: its nodes disagree about the slot's owner")
 
-    async def _send_on(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
+    async def _send_on(self, connection: Connection, commands: Sequence[Command], on_late: OnLate | None = None) -> list[Any]:
+        future = connection.send(commands, on_late)
         try:
-            return await connection.send(commands)
+            return await future
         except asyncio.CancelledError:
+            if on_late is not None and future.done() and not future.cancelled() and future.exception() is None:
+                on_late(future.result()[-1])  # the reply and the cancellation came in the same iteration of the event loop
             # An early cancellation keeps the connection. After a whole timeout without a byte the connection is dead.
             if connection.silent_seconds > 0.9 * self._timeout:
                 connection.abort()

@@ -10,7 +10,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -18,6 +18,8 @@ import hiredis
 from fairlead_index.redis.access import Address
 
 Command = tuple[bytes | str | int | float, ...]
+OnLate = Callable[[Any], None]
+"""Takes the last reply to a caller that left before it came."""
 
 
 _IN_SCRIPT: Final = re.compile(r": -([A-Z]+) ")
@@ -40,10 +42,10 @@ class ReplyError(RedisError):
 class _Request:
     """Commands written together, and their replies so far."""
 
-    __slots__ = ("count", "future", "replies", "sent_at")
+    __slots__ = ("count", "future", "on_late", "replies", "sent_at")
 
-    def __init__(self, count: int, future: "asyncio.Future[list[Any]]", sent_at: float) -> None:
-        self.count, self.future, self.sent_at, self.replies = count, future, sent_at, list[Any]()
+    def __init__(self, count: int, future: "asyncio.Future[list[Any]]", sent_at: float, on_late: OnLate | None) -> None:
+        self.count, self.future, self.sent_at, self.on_late, self.replies = count, future, sent_at, on_late, list[Any]()
 
 
 _INCOMPLETE: Final = False  # what hiredis returns without a complete reply
@@ -74,11 +76,14 @@ class Connection(asyncio.Protocol):
         """Seconds without a byte while a reply is due. A cancelled caller's reply stays due."""
         return self._loop.time() - max(self._received_at, self._requests[0].sent_at) if self._requests else 0.0
 
-    def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any]]":
-        """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError."""
+    def send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> "asyncio.Future[list[Any]]":
+        """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError.
+
+        `on_late`: called with the last reply if the returned future was cancelled before.
+        """
         if not self.is_open:
             raise ConnectionResetError("the connection to redis is closed")
-        request = _Request(len(commands), self._loop.create_future(), self._loop.time())
+        request = _Request(len(commands), self._loop.create_future(), self._loop.time(), on_late)
         self._requests.append(request)
         self._transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
         return request.future
@@ -109,6 +114,8 @@ class Connection(asyncio.Protocol):
                     self._requests.popleft()
                     if not request.future.done():
                         request.future.set_result(request.replies)
+                    elif request.on_late is not None and request.future.cancelled():
+                        request.on_late(reply)
         except (RedisError, IndexError):  # not RESP, or a reply without a request
             self.abort()
 
