@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 Position = tuple[int, int]
-"""A position in the stream `r:claims`."""
+"""A position in the stream `r:changes`."""
 START: Final = (0, 0)
 
 

@@ -181,7 +181,7 @@ class FleetReader:
         sent, self._outbox = self._outbox[:MAX_CHANGES], self._outbox[MAX_CHANGES:]
         for _, change in sent:
             change.position = START  # if the reply is lost, the next read shows it
-        reply: list[bytes] = await self._scripts.call("claim", self._router, self._stream_position, *(text for text, _ in sent))
+        reply: list[bytes] = await self._scripts.call("reserve", self._router, self._stream_position, *(text for text, _ in sent))
         self._stream_position, position = reply[0], _parse_position(reply[0])
         for _, change in sent:
             change.position = position

@@ -17,7 +17,7 @@ REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """All failures of a call: Redis is unreachable, too slow, read-only after a failover, loading, or out of memory."""
 
 SCRIPTS: Final = (
-    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "claim", "sweep", "renew", "workers", "quota",
+    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "reserve", "sweep", "renew", "workers", "quota",
 )  # fmt: skip
 _READ_ONLY: Final = frozenset({"match", "workers"})
 _USE_MATCH: Final = frozenset({"match", "route"})

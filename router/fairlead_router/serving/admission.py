@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, overloaded, unavailable
+from fairlead_router.errors import SHUTTING_DOWN, ApiError, overloaded, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -239,7 +239,7 @@ class Admission:
     def _check_queue_limits(self, ticket: Ticket) -> None:
         """Raise ApiError unless the queue has room for the request, or another tenant's request can be displaced."""
         if self._is_closed:
-            raise unavailable("This router is shutting down. Try again at once.", retry_after=1)
+            raise unavailable(SHUTTING_DOWN, retry_after=1)
         total = self._queue.total
         while total.count >= self._config.max_queue_requests or total.size + ticket.size > self._config.max_queue_bytes:
             victim = self._queue.find_victim(ticket)
@@ -279,4 +279,4 @@ class Admission:
         self._is_closed = True
         for ticket in self._queue:
             if ticket.turn is not None and not ticket.turn.done():
-                ticket.turn.set_exception(unavailable("This router is shutting down. Try again at once.", retry_after=1))
+                ticket.turn.set_exception(unavailable(SHUTTING_DOWN, retry_after=1))

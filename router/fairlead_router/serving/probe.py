@@ -58,7 +58,7 @@ class Probe:
         A probe never waits for a worker: else an unauthenticated client could scale a service up from zero.
         """
         if not self._table.usable():
-            refusal = unavailable("No worker is ready.", retry_after=5)
+            refusal = unavailable("No worker is ready. Try again in 5 s.", retry_after=5)
             return refusal.status, refusal.body
         if self._task is None or (self._task.done() and monotonic() - self._ended_at > FRESH_SECONDS):
             self._task = asyncio.create_task(self._complete(), name="probe")

@@ -55,7 +55,12 @@ class Proxy:
             if call.attempts and not request.is_retry:
                 request = msgspec.structs.replace(request, is_retry=True)
             if attempts.lost >= MAX_LOST:
-                raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
+                raise ApiError(
+                    502,
+                    f"{call.attempts} workers ended while they handled this request, so it is not sent to another one.",
+                    kind="server_error",
+                    code="bad_gateway",
+                )
             choice, began = self._record_choice(call, await self.choose(request, attempts, busy, ticket)), monotonic()
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
@@ -74,7 +79,9 @@ class Proxy:
                 continue
             except ResponseTimeout as error:
                 self._record_no_answer(choice.worker)
-                raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
+                raise ApiError(
+                    504, f"The worker gave no answer: {error} (--request-timeout).", kind="server_error", code="timeout"
+                ) from error
             worker = choice.worker
             try:
                 if head.status == 429 and head.get(b"x-fairlead-retry") is not None:

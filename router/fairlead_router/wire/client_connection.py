@@ -218,7 +218,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if b"%" in path:
             request.path = unquote(request.path)
         if self._limiter.is_full_for(request.path):
-            message = f"This router has as many connections as it may ({self._limiter.max_connections}, --max-connections)."
+            message = (
+                f"This router has as many connections as it may ({self._limiter.max_connections}, --max-connections). Try again in 1 s."
+            )
             self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
             return
         self._limiter.expects_body(self)
@@ -267,7 +269,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         except Exception:
             logger.exception("%s %r: internal error of the router", request.method, request.path[:200])
             if not reply.started:
-                reply.send(500, error_body("The router failed.", "server_error", code="internal"))
+                reply.send(500, error_body("The router failed: its log has the cause.", "server_error", code="internal"))
         finally:
             self._finish_answer(request, reply)
 

@@ -13,7 +13,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_router.routing.prefix_aware import PrefixAware
 
-NAMESPACE = "tests/unnamed"
+NAMESPACE = "tests/unindexed"
 ROOM = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
 REQUESTS = 96
 
