@@ -31,8 +31,10 @@ class Health:
         sent = None
         while True:
             status = self._status(request.service)
-            if status != sent or sent is None:
-                yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
+            if status is None:
+                status = HealthCheckResponse.SERVICE_UNKNOWN
+            if status != sent:
+                yield HealthCheckResponse(status=status)
                 sent = status
             await self._picker.wait_for_change(WATCH_SECONDS)
 
