@@ -24,7 +24,7 @@ from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
 from fairlead_index.reader import IndexReader
-from fairlead_router.interop.picker.certificates import self_signed
+from fairlead_router.interop.picker.certificates import generate_certificate
 from fairlead_router.interop.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
 from fairlead_router.interop.picker.health import Health
 
@@ -371,7 +371,7 @@ async def test_tls_certificates_in_a_folder_are_reloaded_after_renewal(fleet: Fl
     folder.mkdir()
 
     def write() -> bytes:
-        key, certificate = self_signed()
+        key, certificate = generate_certificate()
         (folder / "tls.key").write_bytes(key)
         (folder / "tls.crt").write_bytes(certificate)
         return certificate

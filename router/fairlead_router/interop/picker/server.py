@@ -8,7 +8,7 @@ import grpc
 
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ListenError
-from fairlead_router.interop.picker.certificates import credentials
+from fairlead_router.interop.picker.certificates import load_credentials
 from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from fairlead_router.interop.picker.health import EXT_PROC, Health, health_handler
 from fairlead_router.interop.picker.picker import Picker
@@ -30,7 +30,7 @@ class PickerServer:
         assert config.picker_port is not None
         self._picker, self._config = picker, config
         try:
-            self._credentials = credentials(config.picker_tls)
+            self._credentials = load_credentials(config.picker_tls)
         except (OSError, ValueError) as error:
             hint = "give self-signed, off, or a folder with tls.crt and tls.key"
             raise ValueError(f"--picker-tls {config.picker_tls!r}: {error}; {hint}") from error
