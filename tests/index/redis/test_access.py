@@ -110,7 +110,7 @@ async def refused(access: RedisAccess, namespace: str) -> str:
 
 
 async def test_the_documented_rights_of_a_shared_login_are_enough(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operate" / "redis-credentials.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operate" / "redis-credentials.md").read_text()
     [command] = re.findall(r"^redis-cli (ACL SETUSER fairlead (?:.*\\\n)*.*)$", page, re.MULTILINE)
     own_server.command(*shlex.split(command.replace("\\\n", " ").replace("PASSWORD", "one")))
     own_server.command("ACL", "SETUSER", "default", "off")
