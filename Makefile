@@ -131,6 +131,7 @@ bench-router: install ## benchmark the router against sglang-router, vllm-router
 	$(RUN) router/proxy --json bench/results/router/proxy.json
 	$(RUN) router/request_overhead --json bench/results/router/request_overhead.json
 	$(RUN) router/tokenization --json bench/results/router/tokenization.json
+	$(RUN) router/large_bodies --json bench/results/router/large_bodies.json
 	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
 	$(RUN) router/routing_decision --json bench/results/router/routing_decision.json
 

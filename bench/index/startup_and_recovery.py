@@ -39,7 +39,7 @@ def mirror(path: str, chain: "array[int]", expected: dict[str, int]) -> Numbers:
         reader = MirrorReader(f"unix://{path}", NAMESPACE)
         reader.start()
         beating = asyncio.create_task(heart())
-        await reader.ready(600)
+        await reader.wait_until_ready(600)
         seconds = time.perf_counter() - began
         beating.cancel()
         assert reader.match(chain) == expected, "the mirror is wrong"

@@ -14,7 +14,11 @@ class UserError(Exception):
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Parse the command line, run its command and exit with its status."""
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = f"{parser.prog} {arguments.command}"
+        print(f"{command}: unknown argument {' '.join(unknown)}; `{command} --help` lists the arguments", file=sys.stderr)
+        sys.exit(2)
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()

@@ -19,17 +19,19 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
+from fairlead_common.canary_split import SplitReport
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.process.metrics import Metrics as OperatorMetrics
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
+from fairlead_router.routing.canary_metrics import CanaryMetrics
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
 from fairlead_worker.config import Limits, SpeculativeConfig, WorkerConfig
 from fairlead_worker.config.options import TOPICS, flag_name, topic_of, variable_name
-from fairlead_worker.ipc.messages import Load, Ready
+from fairlead_worker.ipc.messages import Drafts, Load, Ready
 
 ROOT = Path(__file__).parents[2]
 GENERATED = "<!-- Generated from the code by docs/generate/reference.py. -->\n\n"
@@ -68,7 +70,7 @@ def type_of(schema: Mapping[str, Any]) -> str:
 def bounds_of(schema: Mapping[str, Any]) -> str:
     """Return default and bounds of a schema, in one line."""
     parts = []
-    if "default" in schema:
+    if "default" in schema and not schema.get("properties"):  # an object's own section has the defaults of its fields
         parts.append(f"default `{json.dumps(schema['default'])}`")
     for key, words in (
         ("minimum", "at least"),
@@ -95,6 +97,29 @@ def objects(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping
         yield from objects(f"{path}.*", more)
 
 
+def section(path: str) -> str:
+    """Return the anchor of an object's section: `spec.model.adapters[]` → `spec-model-adapters`."""
+    return re.sub(r"[^\w]+", "-", path).strip("-").lower()
+
+
+def linked_type_of(path: str, schema: Mapping[str, Any]) -> str:
+    """Return the type of the field at `path`, with a link to the section that lists its own fields."""
+    sections = [each for each, _ in objects(path, schema)]
+    return f"[{type_of(schema)}](#{section(sections[0])})" if sections else type_of(schema)
+
+
+def skeleton(name: str, schema: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield a field and all fields below it as YAML: a default as its value, a field without one as a comment with its type."""
+    if schema.get("properties"):
+        yield f"{indent}{name}:"
+        for each, field in schema["properties"].items():
+            yield from skeleton(each, field, f"{indent}  ")
+    elif "default" in schema:
+        yield f"{indent}{name}: {json.dumps(schema['default']).strip(chr(34))}"
+    else:
+        yield f"{indent}# {name}: {type_of(schema).replace('`', '')}"
+
+
 def crd_page() -> str:
     """Return the page of all fields of the InferenceService resource."""
     crd = yaml.safe_load((ROOT / "crds" / "fairlead.dev_inferenceservices.yaml").read_text())
@@ -103,16 +128,19 @@ def crd_page() -> str:
         page += f"Group `{crd['spec']['group']}`, version `{version['name']}`. "
         page += f"`kubectl explain {crd['spec']['names']['plural']}` shows the same.\n\n"
         schema = version["schema"]["openAPIV3Schema"]
+        page += "All fields, with their defaults or types. This is an overview and no manifest: `scaling`, `access`, `canary` and other "
+        page += "sections without a default are absent unless you write them.\n\n```yaml\n"
+        page += "\n".join(skeleton("spec", schema["properties"]["spec"])) + "\n```\n\n"
         for part in ("spec", "status"):
             for path, each in objects(part, schema["properties"][part]):
                 required = set(each.get("required", ()))
-                page += f"## {path}\n\n{each.get('description', '')}\n\n"
+                page += f"## {path} {{#{section(path)}}}\n\n{each.get('description', '')}\n\n"
                 page += table(
                     ("Field", "Type", "Default and bounds", "Description"),
                     (
                         (
                             f"`{name}`" + (" (required)" if name in required else ""),
-                            type_of(field),
+                            linked_type_of(f"{path}.{name}", field),
                             bounds_of(field),
                             field.get("description", ""),
                         )
@@ -192,10 +220,11 @@ def worker_flags_page() -> str:
 def registries() -> Iterator[tuple[str, CollectorRegistry]]:
     """Yield the registries of a worker, a router and the operator, as these processes make them."""
     ready = Ready(max_model_len=64, page_size=16, pages=8, model_digest="d", vocabulary_size=10)
-    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0), ready=ready), serving=True)
+    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(drafts=Drafts()), start_up=StartUp(0.0), ready=ready), serving=True)
     router = RouterMetrics(WorkerTable())
     router.watch_tenants(lambda: [("a", 1, 2)])
     router.watch_token_cache(TokenCache(1 << 20))
+    router.registry.register(CanaryMetrics(SplitReport))
     operator = OperatorMetrics()
     operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
     yield "Router", router.registry
@@ -206,11 +235,22 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
 def metrics_page() -> str:
     """Return the page of all metrics."""
     page = GENERATED + "# Metrics\n\nEach process serves these at `GET /metrics`. "
-    page += "Counters end in `_total`, histograms in `_bucket`, `_sum` and `_count`.\n\n"
+    page += "A histogram has the series `_bucket` (label `le`), `_sum` and `_count`. "
+    page += "The chart's PodMonitors add the labels `namespace`, `pod`, `service` and `component` "
+    page += "([Monitor](../operate/monitor.md)).\n\n"
     for process, registry in registries():
-        page += f"## {process}\n\n"
-        page += table(("Metric", "Type", "Description"), ((f"`{each.name}`", each.type, each.documentation) for each in registry.collect()))
+        page += f"## {process}\n\n" + table(("Metric", "Type", "Labels", "Description"), metric_rows(registry))
     return page
+
+
+def metric_rows(registry: CollectorRegistry) -> Iterator[tuple[object, ...]]:
+    """Yield the metrics of a process by the names that Prometheus stores."""
+    for collector in registry._collector_to_names:
+        for metric in collector.collect():
+            named = getattr(collector, "_labelnames", ()) or getattr(metric, "_labelnames", ())
+            labels = named or dict.fromkeys(label for sample in metric.samples for label in sample.labels if label != "le")
+            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+            yield f"`{name}`", metric.type, ", ".join(f"`{label}`" for label in labels), metric.documentation
 
 
 # --- Chart values

@@ -11,10 +11,10 @@ from fairlead_index.hashing import hash_bytes
 Kind = Literal["S", "R"]
 
 RUN_BLOCKS: Final = 6  # per record in Redis (RUN in scripts/common.lua): with a few holders it still fits a compact hash entry
-PLACE_BITS: Final = 3
-PLACE: Final = (1 << PLACE_BITS) - 1
-LAST: Final = RUN_BLOCKS - 1
-SLACK: Final = 65536
+POSITION_BITS: Final = 3
+POSITION_MASK: Final = (1 << POSITION_BITS) - 1
+LAST_POSITION: Final = RUN_BLOCKS - 1
+BACKLOG_MARGIN: Final = 65536
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Changes:
         self._held: dict[int, int] = {}
         self._unsent: deque[int] = deque()  # blocks of the snapshot still to send; they precede all changes
         self._changes: deque[Change] = deque()
-        self._following = False
+        self._is_following = False
         self._removals_only = False
         self.pending = 0
         """Blocks not taken yet."""
@@ -59,32 +59,32 @@ class Changes:
         return array("Q", self._held)
 
     @property
-    def following(self) -> bool:
+    def is_following(self) -> bool:
         """Whether sending all pending changes makes the index equal to the held set. False after the backlog was dropped."""
-        return self._following
+        return self._is_following
 
     def store(self, hashes: Iterable[int], parent: int = 0) -> None:
         """Add a chain of blocks after `parent`. A parent that is not held, such as a root, starts a prompt."""
-        held, records = self._held, self._following and not self._removals_only
-        above = held.get(parent)
-        place = LAST if above is None else above & PLACE
+        held, records = self._held, self._is_following and not self._removals_only
+        parent_entry = held.get(parent)
+        position = LAST_POSITION if parent_entry is None else parent_entry & POSITION_MASK
         path: array[int] | None = None  # path of the open change
         for value in hashes:
             entry = held.get(value)
             if entry is None:
-                place = 0 if place == LAST else place + 1
-                held[value] = parent << PLACE_BITS | place
+                position = 0 if position == LAST_POSITION else position + 1
+                held[value] = parent << POSITION_BITS | position
                 if not records:
                     pass
-                elif place and path is not None:
+                elif position and path is not None:
                     path.append(value)
                     self.pending += 1
                 else:
-                    path = self._append_stored(value, parent, place)
+                    path = self._append_stored(value, parent, position)
             else:
-                place, path = entry & PLACE, None
+                position, path = entry & POSITION_MASK, None
             parent = value
-        self._bound()
+        self._limit_backlog()
 
     def remove(self, hashes: Iterable[int]) -> None:
         """Remove blocks, children before parents."""
@@ -93,20 +93,20 @@ class Changes:
             entry = held.get(value)
             if entry is None:
                 continue
-            if self._following:
-                place = entry & PLACE
-                if last is not None and last.kind == "R" and last.before == place + 1 and last.path[place] == value:
-                    last.before = place
+            if self._is_following:
+                position = entry & POSITION_MASK
+                if last is not None and last.kind == "R" and last.before == position + 1 and last.path[position] == value:
+                    last.before = position
                     self.pending += 1
                 else:
-                    last = self._append("R", self._path(value), place)
+                    last = self._append("R", self._path(value), position)
             del held[value]
-        self._bound()
+        self._limit_backlog()
 
     def restart(self) -> None:
         """Send the whole held set, then every change."""
         self.forget()
-        self._following = True
+        self._is_following = True
         self._unsent = deque(self._held)
         self.pending = len(self._unsent)
 
@@ -115,7 +115,7 @@ class Changes:
         self._changes.clear()
         self._unsent.clear()
         self.pending = 0
-        self._following = False
+        self._is_following = False
         self._removals_only = False
 
     def keep_removals(self) -> None:
@@ -147,21 +147,21 @@ class Changes:
             entry = self._held.get(value)
             if entry is None:
                 continue
-            if path is not None and entry & PLACE and path[-1] == entry >> PLACE_BITS:
+            if path is not None and entry & POSITION_MASK and path[-1] == entry >> POSITION_BITS:
                 path.append(value)
             else:
                 path = self._path(value)
-                batch.append(Change("S", path, entry & PLACE))
+                batch.append(Change("S", path, entry & POSITION_MASK))
             limit -= 1
         return batch
 
-    def _append_stored(self, value: int, parent: int, place: int) -> "array[int]":
+    def _append_stored(self, value: int, parent: int, position: int) -> "array[int]":
         last = self._changes[-1] if self._changes else None
-        if place and last is not None and last.kind == "S" and last.path[-1] == parent:
+        if position and last is not None and last.kind == "S" and last.path[-1] == parent:
             last.path.append(value)
             self.pending += 1
             return last.path
-        return self._append("S", self._path(value), place).path
+        return self._append("S", self._path(value), position).path
 
     def _append(self, kind: Kind, path: "array[int]", before: int) -> Change:
         change = Change(kind, path, before)
@@ -172,14 +172,14 @@ class Changes:
     def _path(self, value: int) -> "array[int]":
         """Return the run's blocks from its first up to a held one."""
         path = array("Q", (value,))
-        while (entry := self._held.get(value, 0)) & PLACE:
-            value = entry >> PLACE_BITS
+        while (entry := self._held.get(value, 0)) & POSITION_MASK:
+            value = entry >> POSITION_BITS
             path.append(value)
         path.reverse()
         return path
 
-    def _bound(self) -> None:
-        if len(self._changes) > len(self._held) + SLACK:
+    def _limit_backlog(self) -> None:
+        if len(self._changes) > len(self._held) + BACKLOG_MARGIN:
             self.forget()
 
 

@@ -15,7 +15,7 @@ from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.score import SLACK
 
-MOST_GROUPS: Final = 64
+MAX_GROUPS: Final = 64
 _Answer = TypeVar("_Answer")
 
 
@@ -30,7 +30,7 @@ def namespace_of(namespace: str, pod: str, groups: int) -> str:
     return group_namespaces(namespace, groups)[int.from_bytes(digest, "big") % groups]
 
 
-def index_reader(
+def create_reader(
     redis: RedisAccess | str, namespace: str, groups: int = 1, trusts: Trust = lambda address, incarnation: True
 ) -> "IndexReader | GroupedReader":
     """Return the reader of a service with `groups` groups. `trusts` as in IndexReader."""
@@ -46,8 +46,8 @@ class GroupedReader:
 
     def __init__(self, readers: Sequence[IndexReader]) -> None:
         self._readers = readers
-        self._returning: set[asyncio.Task[None]] = set()
-        self._asking: Counter[bytes] = Counter()  # requests in flight, by the first block of their prompts
+        self._releases: set[asyncio.Task[None]] = set()
+        self._in_flight: Counter[bytes] = Counter()  # requests in flight, by the first block of their prompts
 
     async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
         """Route as IndexReader does. Each group reserves its best worker. The best is kept; the others are released in the background.
@@ -57,37 +57,39 @@ class GroupedReader:
         """
         packed = hash_bytes(hashes)
         first = packed[:8] or os.urandom(8)
-        ahead = self._asking[first]
-        self._asking[first] += 1
+        in_flight = self._in_flight[first]
+        self._in_flight[first] += 1
         try:
-            routes = await self._ask([reader.route(hashes, prompt_tokens, exclude) for reader in self._readers])
+            routes = await self._query_all([reader.route(hashes, prompt_tokens, exclude) for reader in self._readers])
         finally:
-            self._asking[first] -= 1
-            if not self._asking[first]:
-                del self._asking[first]
+            self._in_flight[first] -= 1
+            if not self._in_flight[first]:
+                del self._in_flight[first]
         offers = {group: route for group, route in routes.items() if route.candidates}
         if not offers:
             return Route([], b"")
-        chosen = _best({group: route.candidates[0] for group, route in offers.items()}, packed, prompt_tokens, first, ahead)
+        chosen = _choose_group({group: route.candidates[0] for group, route in offers.items()}, packed, prompt_tokens, first, in_flight)
         for group, route in offers.items():
             if group != chosen:
-                self._give_back(group, route.reservation)
+                self._release_in_background(group, route.reservation)
         best, *rest = offers[chosen].candidates
         others = [*rest, *(each for group, route in offers.items() if group != chosen for each in route.candidates)]
         others.sort(key=lambda each: (not each.fits, each.expected_seconds))
         return Route([best, *others][:MAX_CANDIDATES], bytes([chosen]) + offers[chosen].reservation)
 
     async def match(self, hashes: Hashes) -> dict[str, int]:
-        answers = await self._ask([reader.match(hashes) for reader in self._readers])
+        """Return exactly how many prompt tokens each live worker holds, by address. Workers that hold none are absent."""
+        answers = await self._query_all([reader.match(hashes) for reader in self._readers])
         return {address: tokens for answer in answers.values() for address, tokens in answer.items()}
 
     async def release(self, reservation: bytes) -> None:
+        """Release a reservation in the group that made it."""
         if reservation:
             await self._readers[reservation[0]].release(reservation[1:])
 
     async def recall(self, address: str) -> bool:
         """Recall a worker in the group that knows it."""
-        return any((await self._ask([reader.recall(address) for reader in self._readers])).values())
+        return any((await self._query_all([reader.recall(address) for reader in self._readers])).values())
 
     @property
     def is_unavailable(self) -> bool:
@@ -95,43 +97,45 @@ class GroupedReader:
         return all(reader.is_unavailable for reader in self._readers)
 
     async def workers(self) -> list[WorkerState]:
-        answers = await self._ask([reader.workers() for reader in self._readers])
+        """Return every live worker of all groups with its newest load."""
+        answers = await self._query_all([reader.workers() for reader in self._readers])
         return [worker for answer in answers.values() for worker in answer]
 
     async def close(self) -> None:
-        await asyncio.gather(*self._returning, return_exceptions=True)
+        """Finish the releases and close the connections. Does not raise for an unreachable Redis."""
+        await asyncio.gather(*self._releases, return_exceptions=True)
         await asyncio.gather(*(reader.close() for reader in self._readers))
 
-    async def _ask(self, questions: Sequence[Coroutine[Any, Any, _Answer]]) -> dict[int, _Answer]:
+    async def _query_all(self, calls: Sequence[Coroutine[Any, Any, _Answer]]) -> dict[int, _Answer]:
         """Return the replies by group, of the groups that replied."""
         answers: dict[int, _Answer] = {}
-        away: list[IndexUnavailable] = []
-        for group, answer in enumerate(await asyncio.gather(*questions, return_exceptions=True)):
+        failures: list[IndexUnavailable] = []
+        for group, answer in enumerate(await asyncio.gather(*calls, return_exceptions=True)):
             if isinstance(answer, IndexUnavailable):
-                away.append(answer)
+                failures.append(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 answers[group] = answer
         if not answers:
-            raise away[0]
+            raise failures[0]
         return answers
 
-    def _give_back(self, group: int, reservation: bytes) -> None:
+    def _release_in_background(self, group: int, reservation: bytes) -> None:
         async def release() -> None:
             with contextlib.suppress(IndexUnavailable):  # it expires
                 await self._readers[group].release(reservation)
 
         task = asyncio.create_task(release())
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
 
-def _best(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first: bytes, ahead: int) -> int:
+def _choose_group(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first: bytes, in_flight: int) -> int:
     """Return the group with the best offer by the rules of `route.lua`: soonest. Rendezvous decides between equals, and for
     a cold prefix between near ones.
 
-    `ahead`: requests in flight from here that start with the block `first`. All groups reserved for each of them, so all offers look equal
+    `in_flight`: requests of this process that start with the block `first`. All groups reserved for each of them, so all offers look equal
     again, and rendezvous alone would send a burst to one group.
     """
     blocks = len(packed) // 8
@@ -147,4 +151,4 @@ def _best(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first
     slack = SLACK if not deepest else 1.0
     near = [group for group, offer in offers.items() if offer.fits == best.fits and offer.expected_seconds <= slack * best.expected_seconds]
     near.sort(key=lambda group: sha1(key + offers[group].address.encode(), usedforsecurity=False).digest())
-    return random.choice(near) if ahead else near[0]  # round robin would align with the pods' own order
+    return random.choice(near) if in_flight else near[0]  # round robin would align with the pods' own order

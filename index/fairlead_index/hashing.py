@@ -64,30 +64,30 @@ def block_hashes(root: int, tokens: Tokens, block_tokens: int) -> "array[int]":
 def token_bytes(tokens: Tokens) -> bytes:
     """Return tokens as little-endian uint32, the form for hashes and for requests to workers. Raises OverflowError outside 0..2^32-1."""
     packed = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
-    return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
+    return _swap_bytes(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
 
 
 def tokens_from_bytes(data: bytes | bytearray | memoryview) -> "array[int]":
-    """The inverse of `token_bytes`. Raises ValueError unless `data` is a whole number of tokens."""
+    """Return tokens from `token_bytes`. Raises ValueError unless `data` is a whole number of tokens."""
     tokens = array("I")
     tokens.frombytes(data)
-    return _swapped(tokens) if _BIG_ENDIAN else tokens
+    return _swap_bytes(tokens) if _BIG_ENDIAN else tokens
 
 
 def hash_bytes(hashes: Sequence[int]) -> bytes:
     """Return hashes as the index stores them: 8 bytes each, little-endian."""
     packed = hashes if isinstance(hashes, array) and hashes.typecode == "Q" else array("Q", hashes)
-    return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
+    return _swap_bytes(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
 
 
 def hashes_from_bytes(data: bytes | memoryview) -> "array[int]":
-    """The inverse of `hash_bytes`. Raises ValueError unless `data` is a whole number of hashes."""
+    """Return hashes from `hash_bytes`. Raises ValueError unless `data` is a whole number of hashes."""
     hashes = array("Q")
     hashes.frombytes(data)
-    return _swapped(hashes) if _BIG_ENDIAN else hashes
+    return _swap_bytes(hashes) if _BIG_ENDIAN else hashes
 
 
-def _swapped(values: "array[int]") -> "array[int]":
+def _swap_bytes(values: "array[int]") -> "array[int]":
     copy = values[:]
     copy.byteswap()
     return copy

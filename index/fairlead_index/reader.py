@@ -19,9 +19,11 @@ from fairlead_index.worker_load import WorkerLoad
 __all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
 
 MAX_CANDIDATES: Final = 8
-MOST_ASKS: Final = 3  # per prompt, while the best candidates are untrusted records
-MOST_DISTRUSTED: Final = 256  # records that later calls exclude
+MAX_QUERIES: Final = 3  # per prompt, while the best candidates are untrusted records
+MAX_DISTRUSTED: Final = 256  # records that later calls exclude
 DISTRUST_SECONDS: Final = 2.0
+LATE_SECONDS: Final = 1.0
+"""Seconds until a reply counts as lost and its connection as dead. A reply to `route` after the deadline still names a reservation."""
 _CANDIDATE: Final = Struct("<qq?8s2s")
 """Before each address in the reply of `route`: cached tokens, expected microseconds, whether it fits, epoch, slot."""
 _HOLDER: Final = Struct("<q8s")
@@ -83,11 +85,12 @@ class IndexReader:
         self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05, trusts: Trust = lambda address, incarnation: True
     ) -> None:
         """`trusts`: which records count. Replies exclude the others."""
-        self._scripts = Scripts(redis, namespace, timeout=deadline)
+        self._scripts = Scripts(redis, namespace, timeout=max(deadline, LATE_SECONDS))
         self._deadline, self._trusts = deadline, trusts
         self._backoff = Backoff()
         self._distrusted: dict[bytes, tuple[Candidate, float]] = {}
         """By slot: the record, and the time until which it is excluded."""
+        self._late_releases: set[asyncio.Task[None]] = set()
 
     async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
         """Return workers for a prompt by expected TTFT, and a reservation at the first.
@@ -96,14 +99,14 @@ class IndexReader:
         most. No candidates: none is trusted.
         """
         packed, give_up = hash_bytes(hashes), time.monotonic() + self._deadline
-        for _ in range(MOST_ASKS):
+        for _ in range(MAX_QUERIES):
             route = await self._route(packed, prompt_tokens, exclude, give_up)
             trusted = [each for each in route.candidates if self._trusts(each.address, each.incarnation)]
             if len(trusted) == len(route.candidates):
                 return route
             until, before = time.monotonic() + DISTRUST_SECONDS, len(self._distrusted)
             for each in route.candidates:
-                if each not in trusted and len(self._distrusted) < MOST_DISTRUSTED:
+                if each not in trusted and len(self._distrusted) < MAX_DISTRUSTED:
                     self._distrusted[each.slot] = each, until
             if trusted and trusted[0] is route.candidates[0]:
                 return Route(trusted, route.reservation)
@@ -116,7 +119,7 @@ class IndexReader:
     async def _route(self, packed: bytes, prompt_tokens: int, exclude: Collection[str], give_up: float) -> Route:
         slots = self._excluded_slots() if self._distrusted else b""
         reply = await self._call("route", packed, prompt_tokens, os.urandom(8), MAX_CANDIDATES, slots, *exclude, give_up=give_up)
-        return Route([_candidate(packed) for packed in reply[1:]], reply[0])
+        return Route([_parse_candidate(packed) for packed in reply[1:]], reply[0])
 
     def _excluded_slots(self) -> bytes:
         """Return the slots of records that were untrusted recently and still are."""
@@ -160,59 +163,73 @@ class IndexReader:
 
     async def close(self) -> None:
         """Close the connections. Does not raise for an unreachable Redis."""
+        for task in self._late_releases:
+            task.cancel()
+        await asyncio.gather(*self._late_releases, return_exceptions=True)
         with contextlib.suppress(*REDIS_ERRORS):
             await self._scripts.close()
 
     async def _call(self, name: str, *args: bytes | str | int, give_up: float = 0.0) -> list[Any]:
         """Run one script. `give_up`: deadline in monotonic seconds, shared by several calls of one query."""
         if not self._backoff.may_try():
-            raise IndexUnavailable(f"redis is away: {self._backoff.reason}")
+            raise IndexUnavailable(f"Redis does not answer: {self._backoff.reason}")
         began = time.monotonic()
         deadline = max(0.0, give_up - began) if give_up else self._deadline
         try:
             async with asyncio.timeout(deadline):
-                reply = await self._scripts.call(name, *args)
+                reply = await self._scripts.call(name, *args, on_late=self._release_late if name == "route" else None)
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
             late = time.monotonic() - began >= 0.9 * deadline
             (self._backoff.record_timeout if late else self._backoff.record_failure)(reason)
-            raise IndexUnavailable(f"redis is away: {reason}") from error
+            raise IndexUnavailable(f"Redis does not answer: {reason}") from error
         self._backoff.reset()
         return reply
+
+    def _release_late(self, reply: Any) -> None:
+        """Release the reservation of a `route` whose caller left before the reply."""
+        if isinstance(reply, list) and reply[0]:
+            task = asyncio.create_task(self._release_quietly(reply[0]))
+            self._late_releases.add(task)
+            task.add_done_callback(self._late_releases.discard)
+
+    async def _release_quietly(self, reservation: bytes) -> None:
+        with contextlib.suppress(*REDIS_ERRORS):  # it expires
+            await self._scripts.call("release", reservation)
 
 
 def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
     return (flat[at : at + size] for at in range(0, len(flat), size))
 
 
-def _candidate(packed: bytes) -> Candidate:
+def _parse_candidate(packed: bytes) -> Candidate:
     cached, microseconds, fits, epoch, slot = _CANDIDATE.unpack_from(packed)
-    return Candidate(_text(packed[_CANDIDATE.size :]), cached, microseconds / 1e6, fits, epoch.hex(), slot)
+    return Candidate(_decode(packed[_CANDIDATE.size :]), cached, microseconds / 1e6, fits, epoch.hex(), slot)
 
 
 def unpack_holder(packed: bytes) -> tuple[str, int, str]:
     """Return address, cached tokens and incarnation of one entry of `match`'s reply."""
     tokens, epoch = _HOLDER.unpack_from(packed)
-    return _text(packed[_HOLDER.size :]), tokens, epoch.hex()
+    return _decode(packed[_HOLDER.size :]), tokens, epoch.hex()
 
 
-def _text(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     return data.decode("utf-8", "replace")  # A forged record may hold any bytes.
 
 
 def parse_workers(reply: list[Any]) -> list[WorkerState]:
     """Parse the reply of the script `workers`."""
-    return [_worker(row) for row in batched(reply, 17)]
+    return [_parse_worker(row) for row in batched(reply, 17)]
 
 
-def _worker(row: list[bytes]) -> WorkerState:
+def _parse_worker(row: list[bytes]) -> WorkerState:
     pod, address, block_tokens, revision, lease, reserved, *load, epoch = row
     running, waiting, backlog, rate, step, free, total, page_size, age, slot = (float(value) for value in load)
     return WorkerState(
-        pod=_text(pod),
-        address=_text(address),
+        pod=_decode(pod),
+        address=_decode(address),
         block_tokens=int(float(block_tokens)),
-        revision=_text(revision),
+        revision=_decode(revision),
         lease_seconds=float(lease),
         reserved_tokens=int(float(reserved)),
         load=WorkerLoad(

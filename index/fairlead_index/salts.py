@@ -22,7 +22,7 @@ def cache_salt(secret: bytes, tenant: str, given: str = "") -> str:
     """
     if not tenant and not given:
         return ""
-    return _cached(secret, tenant, given) if len(given) <= _CACHED_CHARACTERS else _salt(secret, tenant, given)
+    return _cached_salt(secret, tenant, given) if len(given) <= _CACHED_CHARACTERS else _salt(secret, tenant, given)
 
 
 def _salt(secret: bytes, tenant: str, given: str) -> str:
@@ -34,4 +34,4 @@ def _salt(secret: bytes, tenant: str, given: str) -> str:
     return mac.hexdigest()[:32]
 
 
-_cached = lru_cache(4096)(_salt)  # most requests of a tenant share a salt, and the MAC is the largest cost of checking a key
+_cached_salt = lru_cache(4096)(_salt)  # most requests of a tenant share a salt, and the MAC is the largest cost of checking a key

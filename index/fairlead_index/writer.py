@@ -18,8 +18,8 @@ from fairlead_index.worker_load import WorkerCard, WorkerLoad
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
-BATCH_BLOCKS: Final = 16  # blocks Redis for less than 0.1 ms: a router's query may wait behind two batches of every writer
-LONGEST_BATCH: Final = 128  # for a snapshot or a long backlog: two thirds of the server time per block, an eighth of the round trips
+MIN_BATCH_BLOCKS: Final = 16  # blocks Redis for less than 0.1 ms: a router's query may wait behind two batches of every writer
+MAX_BATCH_BLOCKS: Final = 128  # for a snapshot or a long backlog: two thirds of the server time per block, an eighth of the round trips
 BATCH_SHARE: Final = 8  # a batch is one eighth of the pending blocks: the busier Redis is, the cheaper each block
 BATCH_SECONDS: Final = 0.005
 SWEEP_ENTRIES: Final = 400  # bounds how long one sweep blocks other calls
@@ -90,12 +90,12 @@ class IndexWriter:
         self._backoff = Backoff(first=0.05, longest=min(1.0, lease_seconds / 5))
         self._load: tuple[float, WorkerLoad] | None = None  # when it was measured, monotonic seconds
         self._load_is_new = False
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._sweep_at = 0.0
         self._store_at = 0.0  # when to try a full Redis again
         self._epoch = b""
         self._advice = ""
-        self._self: _Incarnation | None = None
+        self._current: _Incarnation | None = None
         self._wake = asyncio.Event()
         self._leaving = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -137,7 +137,7 @@ class IndexWriter:
         except REDIS_ERRORS as error:
             log.warning("could not leave the index, the lease ends within %.0f s: %s", self._lease, error or "timeout")
         finally:
-            self._forget()
+            self._drop_incarnation()
             if self._task is not None and not self._task.done():
                 self._task.cancel()
             with contextlib.suppress(*REDIS_ERRORS):
@@ -152,49 +152,49 @@ class IndexWriter:
     @property
     def joined(self) -> bool:
         """Whether the index lists this worker, as far as known here."""
-        return self._self is not None
+        return self._current is not None
 
     @property
     def stats(self) -> WriterStats:
         self._stats.held = len(self._changes)
-        self._stats.pending = self._changes.pending + (self._self.blocks if self._self else 0)
+        self._stats.pending = self._changes.pending + (self._current.blocks if self._current else 0)
         return self._stats
 
     async def _run(self) -> None:
         while not self._leaving.is_set():
             try:
-                await self._turn()
+                await self._run_once()
             except _Lost as lost:
                 log.warning("index lost this worker (%s): joining again with %d blocks", lost, len(self._changes))
-                self._forget()
+                self._drop_incarnation()
             except REDIS_ERRORS as error:
-                await self._away(error)
+                await self._handle_failure(error)
             except Exception as error:  # a bug here must stop neither serving nor retrying
                 log.exception("index writer failed")
-                self._forget()
-                await self._away(error)
+                self._drop_incarnation()
+                await self._handle_failure(error)
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         """Join if needed, send one batch, renew the lease, wait for more work."""
-        if self._self is not None and self._self.batch is None and not self._changes.following:
-            self._forget()  # the backlog was dropped while Redis was away
-        me = self._self or await self._join()
-        if me.batch is None and self._changes.pending:
-            me.batch = self._changes.take(min(LONGEST_BATCH, max(BATCH_BLOCKS, self._changes.pending // BATCH_SHARE)))
-        if me.batch is not None:
-            await self._apply(me, me.batch)
-        if time.monotonic() >= self._next_beat():
-            await self._heartbeat(me)
-        few = self._changes.pending <= LONGEST_BATCH  # pending removals go before the new snapshot
-        if self._stats.full and me.batch is None and few and time.monotonic() >= self._store_at:
-            me.batch = self._changes.take(LONGEST_BATCH) or None
+        if self._current is not None and self._current.batch is None and not self._changes.is_following:
+            self._drop_incarnation()  # the backlog was dropped while Redis was away
+        incarnation = self._current or await self._join()
+        if incarnation.batch is None and self._changes.pending:
+            incarnation.batch = self._changes.take(min(MAX_BATCH_BLOCKS, max(MIN_BATCH_BLOCKS, self._changes.pending // BATCH_SHARE)))
+        if incarnation.batch is not None:
+            await self._apply(incarnation, incarnation.batch)
+        if time.monotonic() >= self._next_heartbeat_at():
+            await self._heartbeat(incarnation)
+        is_nearly_sent = self._changes.pending <= MAX_BATCH_BLOCKS  # pending removals go before the new snapshot
+        if self._stats.full and incarnation.batch is None and is_nearly_sent and time.monotonic() >= self._store_at:
+            incarnation.batch = self._changes.take(MAX_BATCH_BLOCKS) or None
             self._changes.restart()  # the whole set, parents first: blocks that the index kept change nothing
             self._stats.full = bool(self._changes.pending)
             self._store_at = time.monotonic() + self._lease
         if self._backoff.is_active:
             log.info("the index receives this worker's blocks again")
         self._backoff.reset()
-        if me.batch is None and not self._changes.pending:
+        if incarnation.batch is None and not self._changes.pending:
             await self._idle()
 
     async def _idle(self) -> None:
@@ -203,15 +203,15 @@ class IndexWriter:
         if self._leaving.is_set():
             return
         try:
-            async with asyncio.timeout(max(0.0, self._next_beat() - time.monotonic())):
+            async with asyncio.timeout(max(0.0, self._next_heartbeat_at() - time.monotonic())):
                 await self._wake.wait()
         except TimeoutError:
             return
-        if self._changes.pending < BATCH_BLOCKS and not self._leaving.is_set():
+        if self._changes.pending < MIN_BATCH_BLOCKS and not self._leaving.is_set():
             await asyncio.sleep(BATCH_SECONDS)
 
-    def _next_beat(self) -> float:
-        return self._beat_at + self._lease / (20 if self._load_is_new else 5)
+    def _next_heartbeat_at(self) -> float:
+        return self._heartbeat_at + self._lease / (20 if self._load_is_new else 5)
 
     async def _join(self) -> _Incarnation:
         self._epoch = os.urandom(8)
@@ -222,38 +222,39 @@ class IndexWriter:
         if reply[0] != b"OK":
             await self._scripts.call("sweep", SWEEP_ENTRIES)
             raise OSError("all 65,535 slots of the namespace are taken or wait for the sweep")
-        self._self = _Incarnation(slot=reply[1], epoch=self._epoch)
+        self._current = _Incarnation(slot=reply[1], epoch=self._epoch)
         self._stats.joins += 1
-        self._beat_at = 0.0  # publish the load before the snapshot is complete
+        self._heartbeat_at = 0.0  # publish the load before the snapshot is complete
         self._changes.restart()
         self._stats.full = False
         if (advice := await eviction_advice(self._scripts.redis)) != self._advice:
             self._advice = advice
             if advice:
                 log.warning("%s", advice)
-        return self._self
+        return self._current
 
-    async def _apply(self, me: _Incarnation, batch: list[Change]) -> None:
+    async def _apply(self, incarnation: _Incarnation, batch: list[Change]) -> None:
         stores = any(change.kind == "S" for change in batch)
         try:
-            reply = await self._scripts.call("apply" if stores else "evict", me.slot, me.epoch, me.sequence + 1, *pack(batch))
+            script, sequence = "apply" if stores else "evict", incarnation.sequence + 1
+            reply = await self._scripts.call(script, incarnation.slot, incarnation.epoch, sequence, *pack(batch))
         except ReplyError as error:
             if not stores or error.code != "OOM":
                 raise
-            self._filled(me, batch, str(error))
+            self._handle_full(incarnation, batch, str(error))
             return
-        self._check(reply)
+        self._check_reply(reply)
         self._stats.batches += 1
-        self._stats.blocks += me.blocks
-        me.sequence += 1
-        me.batch = None
+        self._stats.blocks += incarnation.blocks
+        incarnation.sequence += 1
+        incarnation.batch = None
         if stores and self._stats.full:
             self._stats.full = False
             log.info("redis has memory again: publishing %d blocks", len(self._changes))
 
-    def _filled(self, me: _Incarnation, batch: list[Change], reason: str) -> None:
+    def _handle_full(self, incarnation: _Incarnation, batch: list[Change], reason: str) -> None:
         """Handle OOM. None of the batch was applied, or on a retry all of it: its removals can reuse the number in both cases."""
-        me.batch = [change for change in batch if change.kind == "R"]  # sent even if empty: it confirms the number
+        incarnation.batch = [change for change in batch if change.kind == "R"]  # sent even if empty: it confirms the number
         self._changes.keep_removals()
         self._store_at = time.monotonic() + self._lease
         if not self._stats.full:
@@ -264,15 +265,15 @@ class IndexWriter:
                 reason,
             )
 
-    async def _heartbeat(self, me: _Incarnation) -> None:
+    async def _heartbeat(self, incarnation: _Incarnation) -> None:
         sent = time.monotonic()
         age, load = (-1, WorkerLoad()) if self._load is None else (round((sent - self._load[0]) * 1000), self._load[1])
         self._load_is_new = False
         reply = await self._scripts.call(
             "heartbeat",
-            me.slot,
-            me.epoch,
-            me.sequence,
+            incarnation.slot,
+            incarnation.epoch,
+            incarnation.sequence,
             age,
             load.running,
             load.waiting,
@@ -283,15 +284,15 @@ class IndexWriter:
             load.pages_total,
             load.page_size,
         )
-        self._check(reply)
-        self._beat_at = sent
+        self._check_reply(reply)
+        self._heartbeat_at = sent
         if reply[1] or sent >= self._sweep_at:
             await self._scripts.call("sweep", SWEEP_ENTRIES)
         if sent >= self._sweep_at:
             await self._scripts.call("renew")
             self._sweep_at = sent + self._lease
 
-    def _check(self, reply: list[bytes]) -> None:
+    def _check_reply(self, reply: list[bytes]) -> None:
         if reply[0] == b"STALE":
             self._stats.stale += 1
             raise _Lost("stale: another incarnation took over, or the index was emptied")
@@ -299,21 +300,21 @@ class IndexWriter:
             self._stats.gaps += 1
             raise _Lost("gap: the index is missing changes")
 
-    def _forget(self) -> None:
-        self._self = None
+    def _drop_incarnation(self) -> None:
+        self._current = None
         self._changes.forget()
 
-    def _way_out(self) -> str:
+    def _repair_advice(self) -> str:
         if "WRONGTYPE" not in self._stats.last_error:
             return ""
         return f". A key of the index was overwritten: delete all keys that begin with {self._scripts.prefix}; workers then publish again"
 
-    async def _away(self, error: BaseException) -> None:
+    async def _handle_failure(self, error: BaseException) -> None:
         self._stats.errors += 1
         self._stats.last_error = str(error) or type(error).__name__
         if not self._backoff.is_active:
             log.warning(
-                "the index does not receive this worker's blocks until Redis answers: %s%s", self._stats.last_error, self._way_out()
+                "the index does not receive this worker's blocks until Redis answers: %s%s", self._stats.last_error, self._repair_advice()
             )
         seconds = self._backoff.record_failure(self._stats.last_error)
         log.debug("next try in %.2f s: %s", seconds, self._stats.last_error)

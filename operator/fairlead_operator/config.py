@@ -17,6 +17,7 @@ class OperatorConfig(BaseSettings):
         cli_prog_name="fairlead-operator",
         cli_kebab_case=True,
         cli_implicit_flags=True,
+        cli_exit_on_error=False,
         frozen=True,
         extra="ignore",
     )

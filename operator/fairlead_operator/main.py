@@ -26,11 +26,12 @@ def main() -> None:
                 print(f"fairlead-operator: {found['msg'].removeprefix('Value error, ')}", file=sys.stderr)
                 continue
             value = redact_url(str(found["input"])) if flag == "redis_url" else found["input"]
-            given = "" if found["type"] == "missing" else f" (given: {value!r})"
-            print(f"fairlead-operator: --{flag.replace('_', '-')} or FAIRLEAD_{flag.upper()}: {found['msg']}{given}", file=sys.stderr)
+            said = "is missing; give one of them" if found["type"] == "missing" else f"{found['msg']} (given: {value!r})"
+            print(f"fairlead-operator: --{flag.replace('_', '-')} or FAIRLEAD_{flag.upper()}: {said}", file=sys.stderr)
         sys.exit(2)
     except SettingsError as error:
-        print(f"fairlead-operator: {error}", file=sys.stderr)
+        words = str(error).removeprefix("error parsing CLI: ")
+        print(f"fairlead-operator: {words}; fairlead-operator --help lists the flags", file=sys.stderr)
         sys.exit(2)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level)))

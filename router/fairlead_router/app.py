@@ -13,7 +13,7 @@ from fairlead_common.canary_split import SplitReport
 from fairlead_common.truncate import quote, truncate
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
-from fairlead_router.errors import ApiError, Headers, unavailable
+from fairlead_router.errors import SHUTTING_DOWN, ApiError, Headers, unavailable
 from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import has_opted_out
 from fairlead_router.request.client_request import Call, linger
@@ -78,10 +78,11 @@ class App:
                 handler.authenticate(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
-                raise ApiError(404, f"There is no {truncate(path)} here.", code="not_found")
+                hint = "" if self._part == "admin" else f" GET {OPENAPI} lists the paths."
+                raise ApiError(404, f"There is no path {truncate(path)} here.{hint}", code="not_found")
             if call.method not in allowed:
                 allow = ", ".join(allowed)
-                message = f"{call.method} is not allowed on {truncate(path)}, but {allow}."
+                message = f"{call.method} is not allowed on {truncate(path)}; use {allow}."
                 raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
             if page is not None:
                 call.status = 200
@@ -117,12 +118,17 @@ class App:
             else:  # the drain timeout has passed
                 call.ending = "broken"
                 if not reply.started or call.is_held:
-                    await self._refuse(call, unavailable("The router is shutting down.", retry_after=1), request, reply)
+                    await self._refuse(call, unavailable(SHUTTING_DOWN, retry_after=1), request, reply)
         except Exception:
             logger.exception("request %s: internal error of the router", call.id)
             call.ending = "broken"
             if not reply.started or call.is_held:  # else closing the connection tells the client that the answer is truncated
-                await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), request, reply)
+                await self._refuse(
+                    call,
+                    ApiError(500, f"The router failed: its log has the cause under {call.id}.", kind="server_error", code="internal"),
+                    request,
+                    reply,
+                )
         finally:
             if counted:
                 self._router.demand.request_ended(call)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from fairlead_index.groups import MOST_GROUPS
+from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, redact_url
 
 IndexMode = Literal["auto", "mirror", "remote"]
@@ -25,6 +25,7 @@ class RouterConfig(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     service_name: str = Field("fairlead", description="name of the InferenceService")
@@ -36,14 +37,14 @@ class RouterConfig(BaseSettings):
     )
     worker_admin_port: OptionalPort = Field(None, description="the workers' FAIRLEAD_ADMIN_PORT (empty: they have none)")
     index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
-    index_groups: int = Field(1, ge=1, le=MOST_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
+    index_groups: int = Field(1, ge=1, le=MAX_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
     redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
-    redis_username_file: str = Field("", description="file with the user's name, read at each connection")
-    redis_password_file: str = Field("", description="file with its password, read at each connection")
+    redis_username_file: str = Field("", description="file with the name of the Redis user, read at each connection")
+    redis_password_file: str = Field("", description="file with the password of the Redis user, read at each connection")
     redis_ca_file: str = Field("", description="PEM file of the authorities that a rediss:// server is verified by (empty: the system's)")
     redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
-    redis_key_file: str = Field("", description="PEM file of its private key")
+    redis_key_file: str = Field("", description="PEM file of the private key of --redis-cert-file")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
     canary_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
@@ -87,7 +88,7 @@ class RouterConfig(BaseSettings):
     picker_port: int | None = Field(
         None, ge=0, le=65535, description="port of the endpoint picker for gateways (empty: none; 0: any free one)"
     )
-    picker_tls: str = Field("self-signed", description="of that port: self-signed, off, or a folder with tls.crt and tls.key")
+    picker_tls: str = Field("self-signed", description="TLS of the picker port: self-signed, off, or a folder with tls.crt and tls.key")
     picker_max_wait: float = Field(60.0, ge=0, description="seconds of expected wait beyond which the picker answers 429 (0: never)")
 
     @field_validator("workers")
@@ -115,5 +116,5 @@ class RouterConfig(BaseSettings):
 
 
 def read_config(arguments: list[str]) -> RouterConfig:
-    """Read the command line and the environment. Exits for an unknown flag; raises ValidationError for a bad value."""
+    """Read the command line and the environment. Raises SettingsError for an unknown flag, ValidationError for a bad value."""
     return RouterConfig(_cli_parse_args=arguments)

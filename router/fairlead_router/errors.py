@@ -3,6 +3,12 @@
 from fairlead_common.protocols import errors as protocol_errors
 
 Headers = list[tuple[bytes, bytes]]
+SHUTTING_DOWN = "This router is shutting down. Try again at once."
+"""Message of a 503: the Service sends the next connection to another router."""
+
+
+class ListenError(Exception):
+    """The router cannot listen on a port. The message names the flag, the port and the cause."""
 
 
 class ApiError(Exception):

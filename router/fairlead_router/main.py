@@ -6,16 +6,18 @@ import resource
 import sys
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from fairlead_common.memory import freeze_gc
 from fairlead_index.redis.access import has_password
 from fairlead_router import access_log
 from fairlead_router.config import read_config
+from fairlead_router.errors import ListenError
 from fairlead_router.server import RouterServer
 
 
 def main() -> None:
-    """Run until SIGTERM. Exit with 0 after the drain, with 2 for an invalid configuration."""
+    """Run until SIGTERM. Exit with 0 after the drain, with 1 for a port that cannot be bound, with 2 for an invalid configuration."""
     try:
         config = read_config(sys.argv[1:])
         server = RouterServer(config)
@@ -23,10 +25,13 @@ def main() -> None:
         for problem in error.errors(include_url=False):
             flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
             if problem["type"] == "missing":  # the error's input is the whole configuration, with passwords
-                said = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
+                text = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
             else:
-                said = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
-            print(f"fairlead-router: {said}", file=sys.stderr)
+                text = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+            print(f"fairlead-router: {text}", file=sys.stderr)
+        sys.exit(2)
+    except SettingsError as error:
+        print(f"fairlead-router: {str(error).removeprefix('error parsing CLI: ')}; fairlead-router --help lists the flags", file=sys.stderr)
         sys.exit(2)
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)
@@ -36,13 +41,13 @@ def main() -> None:
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream needs two sockets, and the usual soft limit is 1,024
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # a stream needs two sockets, and the usual soft limit is 1,024
     freeze_gc()
     try:
         server.run()
-    except OSError as error:
-        print(f"fairlead-router: --host {config.host} --port {config.port}: {error}", file=sys.stderr)
+    except ListenError as error:
+        print(f"fairlead-router: cannot listen: {error}; free the port or give another", file=sys.stderr)
         sys.exit(1)
 
 

@@ -135,16 +135,16 @@ class _WorkerGauges(Collector):
         self._table = table
 
     def collect(self) -> Iterable[Metric]:
-        flying = GaugeMetricFamily("fairlead_router_worker_in_flight", "Requests of this router at a worker", labels=["worker"])
+        in_flight = GaugeMetricFamily("fairlead_router_worker_in_flight", "Requests of this router at a worker", labels=["worker"])
         usable = GaugeMetricFamily("fairlead_router_worker_usable", "1 while the worker may be chosen", labels=["worker"])
-        wrong = GaugeMetricFamily(
+        prediction_error = GaugeMetricFamily(
             "fairlead_router_worker_prediction_error_ratio",
             "Moving average of the error of predicted cached tokens, as a share of the prompt",
             labels=["worker", "direction"],
         )
         for worker in self._table:
-            wrong.add_metric([worker.address, "over"], worker.prediction_error.over)
-            wrong.add_metric([worker.address, "under"], worker.prediction_error.under)
-            flying.add_metric([worker.address], worker.in_flight)
+            prediction_error.add_metric([worker.address, "over"], worker.prediction_error.over)
+            prediction_error.add_metric([worker.address, "under"], worker.prediction_error.under)
+            in_flight.add_metric([worker.address], worker.in_flight)
             usable.add_metric([worker.address], float(worker.usable))
-        return [flying, usable, wrong]
+        return [in_flight, usable, prediction_error]

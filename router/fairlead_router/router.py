@@ -75,8 +75,8 @@ class Router:
         self._routing_policy: Policy = self.canary or self.policy
         self.scale_up = ScaleUpStatus()
         self.admission = Admission(config, self.table, self.metrics, self.scale_up)
-        alone = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
-        self.demand = Demand(self.table, self.scale_up, self.admission.queued, alone)
+        unique_shares = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
+        self.demand = Demand(self.table, self.scale_up, self.admission.queued, unique_shares)
         self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
@@ -92,8 +92,8 @@ class Router:
         self._routing_policy.start()
         if self.picker is not None:
             await self.picker.start()
-        following = lambda: follow_discovery(self._source, self.table, self.config.poll_interval, self._refresh_discovery)  # noqa: E731
-        self._discovery_task = supervise("discovery", following, self.metrics.task_failures)
+        follow = lambda: follow_discovery(self._source, self.table, self.config.poll_interval, self._refresh_discovery)  # noqa: E731
+        self._discovery_task = supervise("discovery", follow, self.metrics.task_failures)
 
     async def close(self) -> None:
         if self.picker is not None:
@@ -177,12 +177,12 @@ class Router:
         """Return the served models as OpenAI's model objects."""
         adapters = self.table.adapters()
 
-        def described(name: str) -> dict[str, Any]:
-            own = self.formats.describe(name)
-            return adapters[name].model_fields(own["max_model_len"]) if name in adapters else own
+        def describe(name: str) -> dict[str, Any]:
+            model = self.formats.describe(name)
+            return adapters[name].model_fields(model["max_model_len"]) if name in adapters else model
 
         return [
-            {"id": name, "object": "model", "created": self._created, "owned_by": "fairlead", **described(name)}
+            {"id": name, "object": "model", "created": self._created, "owned_by": "fairlead", **describe(name)}
             for name in self.prompts.model_names()
         ]
 

@@ -12,6 +12,7 @@ from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
+from fairlead_router.errors import ListenError
 from fairlead_router.router import Router
 from fairlead_router.supervision import supervise
 from fairlead_router.wire.client_connection import ClientConnection
@@ -35,10 +36,10 @@ class RouterServer:
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
         self._config = config
-        self._guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
+        self._limiter: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
-        self._admin_guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
+        self._admin_limiter: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
         """Separate limits: clients that exhaust the inference port do not block the admin port."""
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
@@ -66,7 +67,7 @@ class RouterServer:
         return _port(self._admin_listener or self._listener)
 
     async def serve(self) -> None:
-        """Listen until `leave`, then drain. Raises OSError for an address that cannot be bound."""
+        """Listen until `leave`, then drain. Raises ListenError."""
         loop = asyncio.get_running_loop()
         self._leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,47 +91,51 @@ class RouterServer:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
         if self._config.admin_port is not None:
-            self._admin_listener = await self._listen(loop, self._config.admin_port, self._admin_app, self._admin_guard)
+            self._admin_listener = await self._listen(loop, "--admin-port", self._config.admin_port, self._admin_app, self._admin_limiter)
             logger.info("admin paths on http://%s:%d", self._config.host, self.admin_port)
-        self._listener = await self._listen(loop, self._config.port, self._app, self._guard)
+        self._listener = await self._listen(loop, "--port", self._config.port, self._app, self._limiter)
         logger.info("running on http://%s:%d", self._config.host, self.port)
-        looking = supervise("connections", self._look_after, self.router.metrics.task_failures)
+        stall_check = supervise("connections", self._close_stalled, self.router.metrics.task_failures)
         await leaving.wait()
-        looking.cancel()
+        stall_check.cancel()
         for listener in (self._listener, self._admin_listener):
             if listener is not None:
                 listener.close()
         for connection in list(self._connections):
             connection.finish()
-        if tasks := self._under_way():
+        if tasks := self._running_tasks():
             logger.info("waiting for %d requests", len(tasks))
             _, tasks = await asyncio.wait(tasks, timeout=max(1.0, self._config.drain_timeout))
-        self._cut(tasks)
+        self._cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._connections:
             await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
 
     async def _listen(
-        self, loop: asyncio.AbstractEventLoop, port: int, app: App, guard: "ConnectionLimiter[ClientConnection]"
+        self, loop: asyncio.AbstractEventLoop, flag: str, port: int, app: App, limiter: "ConnectionLimiter[ClientConnection]"
     ) -> asyncio.Server:
-        make = lambda: ClientConnection(app, self._connections, loop, guard)  # noqa: E731
+        """Listen on `port`, which `flag` gives. Raises ListenError."""
+        create_connection = lambda: ClientConnection(app, self._connections, loop, limiter)  # noqa: E731
         host = self._config.host
-        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
-            both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-            bound_unsent(both)
-            return await loop.create_server(make, sock=both, backlog=BACKLOG)
-        listener = await loop.create_server(make, host, port, backlog=BACKLOG, start_serving=False)
+        try:
+            if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
+                dual_stack = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+                bound_unsent(dual_stack)
+                return await loop.create_server(create_connection, sock=dual_stack, backlog=BACKLOG)
+            listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False)
+        except OSError as error:
+            raise ListenError(f"--host {host} {flag} {port}: {error}") from error
         for each in listener.sockets:
             bound_unsent(each)
         await listener.start_serving()
         return listener
 
-    async def _look_after(self) -> None:
+    async def _close_stalled(self) -> None:
         while True:
             await asyncio.sleep(IDLE_CHECK_SECONDS)
             now = monotonic()
-            self._guard.close_overdue(now)
-            self._admin_guard.close_overdue(now)
+            self._limiter.close_overdue(now)
+            self._admin_limiter.close_overdue(now)
             for connection in list(self._connections):
                 connection.close_if_stalled(now)
 
@@ -138,9 +143,9 @@ class RouterServer:
         if not self.started or self.router.proxy.draining:
             logger.info("%s again: ending now", signal.Signals(number).name)
             self.leave()
-            self._cut(self._under_way())
+            self._cancel(self._running_tasks())
             return
-        logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self._under_way()))
+        logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self._running_tasks()))
         self.router.drain()
         asyncio.get_running_loop().call_later(self._config.drain_grace, self._leave)
 
@@ -148,11 +153,11 @@ class RouterServer:
         self.router.stop_accepting()
         self.leave()
 
-    def _under_way(self) -> set[asyncio.Task[None]]:
+    def _running_tasks(self) -> set[asyncio.Task[None]]:
         return {connection.task for connection in self._connections if connection.task is not None}
 
     @staticmethod
-    def _cut(tasks: set[asyncio.Task[None]]) -> None:
+    def _cancel(tasks: set[asyncio.Task[None]]) -> None:
         """Cancel the tasks: streams end with an error event, other requests get a 503."""
         for task in tasks:
             task.cancel()

@@ -3,12 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from fairlead.demo.command import MANIFEST, with_policy
 from fairlead.demo.compare import broken_promises, returned_to_pod, side_by_side, summary
 from fairlead.demo.conversations import conversations
-from fairlead.demo.play import Turn
+from fairlead.demo.play import Turn, wait_usable
 from fairlead.local.manifest import objects_of, read_manifest
 
 KEPT = [
@@ -17,6 +20,24 @@ KEPT = [
     Turn("boris", 1, "p1", 700, 0, 0, 1.0),
     Turn("boris", 2, "p1", 800, 752, 752, 0.3),
 ]
+
+
+async def test_conversations_start_when_the_router_uses_all_workers() -> None:
+    asked = 0
+
+    async def workers(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.json_response({"workers": [{"usable": True}, {"usable": asked > 2}]})
+
+    application = web.Application()
+    application.router.add_get("/fairlead/workers", workers)
+    async with TestServer(application) as server:
+        url = str(server.make_url("/")).rstrip("/")
+        await wait_usable(url, 2, 10)
+        assert asked == 3
+        with pytest.raises(TimeoutError, match="the router uses 2 of 3 ready workers"):
+            await wait_usable(url, 3, 0.1)
 
 
 def test_a_conversation_is_not_compared_with_the_previous_one() -> None:

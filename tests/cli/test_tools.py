@@ -122,6 +122,15 @@ def test_status_names_an_address_without_a_router(router: str) -> None:
         read_workers("http://127.0.0.1:9")
     with pytest.raises(UserError, match="not a Fairlead router"):
         read_workers(f"{router}/elsewhere")
+    with pytest.raises(UserError, match=r"--url 127\.0\.0\.1:9: no URL; give http://HOST:PORT"):
+        read_workers("127.0.0.1:9")
+
+
+def test_an_unknown_argument_is_named_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["status", "--nonsense"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "fairlead status: unknown argument --nonsense; `fairlead status --help` lists the arguments\n"
 
 
 def test_status_with_nothing_running_says_what_to_do(

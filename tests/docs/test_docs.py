@@ -99,9 +99,38 @@ def test_named_settings_exist() -> None:
     assert keys and {each for each in keys if each[1] not in reference.Limits.model_fields} == set()
 
 
+def test_named_metrics_exist() -> None:
+    reference = _load("reference")
+    served = set(re.findall(r"`(fairlead_[a-z0-9_]+)`", reference.metrics_page()))
+    series = served | {f"{name}{end}" for name in served for end in ("_bucket", "_sum", "_count")}
+    named = {(page, name) for page, text in PAGES.items() for name in re.findall(r"\bfairlead_[a-z0-9_]+", text)}
+    packages = {"fairlead_common", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker"}
+    assert {each for each in named if each[1] not in series | packages} == set()
+
+
 @cache
 def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_named_functions_exist() -> None:
+    """`serving/proxy.py::Proxy.choose`, below one of the packages that the page names."""
+    roots = [path for path in ROOT.glob("*/fairlead*") if (path / "__init__.py").exists()]
+    for page, text in PAGES.items():
+        for path, name in re.findall(r"`([\w/]+\.py)::([A-Za-z_.]+)`", text):
+            if not Path(path).name.startswith("test_"):
+                files = [root / path for root in roots if (root / path).exists()]
+                assert len(files) == 1, f"{page}: {path} is in {len(files)} packages"
+                assert name in definitions_of(files[0]), f"{page}: {path} has no {name}"
+
+
+@cache
+def definitions_of(path: Path) -> set[str]:
+    """Return the functions and classes of a module, and the methods of its classes as `Class.method`."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
+    methods = {f"{node.name}.{one.name}" for node in top if isinstance(node, ast.ClassDef) for one in node.body if isinstance(one, kinds)}
+    return {node.name for node in top} | methods
 
 
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if TEST.search(text)])

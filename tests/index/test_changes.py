@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fairlead_index.changes import RUN_BLOCKS, SLACK, Change, Changes
+from fairlead_index.changes import BACKLOG_MARGIN, RUN_BLOCKS, Change, Changes
 from fairlead_index.redis.scripts import script_source
 
 
@@ -102,10 +102,10 @@ def test_a_listener_of_all_changes_holds_the_same_set(seed: int) -> None:
 
 def test_a_backlog_longer_than_the_set_is_dropped() -> None:
     changes = follow()
-    for number in range(SLACK // 2 + 10):
+    for number in range(BACKLOG_MARGIN // 2 + 10):
         changes.store([number + 1])
         changes.remove([number + 1])
-    assert not changes.following and not changes.pending
+    assert not changes.is_following and not changes.pending
 
 
 def test_a_parent_removed_before_its_child_raises_nothing() -> None:

@@ -8,7 +8,7 @@ from tests.index.conftest import either, eventually
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import VERSIONS, RedisServer, binary, free_port
 
-from fairlead_index.groups import GroupedReader, group_namespaces, index_reader, namespace_of
+from fairlead_index.groups import GroupedReader, create_reader, group_namespaces, namespace_of
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.redis.scripts import SCHEMA
@@ -110,13 +110,13 @@ async def test_a_cold_prefix_has_one_home_for_every_router_and_a_burst_spreads(s
             route = await asked.route(block_hashes(seed, range(64), BLOCK), 64)
             homes.setdefault(seed, set()).add(route.candidates[0].address)
             await asked.release(route.reservation)
-            await asyncio.gather(*asked._returning)
+            await asyncio.gather(*asked._releases)
     assert all(len(found) == 1 for found in homes.values())
     assert len({min(found) for found in homes.values()}) >= 4
     routes = await asyncio.gather(*((other if n % 2 else reader).route(CHAIN, 256) for n in range(256)))
     chosen = Counter(route.candidates[0].address for route in routes)
     assert len(chosen) == 9 and max(chosen.values()) <= 2 * 256 / 9, chosen
-    await asyncio.gather(*reader._returning, *other._returning)
+    await asyncio.gather(*reader._releases, *other._releases)
     assert sum(worker.reserved_tokens for worker in await reader.workers()) == 256 * 256
     await end(writers, reader, other)
 
@@ -160,5 +160,5 @@ async def test_groups_of_one_service_lie_on_the_shards_of_a_cluster(namespace: s
 
 
 def test_a_single_group_uses_the_plain_reader() -> None:
-    assert isinstance(index_reader("redis://h", "a/b"), IndexReader)
-    assert isinstance(index_reader("redis://h", "a/b", 2), GroupedReader)
+    assert isinstance(create_reader("redis://h", "a/b"), IndexReader)
+    assert isinstance(create_reader("redis://h", "a/b", 2), GroupedReader)

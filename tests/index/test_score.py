@@ -114,3 +114,14 @@ def test_the_predicted_tokens_are_what_a_worker_can_reuse(prompt: int, page: int
     worker = ScoredWorker(address="a:1", block_tokens=16, depth=3, page_size=page)
     [start] = rank_candidates([worker], bytes(24), prompt, bytes(8), 1)
     assert start.cached == cached
+
+
+@pytest.mark.parametrize(
+    ("backlog", "expected"), [(2000, {"a": (0.28, 0.37), "b": (0.27, 0.6)}), (8000, {"b": (0.27, 0.6), "a": (1.03, 1.12)})]
+)
+def test_the_example_of_the_page(backlog: int, expected: dict[str, tuple[float, float]]) -> None:
+    """docs/design/prefix-index/score.md"""
+    holder = ScoredWorker("a", 64, depth=30, backlog=backlog, rate=8000, step=0.02)
+    ranked = rank_candidates([holder, ScoredWorker("b", 64, rate=8000, step=0.02)], bytes(8 * 31), 2000, bytes(8), 2)
+    assert {start.address: (round(start.seconds, 2), round(start.score, 2)) for start in ranked} == expected
+    assert [start.address for start in ranked] == list(expected)

@@ -87,7 +87,6 @@ class World:
         del self.truth[pod]
         task = writer._task
         assert task is not None
-        writer._leaving.set()  # redis-py may swallow a cancellation while it connects; the loop ends by this flag then
         task.cancel()
         await asyncio.wait({task})
         await writer._scripts.close()

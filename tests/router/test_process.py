@@ -4,11 +4,13 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 
@@ -108,9 +110,31 @@ async def test_a_bad_flag_is_named() -> None:
     assert process.returncode == 2 and b"--workers" in said and b"http://a" in said
 
 
+async def test_an_unknown_flag_is_named_without_a_list_of_all_flags() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_router.main", "--polcy=Random", stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert said == b"fairlead-router: unrecognized arguments: --polcy=Random; fairlead-router --help lists the flags\n"
+
+
 async def test_a_missing_flag_is_named_and_the_others_are_not_listed() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fairlead_router.main", "--redis-url", "redis://:secret@host:6379/0", stderr=asyncio.subprocess.PIPE
     )
     _, said = await process.communicate()
     assert process.returncode == 2 and b"--workers is missing" in said and b"FAIRLEAD_WORKERS" in said and b"secret" not in said
+
+
+@pytest.mark.parametrize("flag", ["--port", "--admin-port", "--picker-port"])
+async def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        flags = ["--workers", "static://127.0.0.1:9", "--host", "127.0.0.1", "--port", "0", flag, port]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fairlead_router.main", *flags, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1 and f"{flag} {port}".encode() in said, said
+    assert b"Traceback" not in said

@@ -128,9 +128,9 @@ async def test_every_background_task_of_a_router_survives_an_exception(
         "token quotas": FailsOnce(Accounts._sync, "token quotas"),
         "key file": FailsOnce(KeyStore.reload, None),  # in a thread
         "split file": FailsOnce(CanaryFile.reload, "split file"),
-        "mirror guard": FailsOnce(vars(FleetReader)["capacity"].fget, "mirror guard"),
-        "index watch": FailsOnce(PrefixAware._set_away, "index watch"),
-        "looks": FailsOnce(PromptFormats.choose_current, "looks"),
+        "mirror size": FailsOnce(vars(FleetReader)["capacity"].fget, "mirror size"),
+        "index watch": FailsOnce(PrefixAware._set_unavailable, "index watch"),
+        "health check": FailsOnce(PromptFormats.choose_current, "health check"),
         "queue": FailsOnce(Admission._admit_waiting, "queue"),
         "connections": FailsOnce(ConnectionLimiter.close_overdue, "connections"),
         "discovery": FailsOnce(WorkerTable.set_addresses, "discovery"),
@@ -138,9 +138,9 @@ async def test_every_background_task_of_a_router_survives_an_exception(
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
     monkeypatch.setattr(KeyStore, "reload", faults["key file"])
     monkeypatch.setattr(CanaryFile, "reload", faults["split file"])
-    monkeypatch.setattr(FleetReader, "capacity", property(lambda reader: faults["mirror guard"].__get__(reader)()))
-    monkeypatch.setattr(PrefixAware, "_set_away", faults["index watch"])
-    monkeypatch.setattr(PromptFormats, "choose_current", faults["looks"])
+    monkeypatch.setattr(FleetReader, "capacity", property(lambda reader: faults["mirror size"].__get__(reader)()))
+    monkeypatch.setattr(PrefixAware, "_set_unavailable", faults["index watch"])
+    monkeypatch.setattr(PromptFormats, "choose_current", faults["health check"])
     monkeypatch.setattr(Admission, "_admit_waiting", faults["queue"])
     monkeypatch.setattr(ConnectionLimiter, "close_overdue", faults["connections"])
     monkeypatch.setattr(WorkerTable, "set_addresses", faults["discovery"])

@@ -81,7 +81,7 @@ def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
 
 def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     try:
-        with nullcontext() if ranks is None else ranks.together():
+        with nullcontext() if ranks is None else ranks.collective():
             scheduler, runner, ready, adapters = build(config, end, ranks)
     except Exception as error:
         if type(error).__name__ not in SELF_EXPLANATORY:
@@ -127,7 +127,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
     from fairlead_worker.platform.isa import cpu_level
-    from fairlead_worker.scheduler.limits import within
+    from fairlead_worker.scheduler.limits import limit_steps
     from fairlead_worker.scheduler.scheduler import Scheduler
     from fairlead_worker.sharding.group import check_devices
     from fairlead_worker.weights.cache import ModelCache
@@ -158,10 +158,10 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
             ranks.fetched(number, folder)
         adapters.load(number, name, uri, folder)
     if config.deterministic:
-        from fairlead_worker.execution.batch_invariance import check_invariance, settle
+        from fairlead_worker.execution.batch_invariance import check_invariance, configure_torch
         from fairlead_worker.model.fixed_rows import fix_rows
 
-        settle(loaded.device)
+        configure_torch(loaded.device)
         fix_rows(loaded.model)
     runner = make(config, loaded, group, draft, adapters, _progress_reporter(end))
     if config.deterministic:
@@ -170,7 +170,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         lead(runner, ranks)
     steps = replace(scheduler_config(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
-        steps = within(steps, runner.step_tokens, config.page_size)
+        steps = limit_steps(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
     scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots))
     # A request longer than the KV cache can never run.

@@ -19,7 +19,7 @@ import zmq
 from fairlead_worker.api.engine.load_progress import MIN_BYTES, MIN_CPU, Work
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import AdapterError
-from fairlead_worker.parallel.keys import unlock
+from fairlead_worker.parallel.keys import secure_client
 from fairlead_worker.parallel.links import FAILED, LINGER_MS, Socket, endpoint, make_socket, monitor, read_events
 from fairlead_worker.parallel.messages import (
     AdapterFetched,
@@ -33,7 +33,7 @@ from fairlead_worker.parallel.messages import (
     Progress,
     Welcome,
 )
-from fairlead_worker.parallel.nodes import shared
+from fairlead_worker.parallel.nodes import shared_settings
 from fairlead_worker.parallel.processes import Processes
 from fairlead_worker.platform.version import release
 from fairlead_worker.weights.cache import ModelCache
@@ -86,7 +86,7 @@ class Node:
             signal.signal(number, self._on_signal)
 
     def run(self) -> None:
-        """Raises Over."""
+        """Raise NodeStopped at the end of the leader or of a rank."""
         welcome = self._join()
         logger.info("in, as node %d of %d", self._config.node_rank, self._config.nnodes)
         steps = self._socket(zmq.PULL, welcome.steps)
@@ -130,14 +130,14 @@ class Node:
 
     def _socket(self, kind: int, port: int) -> Socket:
         socket = make_socket(self._context, kind)
-        unlock(socket, self._config.nodes_secret)
+        secure_client(socket, self._config.nodes_secret)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # drop messages while there is no connection: they are sent again
         socket.connect(endpoint(self._host, port))
         return socket
 
     def _join(self) -> Welcome:
         config, pod = self._config, self._config.pod
-        hello = msgspec.msgpack.encode(Hello(config.node_rank, pod, release(), shared(config)))
+        hello = msgspec.msgpack.encode(Hello(config.node_rank, pod, release(), shared_settings(config)))
         failed_handshakes, last_log = 0, -REMINDER_SECONDS
         while True:
             if time.monotonic() >= last_log + REMINDER_SECONDS:
@@ -161,7 +161,7 @@ class Node:
 
     def _forward(self, processes: Processes, data: bytes) -> None:
         """What rank 0 says to its ranks, to those that are here."""
-        processes.tell(data)
+        processes.send(data)
         self._loading = False
         if data == END:
             logger.info("%s has ended in order", self._leader)
@@ -173,13 +173,13 @@ class Node:
             match self._events.get():
                 case Path() as folder:
                     assert processes is not None
-                    processes.tell(msgspec.msgpack.encode(LoadModel(str(folder))))
+                    processes.send(msgspec.msgpack.encode(LoadModel(str(folder))))
                     self._report_weights_phase()
                 case Progress() as report:
                     self._report = report
                 case AdapterFetched(number=number) as fetched:
                     assert processes is not None
-                    processes.tell(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
+                    processes.send(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
                     self._send(msgspec.msgpack.encode(FetchDone(self._config.node_rank, number)))
                     self._report_weights_phase()
                 case FetchDone() as failed:
@@ -224,11 +224,11 @@ class Node:
 
     def _fetch(self, wanted: FetchFiles) -> None:
         """An adapter's files, while the ranks compute; one that hangs holds up no other."""
-        from fairlead_worker.lora.source import warmed_folder
+        from fairlead_worker.lora.source import warm_folder
 
         def fetch() -> None:
             try:
-                self._events.put(AdapterFetched(wanted.number, str(warmed_folder(wanted.name, wanted.uri, self._cache).absolute())))
+                self._events.put(AdapterFetched(wanted.number, str(warm_folder(wanted.name, wanted.uri, self._cache).absolute())))
             except Exception as error:
                 logger.warning("%s", error)
                 cause = error.cause if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.limits import StepLimits, within
+from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 
 
 def check(device: Device) -> Iterator[dict[str, Any]]:
@@ -30,8 +30,8 @@ def check(device: Device) -> Iterator[dict[str, Any]]:
         )
         steps = SchedulerConfig(loaded.max_model_len, **settings)
         runner = make_runner(loaded, page_size=16, steps=steps, kv_pages=0 if device.cuda else 600, mem_fraction_static=0.98)
-        kept = within(steps, runner.step_tokens, 16) if runner.step_tokens else steps
-        limits = StepLimits.of(kept, 16)
+        kept = limit_steps(steps, runner.step_tokens, 16) if runner.step_tokens else steps
+        limits = StepLimits.from_config(kept, 16)
         yield {"what": "profile", "pages": runner.backend.pages, "step_tokens": limits.tokens, "kv_gib": _kv_gib(runner)}
         if device.cuda:
             torch.cuda.reset_peak_memory_stats(device.device)

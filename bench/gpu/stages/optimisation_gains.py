@@ -7,8 +7,8 @@ from typing import Any
 from bench.gpu.device import Device, median
 from bench.gpu.model import scheduler_for, submit
 from bench.gpu.shared_model import Kit, make, recorded
-from bench.gpu.stages.overlap import decode, unsettle
-from fairlead_worker.execution.batch_invariance import settle
+from bench.gpu.stages.overlap import decode, restore_torch
+from fairlead_worker.execution.batch_invariance import configure_torch
 from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
@@ -55,7 +55,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
         yield from chunks(device, runner, unfused, prompt)
         yield from deterministic(device, runner, batches, context, new)
     finally:
-        unsettle()
+        restore_torch()
         del runner, graphs, unfused, reference, ways
         kit.drop()
 
@@ -105,7 +105,7 @@ def chunks(device: Device, runner: ModelRunner, unfused: ModelRunner, prompt: in
 def deterministic(device: Device, runner: ModelRunner, batches: tuple[int, ...], context: int, new: int) -> Iterator[dict[str, Any]]:
     """Off and on, without graphs, which it has none of."""
     before = {batch: batch * (new - 1) / decode(device, runner, batch, context, new, True)[0] for batch in batches}
-    settle(device.device)
+    configure_torch(device.device)
     fix_rows(runner.loaded.model)
     runner.backend.batch_invariant = True  # type: ignore[attr-defined]  # FlashInfer's
     for batch, off in before.items():

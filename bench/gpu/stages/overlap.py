@@ -13,7 +13,7 @@ from bench.gpu.model import scheduler_for, submit, weight_bytes
 from bench.gpu.report import beside
 from bench.gpu.shared_model import Kit
 from bench.gpu.stages.step_time import roofline
-from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, settle
+from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, configure_torch
 from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling
@@ -43,7 +43,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     try:
         yield from _deterministic(device, runner, context, new, plain)
     finally:
-        unsettle()
+        restore_torch()
         del runner, graphs
         kit.drop()  # its model is no more what it was
 
@@ -91,7 +91,7 @@ def _chunk(device: Device, runner: ModelRunner, tokens: int, shape: str, tflops:
 
 def _deterministic(device: Device, runner: ModelRunner, context: int, new: int, plain: dict[int, float]) -> Iterator[dict[str, Any]]:
     """Of the same model and pages, which are so from now on."""
-    settle(device.device)
+    configure_torch(device.device)
     fix_rows(runner.loaded.model)
     runner.backend.batch_invariant = True  # type: ignore[attr-defined]  # FlashInfer's
     try:
@@ -104,8 +104,8 @@ def _deterministic(device: Device, runner: ModelRunner, context: int, new: int, 
         yield {"what": f"decode, batch {batch}, deterministic", "tokens_per_s": rate, "of_plain": rate / before}
 
 
-def unsettle() -> None:
-    """torch's switches as they were before `settle`, for the stages behind."""
+def restore_torch() -> None:
+    """torch's switches as they were before `configure_torch`, for the next stages."""
     torch.use_deterministic_algorithms(False)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True

@@ -16,7 +16,7 @@ from rich.console import Console
 from fairlead.console import make_console
 from fairlead.demo.compare import PROMISED_SHARE, broken_promises, side_by_side, summary
 from fairlead.demo.conversations import conversations
-from fairlead.demo.play import Turn, TurnFailed, play
+from fairlead.demo.play import Turn, TurnFailed, play, wait_usable
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster, PodFailed
 from fairlead.local.kubelet import free_port
@@ -31,6 +31,9 @@ MANIFEST = Path(__file__).with_name("demo.yaml")
 """It is beside this file so that wheels contain it. `examples/demo.yaml` is a copy for users to edit."""
 MODEL_PATH = "models/demo"
 """Path under the model root; the manifest's `spec.model.uri` has the same path."""
+
+USABLE_SECONDS = 30.0
+"""Longest time until the router uses all ready workers."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -83,6 +86,9 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
     broken = broken_promises(runs[0])
     for sentence in broken:
         console.print(f"promise broken: {sentence}", style="red", markup=False)
+    if broken:
+        load = f"; the load average is {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        console.print(f"A router moves a conversation if its worker would answer later than another: run it on an idle machine{load}.")
     if not broken:
         console.print(
             f"[green]promise kept:[/] with PrefixAware every later turn returned to its pod and found over {PROMISED_SHARE:.0%} cached"
@@ -97,6 +103,8 @@ async def run_conversations(cluster: LocalCluster, manifest: Manifest, screen: S
     with screen:
         cluster.apply(manifest)
         await cluster.wait_ready(timeout)
+        # Otherwise all first turns may go to one worker, and later ones move to the other.
+        await wait_usable(cluster.urls[service.name], service.spec.desired_replicas, USABLE_SECONDS)
     began = time.monotonic()
     dialogues = conversations(f"{policy} {os.getpid()}")
     with console.status(f"{policy}: {len(dialogues)} concurrent conversations") as status:

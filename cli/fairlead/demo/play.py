@@ -13,6 +13,8 @@ REPLY_TOKENS = 24
 PAUSE_SECONDS = 0.3
 """Time between an answer and the next question, in which a user would read."""
 
+USABLE_CHECK_SECONDS = 0.1
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -29,6 +31,25 @@ class Turn:
     @property
     def cached_share(self) -> float:
         return self.cached / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+async def wait_usable(base_url: str, workers: int, timeout: float) -> None:
+    """Wait until the router uses `workers` workers. A ready router may know only one: it checks discovery and workers once a second.
+
+    Raises TimeoutError after `timeout` seconds.
+    """
+    usable = 0
+    try:
+        async with asyncio.timeout(timeout), aiohttp.ClientSession() as session:
+            while usable < workers:
+                async with session.get(f"{base_url}/fairlead/workers") as answer:
+                    usable = sum(worker["usable"] for worker in (await answer.json())["workers"])
+                if usable < workers:
+                    await asyncio.sleep(USABLE_CHECK_SECONDS)
+    except TimeoutError:
+        raise TimeoutError(
+            f"the router uses {usable} of {workers} ready workers after {timeout:g} s; `fairlead status --url {base_url}` shows why"
+        ) from None
 
 
 class TurnFailed(Exception):

@@ -66,7 +66,9 @@ class Kube:
             # Without a kubeconfig the library's message is only that this is not a pod.
             why = str(error).rstrip(".") if kubeconfig or context else "there is no ~/.kube/config with a context, and this is not a pod"
             where = f" (of {kubeconfig})" if kubeconfig else ""
-            raise UserError(f"no cluster: {why}{where}. Give --kubeconfig or --context, or set KUBECONFIG") from None
+            raise UserError(
+                f"no cluster: {why}{where}. Give --kubeconfig or --context, or set KUBECONFIG. `fairlead status` shows local runs."
+            ) from None
         if not configuration.verify_ssl:
             urllib3.disable_warnings(
                 urllib3.exceptions.InsecureRequestWarning

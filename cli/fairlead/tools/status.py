@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_workers(url: str) -> dict[str, Any]:
     """Return the router's `/fairlead/workers`. Raises UserError if no Fairlead router answers there."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--url {url}: no URL; give http://HOST:PORT of a router (in a cluster: its admin port, 8082)")
     page = f"{url.rstrip('/').removesuffix('/v1')}/fairlead/workers"
     try:
         answer = httpx.get(page, timeout=SECONDS, trust_env=False)

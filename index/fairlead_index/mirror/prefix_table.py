@@ -17,7 +17,7 @@ __all__ = ["PrefixTable"]
 SWEEP_BLOCKS: Final = 2000
 SAMPLE_BLOCKS: Final = 10_000  # a few milliseconds
 CACHE_BYTES: Final = 1 << 20  # per cache below: a mask of 500 incarnations with their names takes 4 KB
-MOST_LEVELS: Final = 8  # distinct depths in a choice: LEVELS in route.lua
+MAX_LEVELS: Final = 8  # distinct depths in a choice: LEVELS in route.lua
 ENTRY_BYTES: Final = 100  # of a dictionary, approximately
 SHARDS: Final = 256  # by the lowest byte of the hash
 LAST_SHARD: Final = SHARDS - 1
@@ -73,7 +73,7 @@ class PrefixTable:
         self._dead = 0  # ended, but still in some masks
         self._sweeping: tuple[int, Iterator[int]] | None = None
         self._masks: _Cache[int, int] = _Cache()  # equal masks are one object
-        self._same: _Cache[tuple[int, int], dict[str, int]] = _Cache()  # depth, mask -> tokens by address
+        self._holders: _Cache[tuple[int, int], dict[str, int]] = _Cache()  # depth, mask -> tokens by address
 
     def __len__(self) -> int:
         return sum(map(len, self._shards))
@@ -92,7 +92,7 @@ class PrefixTable:
         self._bits_of[address] = self._bits_of.get(address, 0) | bit
         self._joined |= bit
         self._alive |= bit
-        self._same.clear()
+        self._holders.clear()
 
     def end(self, slot: bytes) -> None:
         """End an incarnation. Does nothing for an unknown slot."""
@@ -105,7 +105,7 @@ class PrefixTable:
             self._joined &= ~bit
             self._alive &= ~bit
             self._dead |= bit
-            self._same.clear()
+            self._holders.clear()
 
     def renew(self, leases: bytes, now_ms: float, trusts: Callable[[str, str], bool] = lambda address, incarnation: True) -> None:
         """Update which incarnations are alive. `leases`: 8 bytes per slot, the end of its lease in milliseconds of Redis' clock.
@@ -125,14 +125,14 @@ class PrefixTable:
         bit = self._bit.get(slot)
         if bit is None:
             return
-        shards, share = self._shards, self._share
+        shards, intern = self._shards, self._intern
         for value in hashes:
             holders = shards[value & LAST_SHARD]
             mask = holders.get(value)
             if mask is None:
                 holders[value] = bit
             elif not mask & bit:
-                holders[value] = share(mask | bit)
+                holders[value] = intern(mask | bit)
 
     def remove(self, slot: bytes, hashes: Iterable[int]) -> None:
         """Remove blocks from an incarnation, children before parents."""
@@ -140,7 +140,7 @@ class PrefixTable:
         for value in hashes:
             mask = self._get[value & LAST_SHARD](value, 0)
             if mask & bit:
-                self._keep(value, mask & ~bit)
+                self._set_mask(value, mask & ~bit)
 
     def unique_shares(self) -> dict[str, float]:
         """Return, by address, the share of its blocks that no other live incarnation holds. Samples whole shards, which hashes fill evenly,
@@ -168,13 +168,13 @@ class PrefixTable:
         if not levels:
             return {}
         depth, mask = levels.pop()
-        found = self._all_at(depth, mask).copy()
+        found = self._tokens_at(depth, mask).copy()
         if not levels:
             return found
         deeper: dict[str, int] = {}
         seen = 0
         for depth, mask in levels:
-            for bit in _bits(mask & ~seen):
+            for bit in _iterate_bits(mask & ~seen):
                 card = self._card[bit]
                 deeper.setdefault(card.address, depth * card.block_tokens)
             seen = mask
@@ -184,22 +184,22 @@ class PrefixTable:
     def deepest(self, hashes: Sequence[int], limit: int, allowed: Container[str], included: Iterable[str] = ()) -> dict[str, int]:
         """Return the prompt tokens held by about `limit` of the deepest live workers in `allowed`, and by those in `included`."""
         found: dict[str, int] = {}
-        wanted = 0  # bits of `included`
+        included_bits = 0  # bits of `included`
         for address in included:
-            wanted |= self._bits_of.get(address, 0)
-        levels, seen = self._levels(hashes, MOST_LEVELS), 0
+            included_bits |= self._bits_of.get(address, 0)
+        levels, seen = self._levels(hashes, MAX_LEVELS), 0
         if levels:
-            wanted &= levels[-1][1]  # those without a block need no search
+            included_bits &= levels[-1][1]  # those without a block need no search
         for depth, mask in levels:
             fresh = mask & ~seen
-            for bit in chain(_bits(fresh & wanted), _bits(fresh & ~wanted)):
-                if len(found) >= limit and not bit & wanted:
+            for bit in chain(_iterate_bits(fresh & included_bits), _iterate_bits(fresh & ~included_bits)):
+                if len(found) >= limit and not bit & included_bits:
                     break
                 card = self._card[bit]
-                if bit & wanted or card.address in allowed:
+                if bit & included_bits or card.address in allowed:
                     found[card.address] = depth * card.block_tokens
             seen = mask
-            if len(found) >= limit and not wanted & ~seen:
+            if len(found) >= limit and not included_bits & ~seen:
                 break
         return found
 
@@ -208,7 +208,7 @@ class PrefixTable:
         bits = self._bits_of.get(address, 0)
         return self._card[bits & -bits].block_tokens if bits else 0
 
-    def _levels(self, hashes: Sequence[int], most: int = 0) -> list[tuple[int, int]]:
+    def _levels(self, hashes: Sequence[int], max_levels: int = 0) -> list[tuple[int, int]]:
         """Return (depth, mask of the holders of at least that depth), the deepest first. Holders of block n also hold block n - 1.
 
         `most`: after so many levels the rest count as holders of the first block; 0: no limit.
@@ -222,7 +222,7 @@ class PrefixTable:
         levels: list[tuple[int, int]] = []
         known = 0  # holders deeper than `end`
         while known != first:
-            if len(levels) == most and most:
+            if len(levels) == max_levels and max_levels:
                 levels.append((1, first))
                 break
             low, at = 0, first  # search the deepest block with more holders than `known`; block 0 has more
@@ -248,34 +248,34 @@ class PrefixTable:
         for value in islice(left, blocks):
             mask = self._get[value & LAST_SHARD](value, 0)
             if mask & dead:
-                self._keep(value, mask & ~dead)
+                self._set_mask(value, mask & ~dead)
             blocks -= 1
         if blocks > 0:
             self._dead &= ~dead
             self._sweeping = None
         return self._sweeping is not None or bool(self._dead)
 
-    def _keep(self, value: int, mask: int) -> None:
+    def _set_mask(self, value: int, mask: int) -> None:
         if mask & self._joined:
-            self._shards[value & LAST_SHARD][value] = self._share(mask)
+            self._shards[value & LAST_SHARD][value] = self._intern(mask)
         else:
             self._shards[value & LAST_SHARD].pop(value, None)
 
-    def _share(self, mask: int) -> int:
+    def _intern(self, mask: int) -> int:
         known = self._masks.get(mask)
         return known if known is not None else self._masks.put(mask, mask, getsizeof(mask))
 
-    def _all_at(self, depth: int, mask: int) -> dict[str, int]:
+    def _tokens_at(self, depth: int, mask: int) -> dict[str, int]:
         """Return tokens by address for a mask of holders of `depth` blocks. Shared, read-only: a system prompt has many holders."""
-        found = self._same.get((depth, mask))
+        found = self._holders.get((depth, mask))
         if found is None:
-            cards = [self._card[bit] for bit in _bits(mask)]
+            cards = [self._card[bit] for bit in _iterate_bits(mask)]
             found = {card.address: depth * card.block_tokens for card in cards}
-            self._same.put((depth, mask), found, getsizeof(found) + getsizeof(mask))
+            self._holders.put((depth, mask), found, getsizeof(found) + getsizeof(mask))
         return found
 
 
-def _bits(mask: int) -> Iterator[int]:
+def _iterate_bits(mask: int) -> Iterator[int]:
     while mask:
         bit = mask & -mask
         yield bit

@@ -29,7 +29,7 @@ BUCKETS: Final = 24  # per page of the snapshot: 2,304 blocks in full runs, abou
 PAGES: Final = 64  # pages of BUCKETS buckets between two reads of the log
 READERS: Final = 2  # one page is decoded while the next is in flight
 CALL_SECONDS: Final = 2.0
-MOST_LEASES: Final = 8 * 65536 - 1  # last byte of `leases` that a slot can use: a writer could make the value 512 MB long
+LAST_LEASE_BYTE: Final = 8 * 65536 - 1  # last byte of `leases` that a slot can use: a writer could make the value 512 MB long
 WIDE: Final = 128  # as in common.lua
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class MirrorReader:
             raise RuntimeError("the mirror was started before")
         self._task = asyncio.get_running_loop().create_task(self._run(), name="index-mirror")
 
-    async def ready(self, timeout: float) -> None:
+    async def wait_until_ready(self, timeout: float) -> None:
         """Wait until a state is loaded. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             await self._ready.wait()
@@ -153,18 +153,18 @@ class MirrorReader:
                     self._state = await self._load()
                     self._lost = False
                     self._ready.set()
-                await self._turn(self._state)
+                await self._run_once(self._state)
                 self._backoff.reset()
             except _Lost as lost:
                 log.warning("mirror reloads the index: %s", lost)
-                await self._failed(str(lost), lost=True)
+                await self._handle_failure(str(lost), lost=True)
             except REDIS_ERRORS as error:
-                await self._failed(str(error) or type(error).__name__, lost=False)
+                await self._handle_failure(str(error) or type(error).__name__, lost=False)
             except Exception as error:  # a bug here: the last state still serves matches
                 log.exception("index mirror failed")
-                await self._failed(repr(error), lost=True)
+                await self._handle_failure(repr(error), lost=True)
 
-    async def _failed(self, reason: str, *, lost: bool) -> None:
+    async def _handle_failure(self, reason: str, *, lost: bool) -> None:
         self._following = False
         self._lost = self._lost or lost
         self._check_at = self._request_log_at = 0.0  # the next reply may come from another server
@@ -172,7 +172,7 @@ class MirrorReader:
         self._stats.last_error = reason
         await asyncio.sleep(self._backoff.record_failure(reason))
 
-    async def _turn(self, state: _State) -> None:
+    async def _run_once(self, state: _State) -> None:
         """Check log and leases when due, then apply new records, waiting up to BLOCK_MS for them."""
         if time.monotonic() >= self._check_at:
             await self._check(state)
@@ -187,10 +187,10 @@ class MirrorReader:
         if time.monotonic() >= self._request_log_at:
             await self._request_log()
         last = state.last or b"-"
-        (birth, logged, newest), leases, now, ours, next_ones = await self._scripts.redis.transaction(
+        (birth, logged, newest), leases, now, applied, following = await self._scripts.redis.transaction(
             [
                 ("HMGET", key("meta"), "birth", "logged", "told"),
-                ("GETRANGE", key("leases"), 0, MOST_LEASES),
+                ("GETRANGE", key("leases"), 0, LAST_LEASE_BYTE),
                 ("TIME",),
                 ("XRANGE", key("log"), last, last),
                 ("XRANGE", key("log"), b"(" + last if state.last else last, "+", "COUNT", 1),
@@ -198,13 +198,13 @@ class MirrorReader:
         )
         if birth != state.birth:
             raise _Lost("the namespace is new, or Redis was emptied")
-        read_is_there = state.last is None or bool(ours)
+        read_is_there = state.last is None or bool(applied)
         count = int(logged or 0)
         if newest != state.last and (not read_is_there or count < state.position):  # otherwise nothing is new, with or without a log
             raise _Lost(f"record {state.position}, which was applied, is missing")
-        if count > state.position and (not next_ones or _number(next_ones[0][0]) != state.position + 1):
+        if count > state.position and (not following or _parse_number(following[0][0]) != state.position + 1):
             raise _Lost(f"record {state.position + 1} was not logged, or is gone")
-        state.table.renew(leases or b"", _milliseconds(now), self._trusts)
+        state.table.renew(leases or b"", _to_milliseconds(now), self._trusts)
 
     async def _request_log(self) -> None:
         """Make the scripts log changes for mirrors."""
@@ -218,7 +218,7 @@ class MirrorReader:
         reply = await self._scripts.redis.execute("XREAD", "COUNT", RECORDS, *block, "STREAMS", self._scripts.key("log"), after)
         entries: list[tuple[bytes, list[bytes]]] = reply[0][1] if reply else []
         for name, fields in entries:
-            number = _number(name)
+            number = _parse_number(name)
             if number != state.position + 1:
                 raise _Lost(f"records {state.position + 1} to {number - 1} are gone")
             _apply(state.table, fields[1])  # its one field, r
@@ -235,24 +235,24 @@ class MirrorReader:
         """
         await self._request_log()
         key = self._scripts.key
-        (birth, logged, buckets, told), live, leases, now = await self._scripts.redis.transaction(
+        (birth, logged, buckets, newest), live, leases, now = await self._scripts.redis.transaction(
             [
                 ("HMGET", key("meta"), "birth", "logged", "buckets", "told"),
                 ("HGETALL", key("live")),
-                ("GETRANGE", key("leases"), 0, MOST_LEASES),
+                ("GETRANGE", key("leases"), 0, LAST_LEASE_BYTE),
                 ("TIME",),
             ]
         )
-        state = _State(PrefixTable(), birth, int(logged or 0), told)
+        state = _State(PrefixTable(), birth, int(logged or 0), newest)
         for slot, record in _pairs(live).items():
-            state.table.join(slot, *_card(record, 8))
-        state.table.renew(leases or b"", _milliseconds(now), self._trusts)
+            state.table.join(slot, *_parse_card(record, 8))
+        state.table.renew(leases or b"", _to_milliseconds(now), self._trusts)
         first, count = 0, int(buckets or 0)
         while first < count:  # buckets may split meanwhile: moved entries go to a new bucket after the last, which is read next
-            pages = _pages(first, count)
-            while some := [*islice(pages, PAGES)]:
-                left = iter(some)
-                await asyncio.gather(*(self._load_pages(state.table, left) for _ in range(READERS)))
+            pages = _split_pages(first, count)
+            while batch := [*islice(pages, PAGES)]:
+                remaining = iter(batch)
+                await asyncio.gather(*(self._load_pages(state.table, remaining) for _ in range(READERS)))
                 while await self._read(state, None) == RECORDS:  # only now: a record older than a page must not be applied after it
                     pass
             first, count = count, int(await self._scripts.redis.execute("HGET", key("meta"), "buckets") or 0)
@@ -288,12 +288,12 @@ class MirrorReader:
                 table.store(slot, hashes_from_bytes(b"".join(parts)))
 
 
-def _number(record: bytes) -> int:
+def _parse_number(record: bytes) -> int:
     """Return a record's number from its id."""
     return int(record.partition(b"-")[0])
 
 
-def _pages(first: int, count: int) -> Iterator[range]:
+def _split_pages(first: int, count: int) -> Iterator[range]:
     """Return the buckets from `first` to `count` in pages."""
     return (range(at, min(at + BUCKETS, count)) for at in range(first, count, BUCKETS))
 
@@ -302,7 +302,7 @@ def _apply(table: PrefixTable, record: bytes) -> None:
     """Apply one log record: its kind, a slot, and the kind's data."""
     kind, slot = record[:1], record[1:3]
     if kind == b"J":
-        table.join(slot, *_card(record, 3))
+        table.join(slot, *_parse_card(record, 3))
     elif kind == b"K":
         table.end(slot)
     elif kind == b"A":
@@ -316,7 +316,7 @@ def _apply(table: PrefixTable, record: bytes) -> None:
         raise ValueError(f"record of an unknown kind {kind!r} in the index's log")
 
 
-def _card(record: bytes, at: int) -> tuple[str, int, str, float]:
+def _parse_card(record: bytes, at: int) -> tuple[str, int, str, float]:
     """Return address, block tokens, incarnation and lease (ms), packed at `at` as CARD in common.lua."""
     lease_ms, epoch, block_tokens, length = struct.unpack_from("<d8sdH", record, at)
     return record[at + 26 : at + 26 + length].decode(errors="replace"), int(block_tokens), epoch.hex(), lease_ms
@@ -326,6 +326,6 @@ def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _milliseconds(now: Any) -> float:
+def _to_milliseconds(now: Any) -> float:
     seconds, microseconds = now
     return int(seconds) * 1000 + int(microseconds) / 1000

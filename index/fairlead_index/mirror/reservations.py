@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 Position = tuple[int, int]
-"""A position in the stream `r:claims`."""
-NOWHERE: Final = (0, 0)
+"""A position in the stream `r:changes`."""
+START: Final = (0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +18,7 @@ class ReservationChange:
     position: Position | None = None
 
 
-class Ledger:
+class ReservedTokens:
     """Reserved tokens by slot. A change counts until the index's total is known to include it."""
 
     def __init__(self) -> None:

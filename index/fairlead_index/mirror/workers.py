@@ -13,7 +13,7 @@ import struct
 import time
 from typing import Final
 
-from fairlead_index.mirror.reservations import NOWHERE, Ledger, Position, ReservationChange
+from fairlead_index.mirror.reservations import START, Position, ReservationChange, ReservedTokens
 from fairlead_index.mirror.start_order import StartOrder
 from fairlead_index.reader import Trust, WorkerState, parse_workers
 from fairlead_index.redis.access import RedisAccess
@@ -25,8 +25,8 @@ __all__ = ["FleetReader"]
 
 READ_SECONDS: Final = 0.25
 FRESH_SECONDS: Final = 2.0
-LONGEST_SECONDS: Final = 60.0  # as in heartbeat.lua
-MOST_CHANGES: Final = 500
+MAX_RESERVATION_SECONDS: Final = 60.0  # as in heartbeat.lua
+MAX_CHANGES: Final = 500
 CHANGE_BYTES: Final = 19
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class FleetReader:
         self._trusts = trusts
         self._scripts = Scripts(redis, namespace, timeout=call_seconds)
         self._router = os.urandom(8)
-        self._ledger = Ledger()
+        self._reserved = ReservedTokens()
         self._outbox: list[tuple[bytes, ReservationChange]] = []
         self._open: dict[bytes, float] = {}  # reservation -> monotonic time
         self._stream_position = b""
-        self._seen: dict[str, tuple[bytes, WorkerState]] = {}  # by address
+        self._states: dict[str, tuple[bytes, WorkerState]] = {}  # by address
         self._scored: dict[str, ScoredWorker] = {}
         self._addresses: dict[bytes, str] = {}  # by slot
         self.soonest = StartOrder()
@@ -91,11 +91,11 @@ class FleetReader:
     @property
     def capacity(self) -> int:
         """Blocks that all workers can hold in their pages."""
-        return sum(s.load.pages_total * s.load.page_size // max(1, s.block_tokens) for _, s in self._seen.values())
+        return sum(s.load.pages_total * s.load.page_size // max(1, s.block_tokens) for _, s in self._states.values())
 
     def refresh(self, scored: ScoredWorker) -> None:
-        slot, state = self._seen[scored.address]
-        scored.reserved_tokens = self._ledger.get(slot)
+        slot, state = self._states[scored.address]
+        scored.reserved_tokens = self._reserved.get(slot)
         scored.load_age = state.load_age + time.monotonic() - self._read_at
 
     def read_soon(self) -> None:
@@ -105,7 +105,7 @@ class FleetReader:
 
     def reserve(self, address: str, tokens: float) -> bytes:
         """Reserve `tokens` of work at a worker. Return the reservation, empty for an unknown worker."""
-        seen = self._seen.get(address)
+        seen = self._states.get(address)
         if seen is None or not self.is_fresh:
             return b""
         reservation = seen[0] + os.urandom(8) + struct.pack("<d", tokens)
@@ -140,29 +140,29 @@ class FleetReader:
         address = self._addresses.get(slot)
         if address is not None and tokens > 0:  # a release moves nothing: by then the work is done, or the next read shows it
             self.soonest.move(address, tokens / (self._scored[address].rate or PRIOR_RATE))
-        return self._ledger.record(slot, tokens, position)
+        return self._reserved.record(slot, tokens, position)
 
     async def _run(self) -> None:
         while not self._closing or (self._outbox and self._is_answering):
             try:
-                await self._turn()
+                await self._run_once()
             except REDIS_ERRORS as error:
-                await self._away(str(error) or type(error).__name__)
+                await self._handle_failure(str(error) or type(error).__name__)
             except Exception as error:  # a bug here: choices continue by the loads that workers report themselves
                 log.exception("reading the fleet failed")
-                await self._away(repr(error))
+                await self._handle_failure(repr(error))
 
-    async def _away(self, reason: str) -> None:
+    async def _handle_failure(self, reason: str) -> None:
         self._is_answering = False
         self._outbox.clear()  # reservations are outdated when Redis is back
         self._open.clear()
-        self._ledger.reconcile({}, (2**64, 0))
+        self._reserved.reconcile({}, (2**64, 0))
         self._stream_position = b""
         self._next_read_at = 0.0
         if not self._closing:
             await asyncio.sleep(self._backoff.record_failure(reason))
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         """Read all workers when due, publish the outbox, wait for more."""
         is_due = time.monotonic() >= self._next_read_at
         if self._outbox or is_due:
@@ -178,11 +178,11 @@ class FleetReader:
                     await self._wake.wait()
 
     async def _publish(self) -> Position:
-        sent, self._outbox = self._outbox[:MOST_CHANGES], self._outbox[MOST_CHANGES:]
+        sent, self._outbox = self._outbox[:MAX_CHANGES], self._outbox[MAX_CHANGES:]
         for _, change in sent:
-            change.position = NOWHERE  # if the reply is lost, the next read shows it
-        reply: list[bytes] = await self._scripts.call("claim", self._router, self._stream_position, *(text for text, _ in sent))
-        self._stream_position, position = reply[0], _position(reply[0])
+            change.position = START  # if the reply is lost, the next read shows it
+        reply: list[bytes] = await self._scripts.call("reserve", self._router, self._stream_position, *(text for text, _ in sent))
+        self._stream_position, position = reply[0], _parse_position(reply[0])
         for _, change in sent:
             change.position = position
         for packed in reply[1:]:
@@ -197,18 +197,18 @@ class FleetReader:
         states = [state for state in listed if self._trusts(state.address, state.incarnation)]
         self._read_at = time.monotonic()
         self._next_read_at = self._read_at + READ_SECONDS
-        self._seen = {state.address: (state.slot.to_bytes(2, "big"), state) for state in states}
+        self._states = {state.address: (state.slot.to_bytes(2, "big"), state) for state in states}
         self._scored = {state.address: _scored(state) for state in states}
-        self._addresses = {slot: address for address, (slot, _) in self._seen.items()}
-        oldest = self._read_at - LONGEST_SECONDS  # expires reservations that callers never release
+        self._addresses = {slot: address for address, (slot, _) in self._states.items()}
+        oldest = self._read_at - MAX_RESERVATION_SECONDS  # expires reservations that callers never release
         self._open = {reservation: since for reservation, since in self._open.items() if since > oldest}
-        self._ledger.reconcile({slot: float(state.reserved_tokens) for slot, state in self._seen.values()}, position)
+        self._reserved.reconcile({slot: float(state.reserved_tokens) for slot, state in self._states.values()}, position)
         for scored in self._scored.values():
             self.refresh(scored)
         self.soonest.replace({address: ready_key(scored, self._read_at) for address, scored in self._scored.items()})
 
 
-def _position(text: bytes) -> Position:
+def _parse_position(text: bytes) -> Position:
     milliseconds, _, number = text.partition(b"-")
     return int(milliseconds), int(number)
 

@@ -42,8 +42,8 @@ class RedisAccess:
 
     def credentials(self) -> tuple[str, str]:
         """Return user and password for a new connection. With an empty password no AUTH is sent. Raises OSError for a missing file."""
-        username = _content(self.username_file, "username") or self.username or self.location.username
-        return username, _content(self.password_file, "password") or self.location.password
+        username = _read_secret(self.username_file, "username") or self.username or self.location.username
+        return username, _read_secret(self.password_file, "password") or self.location.password
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context of a new connection. Raises OSError for a file that is missing or is not a certificate."""
@@ -123,7 +123,7 @@ def redact_url(url: str) -> str:
     return f"{scheme}{separator}{masked}{hosts.partition('?')[0]}"
 
 
-def _content(file: str, what: str) -> str:
+def _read_secret(file: str, what: str) -> str:
     """Return the text of `file` without its line end; empty without a file."""
     try:
         return Path(file).read_text(encoding="utf-8").strip("\r\n") if file else ""

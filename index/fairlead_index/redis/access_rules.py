@@ -39,7 +39,7 @@ def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
     """
     keys: list[str] = []
     for tag in _SERVICE_TAGS:
-        prefix = _escaped(key_prefix(namespace)).replace("}:", tag + "}:")
+        prefix = _escape(key_prefix(namespace)).replace("}:", tag + "}:")
         if role == "worker":
             keys += [f"~{prefix}[^q]*", f"~{prefix}"]
         elif redis_7:
@@ -108,6 +108,6 @@ async def _manage(admin: RedisClient, *words: str) -> list[list[bytes]]:
         raise CannotManageUsers(f"redis does not let this user run ACL {words[0]}: {error}") from error
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a pattern that matches `text` only: a name may contain glob characters."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)

@@ -10,7 +10,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -18,6 +18,8 @@ import hiredis
 from fairlead_index.redis.access import Address
 
 Command = tuple[bytes | str | int | float, ...]
+OnLate = Callable[[Any], None]
+"""Takes the last reply to a caller that left before it came."""
 
 
 _IN_SCRIPT: Final = re.compile(r": -([A-Z]+) ")
@@ -40,13 +42,13 @@ class ReplyError(RedisError):
 class _Request:
     """Commands written together, and their replies so far."""
 
-    __slots__ = ("count", "future", "replies")
+    __slots__ = ("count", "future", "on_late", "replies", "sent_at")
 
-    def __init__(self, count: int, future: "asyncio.Future[list[Any]]") -> None:
-        self.count, self.future, self.replies = count, future, list[Any]()
+    def __init__(self, count: int, future: "asyncio.Future[list[Any]]", sent_at: float, on_late: OnLate | None) -> None:
+        self.count, self.future, self.sent_at, self.on_late, self.replies = count, future, sent_at, on_late, list[Any]()
 
 
-_MORE: Final = False  # what hiredis returns without a complete reply
+_INCOMPLETE: Final = False  # what hiredis returns without a complete reply
 MAX_REPLY_BYTES: Final = 16 << 20
 """Limit of one reply. The index's largest is a few MB. A server that sends more is broken or hostile, and hiredis would buffer it all."""
 
@@ -56,24 +58,32 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.heard = 0.0
+        self._received_at = 0.0
         """Time of the last received bytes, on the event loop's clock."""
         self._reader: Any = hiredis.Reader(protocolError=RedisError, replyError=ReplyError)
         self._requests: deque[_Request] = deque()
-        self._incomplete = 0
+        self._incomplete_bytes = 0
         """Bytes since the last complete reply."""
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any]]":
-        """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError."""
-        if not self.open:
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds without a byte while a reply is due. A cancelled caller's reply stays due."""
+        return self._loop.time() - max(self._received_at, self._requests[0].sent_at) if self._requests else 0.0
+
+    def send(self, commands: Sequence[Command], on_late: OnLate | None = None) -> "asyncio.Future[list[Any]]":
+        """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError.
+
+        `on_late`: called with the last reply if the returned future was cancelled before.
+        """
+        if not self.is_open:
             raise ConnectionResetError("the connection to redis is closed")
-        request = _Request(len(commands), self._loop.create_future())
+        request = _Request(len(commands), self._loop.create_future(), self._loop.time(), on_late)
         self._requests.append(request)
         self._transport.write(b"".join([hiredis.pack_command(command) for command in commands]))
         return request.future
@@ -85,25 +95,27 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self.heard = self._loop.time()
+        self._received_at = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
-        self.heard = self._loop.time()
+        self._received_at = self._loop.time()
         try:
             self._reader.feed(data)
-            self._incomplete += len(data)
-            if self._incomplete > MAX_REPLY_BYTES:
+            self._incomplete_bytes += len(data)
+            if self._incomplete_bytes > MAX_REPLY_BYTES:
                 self._fail(RedisError(f"redis sent more than {MAX_REPLY_BYTES >> 20} MiB for one reply: is it a Redis?"))
                 self.abort()
                 return
-            while (reply := self._reader.gets()) is not _MORE:
-                self._incomplete = 0
+            while (reply := self._reader.gets()) is not _INCOMPLETE:
+                self._incomplete_bytes = 0
                 request = self._requests[0]
                 request.replies.append(reply)
                 if len(request.replies) == request.count:
                     self._requests.popleft()
                     if not request.future.done():
                         request.future.set_result(request.replies)
+                    elif request.on_late is not None and request.future.cancelled():
+                        request.on_late(reply)
         except (RedisError, IndexError):  # not RESP, or a reply without a request
             self.abort()
 

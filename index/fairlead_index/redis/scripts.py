@@ -10,14 +10,14 @@ from typing import Any, Final, cast
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import RedisError, ReplyError
+from fairlead_index.redis.connection import OnLate, RedisError, ReplyError
 
 SCHEMA: Final = "fl4"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """All failures of a call: Redis is unreachable, too slow, read-only after a failover, loading, or out of memory."""
 
 SCRIPTS: Final = (
-    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "claim", "sweep", "renew", "workers", "quota",
+    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "reserve", "sweep", "renew", "workers", "quota",
 )  # fmt: skip
 _READ_ONLY: Final = frozenset({"match", "workers"})
 _USE_MATCH: Final = frozenset({"match", "route"})
@@ -28,7 +28,7 @@ _TEXT_OF: Final = {"evict": "apply"}
 _NAMES: Final = "call, byte, sub, char, floor"
 _NAMED: Final = "redis.call, string.byte, string.sub, string.char, math.floor"
 """Local aliases in all scripts."""
-_RETRY: Final = 60.0
+_RETRY_SECONDS: Final = 60.0
 """Seconds of EVALSHA after the server had no function for this user."""
 
 
@@ -48,36 +48,36 @@ class Scripts:
         self.prefix = key_prefix(namespace)
         self._functions_from = 0.0  # EVALSHA until this time
 
-    async def call(self, name: str, *args: bytes | str | int | float) -> list[Any]:
-        """Run one script; return its reply. Raises one of REDIS_ERRORS."""
+    async def call(self, name: str, *args: bytes | str | int | float, on_late: OnLate | None = None) -> list[Any]:
+        """Run one script; return its reply. Raises one of REDIS_ERRORS. `on_late`: as in `Connection.send`."""
         if time.monotonic() >= self._functions_from:
             try:
-                return await self._call_function(name, args)
+                return await self._call_function(name, args, on_late)
             except ReplyError as error:
                 if not _has_no_function(error):
                     raise
-                self._functions_from = time.monotonic() + _RETRY
-        return await self._call_script(name, args)
+                self._functions_from = time.monotonic() + _RETRY_SECONDS
+        return await self._call_script(name, args, on_late)
 
-    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
+    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> list[Any]:
         call = ("FCALL", f"{library_name()}_{name}", 1, self.prefix, *args)
         try:
-            return cast(list[Any], await self.redis.execute(*call))
+            return cast(list[Any], await self.redis.execute(*call, on_late=on_late))
         except ReplyError as error:
             if "function not found" not in str(error).lower():
                 raise
         with suppress(ReplyError):  # no permission, a full server, or another client was first
             await self.redis.execute("FUNCTION", "LOAD", library_source())
-        return cast(list[Any], await self.redis.execute(*call))
+        return cast(list[Any], await self.redis.execute(*call, on_late=on_late))
 
-    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
+    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...], on_late: OnLate | None) -> list[Any]:
         source, digest = script_source(name), _digest(name)
         try:
-            return cast(list[Any], await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args))
+            return cast(list[Any], await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args, on_late=on_late))
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
-        return cast(list[Any], await self.redis.execute("EVAL", source, 1, self.prefix, *args))
+        return cast(list[Any], await self.redis.execute("EVAL", source, 1, self.prefix, *args, on_late=on_late))
 
     def key(self, name: str | bytes) -> bytes:
         """Return a key of the namespace, for plain commands."""
@@ -127,16 +127,16 @@ def script_source(name: str) -> str:
 @cache
 def library_source() -> str:
     """Return all scripts as one function library for FUNCTION LOAD."""
-    return f"#!lua name={library_name()}\n" + _functions(library_name())
+    return f"#!lua name={library_name()}\n" + _build_functions(library_name())
 
 
 @cache
 def library_name() -> str:
     """Return the library's name. It contains a digest of the text, so versions coexist during a rollout."""
-    return f"fairlead_{sha256(_functions('').encode()).hexdigest()[:12]}"
+    return f"fairlead_{sha256(_build_functions('').encode()).hexdigest()[:12]}"
 
 
-def _functions(library: str) -> str:
+def _build_functions(library: str) -> str:
     # Shared parts are created once, at load. `redis.call` does not exist then, so each callback sets the aliases.
     functions = []
     for name in SCRIPTS:

@@ -1,4 +1,5 @@
--- Recalls a worker about whose blocks the index is wrong. The worker's next heartbeat ends its incarnation, so it joins again with a snapshot. ARGV: address. Returns {'OK'}; {'LATER'}; {'UNKNOWN'}: not live, or recalled already.
+-- Recalls a worker about whose blocks the index is wrong. The worker's next heartbeat ends its incarnation, so it joins again with a snapshot.
+-- ARGV: address. Returns {'OK'}; {'LATER'}: too soon after another recall; {'UNKNOWN'}: not live, or recalled already.
 -- For all routers together: one worker per 5 s, and the same worker after a minute, which doubles up to an hour while recalls do not help.
 local p, address = KEYS[1], ARGV[1]
 local APART, FIRST, LONGEST = 5000, 60000, 3600000

@@ -30,7 +30,7 @@ class KvCache(Part):
     page_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a page, the unit of KV cache allocation.")
     block_tokens: int = Field(64, ge=1, le=4096, description="Tokens in a block, the unit of the prefix index. A multiple of pageTokens.")
     size: Quantity | None = Field(
-        None, description="Memory of the KV cache in each worker, such as 40Gi. Absent: all memory that the device has left."
+        None, description="Memory of the KV cache in each worker, such as 40Gi. Absent: what a GPU has left; on CPUs at most 4Gi."
     )
     pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(
         None, description="Pages of the KV cache in each worker, as an alternative to size."

@@ -4,9 +4,10 @@ Names follow the Kubernetes API conventions: integers with a unit in the name fo
 CamelCase, acronyms in one case (`draftModelURI`), and an absent field instead of a special value.
 """
 
+import difflib
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -61,6 +62,27 @@ WORDS = {
     "bool_type": "must be true or false, without quotes",
 }
 """Messages for the error types of pydantic."""
+
+
+def similar_field(part: type[BaseModel], path: Sequence[str | int]) -> str:
+    """Return the field of a manifest that is most like the unknown one at `path` below `part`; empty: none is like it."""
+    parts = [part]
+    for name in path[:-1]:
+        if isinstance(name, str):
+            parts = [found for one in parts for field in _fields(one) if field[0] == name for found in _models_of(field[1])]
+    names = [name for one in parts for name, _ in _fields(one)]
+    return next(iter(difflib.get_close_matches(str(path[-1]), names, 1, cutoff=0.65)), "")
+
+
+def _fields(part: type[BaseModel]) -> list[tuple[str, Any]]:
+    return [(field.alias or name, field.annotation) for name, field in part.model_fields.items()]
+
+
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in an annotation such as `list[Adapter] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models_of(inner)]
 
 
 def refuse(broken: bool, message: str) -> None:

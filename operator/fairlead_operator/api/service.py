@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fairlead_operator.api.adapters import MODELS_NAME
-from fairlead_operator.api.fields import EXAMPLES, NAME, NAME_HELP, NAME_LENGTH, WORDS
+from fairlead_operator.api.fields import EXAMPLES, NAME, NAME_HELP, NAME_LENGTH, WORDS, similar_field
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
@@ -79,8 +79,11 @@ def _line(found: ErrorDetails) -> str:
     if kind == "value_error" and str(context["error"]).startswith("spec."):
         return str(context["error"])  # a rule of these models; its message names the field and the fix
     path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"])
-    if kind in ("missing", "extra_forbidden"):
+    if kind == "missing":
         return f"{path}: {WORDS[kind]}"
+    if kind == "extra_forbidden":
+        similar = similar_field(ServiceSpec, found["loc"])
+        return f"{path}: {WORDS[kind]}" + (f"; did you mean {similar}?" if similar else "")
     example = EXAMPLES.get(context.get("pattern", ""))
     words = f"must be {example}" if example else WORDS.get(kind, found["msg"])
     given = repr(found["input"])

@@ -26,10 +26,10 @@ AdaptersByName = Mapping[str, Adapter]
 """A worker's adapters by name."""
 
 
-def merge_adapters(told: Iterable[AdaptersByName]) -> dict[str, Adapter]:
+def merge_adapters(reports: Iterable[AdaptersByName]) -> dict[str, Adapter]:
     """Return all adapters by name. If workers differ (during a reload), the most common version counts."""
     found: dict[str, Counter[Adapter]] = {}
-    for adapters in told:
+    for adapters in reports:
         for name, adapter in adapters.items():
             found.setdefault(name, Counter())[adapter] += 1
-    return {name: max(count, key=lambda one: (count[one], one.digest)) for name, count in found.items()}
+    return {name: max(count, key=lambda adapter: (count[adapter], adapter.digest)) for name, count in found.items()}

@@ -13,23 +13,23 @@ MIN_INTERVAL_SECONDS = 0.25
 """Shortest interval between queries: the index may hold an address that discovery does not know for a long time."""
 
 
-async def follow_discovery(source: Source, table: WorkerTable, interval: float, hurry: asyncio.Event) -> None:
-    """Query discovery every `interval` seconds, and earlier when `hurry` is set. Log once when the source stops or resumes answering."""
-    lost = False
+async def follow_discovery(source: Source, table: WorkerTable, interval: float, refresh: asyncio.Event) -> None:
+    """Query discovery every `interval` seconds, and earlier when `refresh` is set. Log once when the source stops or resumes answering."""
+    is_lost = False
     while True:
-        hurry.clear()
+        refresh.clear()
         try:
             table.set_addresses(await source.addresses())
-            if lost:
+            if is_lost:
                 logger.info("discovery answers again")
-            lost = False
+            is_lost = False
         except Exception as error:  # any error: the next query may succeed, so this task must go on
-            if not lost:
+            if not is_lost:
                 logger.warning(
                     "discovery does not answer; the known workers stay in use: %s", error, exc_info=not isinstance(error, DiscoveryError)
                 )
-            lost = True
+            is_lost = True
         await asyncio.sleep(min(interval, MIN_INTERVAL_SECONDS))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, interval - MIN_INTERVAL_SECONDS)):
-                await hurry.wait()
+                await refresh.wait()

@@ -62,7 +62,7 @@ class Poller:
         table.on_added = self._start_task
 
     def _start_task(self, worker: Worker) -> None:
-        task = self._tasks[worker] = supervise("looks", lambda: self._watch(worker), self._failures)
+        task = self._tasks[worker] = supervise("health check", lambda: self._watch(worker), self._failures)
         task.add_done_callback(lambda _: self._tasks.pop(worker, None))
 
     async def close(self) -> None:
@@ -72,12 +72,13 @@ class Poller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, worker: Worker) -> None:
-        missed, format_age, begun = 0, 0.0, True  # `begun`: after a restart of this task, an earlier change may not have been announced
+        missed, format_checked_at = 0, 0.0
+        is_first = True  # after a restart of this task, an earlier change may not have been announced
         loop = asyncio.get_running_loop()
         while self._table.get(worker.address) is worker or worker.in_flight:  # a dropped worker's requests still need their timeouts
             worker.check_requested.clear()
             worker.marked_unhealthy, worker.checked_at = False, time.monotonic()
-            was_usable, known, began = worker.usable, worker.format_tag, loop.time()
+            was_usable, old_format, began = worker.usable, worker.format_tag, loop.time()
             was_ready, adapters = worker.ready, worker.adapters
             worker.pool.close_expired()
             try:
@@ -86,10 +87,10 @@ class Poller:
                 missed, worker.silent = 0, False
                 if ready and worker.marked_unhealthy:
                     continue  # this check began before a request failed there, so it proves nothing
-                if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
+                if ready and (not worker.ready or not worker.format_tag or loop.time() - format_checked_at > FORMAT_SECONDS):
                     worker.format_tag = await self._formats.fetch(worker.admin, worker.format_tag)
                     worker.models = self._formats.names_of(worker.format_tag)
-                    format_age = loop.time()
+                    format_checked_at = loop.time()
                 self._record_check(worker, reason)
             except (TimeoutError, Unreachable):
                 missed += 1
@@ -104,11 +105,11 @@ class Poller:
             if worker.ready != was_ready or worker.adapters != adapters:
                 self._table.update_adapters()
                 self._table.notify()
-            if worker.usable != was_usable or worker.format_tag != known or begun:
+            if worker.usable != was_usable or worker.format_tag != old_format or is_first:
                 self._formats.choose_current((other.canary, other.format_tag) for other in self._table if other.usable)
                 self._table.notify()
-                begun = False
-            if missed:  # the deadline was the pause: requests must leave a stopped worker soon
+                is_first = False
+            if missed:  # the deadline replaces the pause: requests must leave a stopped worker soon
                 await asyncio.sleep(began + CHECK_SECONDS - loop.time())
                 continue
             try:
@@ -163,8 +164,6 @@ class Poller:
             worker.was_unready = True  # if it recovers, its new generation may serve them again
         if missed * CHECK_SECONDS >= self._silence_timeout:
             worker.pool.fail_silent(self._silence_timeout)
-            if not worker.pool.has_recent_bytes(
-                self._silence_timeout
-            ):  # no last resort any more: whatever it has not begun is held for another
+            if not worker.pool.has_recent_bytes(self._silence_timeout):  # not even a last resort: its unanswered requests wait for another
                 worker.ready, worker.was_unready = False, True
                 worker.pool.fail_unanswered()

@@ -17,10 +17,10 @@ class PredictionError:
         self.answers = 0
         self.over = self.under = 0.0
 
-    def record(self, life: int, over: float, under: float) -> None:
+    def record(self, generation: int, over: float, under: float) -> None:
         """Record one answer of this generation of the worker."""
-        if life != self._generation:
-            self._generation = life
+        if generation != self._generation:
+            self._generation = generation
             self.reset()
         self.answers += 1
         weight = max(WEIGHT, 1 / self.answers)  # a plain mean at first

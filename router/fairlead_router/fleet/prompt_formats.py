@@ -64,8 +64,8 @@ class PromptFormats:
         accept them.
         """
         try:
-            said = await self._fetch_tag(pool)
-            return said if said in self._known else ""
+            fetched = await self._fetch_tag(pool)
+            return fetched if fetched in self._known else ""
         except (UpstreamError, TimeoutError) as error:
             logger.warning("the prompt format of %s could not be fetched: %s", pool.address, error or f"nothing within {FETCH_SECONDS:g} s")
             return tag
@@ -75,7 +75,7 @@ class PromptFormats:
         headers = {"accept-encoding": "gzip"}
         if tags := [*self._known, *self._unusable]:
             headers["if-none-match"] = ", ".join(tags)
-        mine: list[str] = []
+        claimed: list[str] = []
 
         def read_body(head: Head) -> bool:
             tag = _tag(head)
@@ -83,7 +83,7 @@ class PromptFormats:
                 return False
             if head.status == 200 and tag:
                 self._loading[tag] = asyncio.Event()
-                mine.append(tag)
+                claimed.append(tag)
             return True
 
         try:
@@ -93,45 +93,45 @@ class PromptFormats:
                 return tag
             if head.status != 200:
                 raise UpstreamError(f"status {head.status}")
-            if tag and not mine:
-                if coming := self._loading.get(tag):  # else the other fetch has ended meanwhile
+            if tag and not claimed:
+                if loading := self._loading.get(tag):  # else the other fetch has ended meanwhile
                     async with asyncio.timeout(FETCH_SECONDS):
-                        await coming.wait()
+                        await loading.wait()
                 return tag
             tag = tag or hashlib.blake2b(body, digest_size=16).hexdigest()
             if tag not in self._known and tag not in self._unusable:
                 await self._load(tag, pool.address, body, head.get(b"content-encoding") == b"gzip")
             return tag
         finally:
-            for tag in mine:
+            for tag in claimed:
                 self._loading.pop(tag).set()
 
-    async def _load(self, tag: str, address: str, body: bytes, packed: bool) -> None:
+    async def _load(self, tag: str, address: str, body: bytes, is_gzip: bool) -> None:
         try:
             loop = asyncio.get_running_loop()
-            known = await loop.run_in_executor(self._threads, _read, tag, body, packed, self.cache)
+            known = await loop.run_in_executor(self._threads, _read, tag, body, is_gzip, self.cache)
             self._set_known({**self._known, tag: known})
             logger.info("prompt format %s of %s: models %s", tag, address, known.format.model_names)
         except (msgspec.MsgspecError, PromptError, zlib.error, ValueError) as error:
             self._unusable.add(tag)
             logger.warning("the prompt format %s of %s cannot be used, prompts go to such workers as text: %s", tag, address, error)
 
-    def choose_current(self, said: Iterable[tuple[str, str]]) -> None:
+    def choose_current(self, tags: Iterable[tuple[str, str]]) -> None:
         """Choose the current format by the usable workers' majority, and drop formats that none of them has, but never the last one.
 
-        `said`: for each worker the revision whose canary it is (empty: none), and its tag.
+        `tags`: for each worker the revision whose canary it is (empty: none), and its tag.
         """
         by_canary: dict[str, Counter[str]] = {}
-        for canary, tag in said:
+        for canary, tag in tags:
             if tag in self._known:
                 by_canary.setdefault(canary, Counter())[tag] += 1
         if not by_canary:
             return
-        every = sum(by_canary.values(), Counter[str]())
+        all_tags = sum(by_canary.values(), Counter[str]())
         best = {canary: self._known[self._most_common(count)] for canary, count in by_canary.items()}
-        self.current = best.pop("", None) or self._known[self._most_common(every)]
+        self.current = best.pop("", None) or self._known[self._most_common(all_tags)]
         self._of_canary = best
-        self._set_known({tag: known for tag, known in self._known.items() if tag in every})
+        self._set_known({tag: known for tag, known in self._known.items() if tag in all_tags})
 
     def _set_known(self, known: dict[str, KnownFormat]) -> None:
         self._known = known
@@ -181,11 +181,11 @@ def _tag(head: Head) -> str:
     return (head.get(b"etag") or b"").decode("latin-1")
 
 
-def _read(tag: str, body: bytes, packed: bool, cache: TokenCache) -> KnownFormat:
-    if packed:
-        unpacking = zlib.decompressobj(wbits=31)
-        body = unpacking.decompress(body, MAX_BYTES)
-        if not unpacking.eof:
+def _read(tag: str, body: bytes, is_gzip: bool, cache: TokenCache) -> KnownFormat:
+    if is_gzip:
+        decompressor = zlib.decompressobj(wbits=31)
+        body = decompressor.decompress(body, MAX_BYTES)
+        if not decompressor.eof:
             raise ValueError(f"its gzip form is cut off, or holds more than {MAX_BYTES >> 20} MiB")
     encoder = PromptEncoder(msgspec.json.decode(body, type=PromptFormat), cache)
     return KnownFormat(tag, encoder, prompt_root(encoder.format))

@@ -42,29 +42,29 @@ class ScaleUpStatus:
     @property
     def is_advancing(self) -> bool:
         """Whether workers are starting and no known problem blocks them, so that waiting is worthwhile."""
-        said = self._current
-        return said is not None and said.advancing and said.starting > 0
+        report = self._current
+        return report is not None and report.advancing and report.starting > 0
 
     @property
     def description(self) -> str:
         """Text that follows "No worker became ready"; empty without a recent report."""
-        said = self._current
-        if said is None:
+        report = self._current
+        if report is None:
             return ""
-        if not said.wanted:
+        if not report.wanted:
             return ": the service is scaled to zero, and the operator knows of the request"
-        if not said.starting:
+        if not report.starting:
             return ""
-        why = f", {said.reason}" if said.reason else ""
-        return f": {said.starting} of {said.wanted} workers being started, for {self._clock() - said.started_at:.0f} s now{why}"
+        reason = f", {report.reason}" if report.reason else ""
+        return f": {report.starting} of {report.wanted} workers being started, for {self._clock() - report.started_at:.0f} s now{reason}"
 
     @property
     def retry_after(self) -> int:
         """Retry-After, seconds."""
-        said = self._current
-        if said is None or not said.starting:
+        report = self._current
+        if report is None or not report.starting:
             return RETRY_FIRST
-        return round(max(RETRY_FIRST, min(RETRY_LONGEST, self._clock() - said.started_at)))
+        return round(max(RETRY_FIRST, min(RETRY_LONGEST, self._clock() - report.started_at)))
 
     @property
     def _current(self) -> _Report | None:

@@ -34,9 +34,11 @@ class _Ignored:
 class Trust:
     """Callable with each record's address and incarnation. False: the record is ignored, counted and remembered."""
 
-    def __init__(self, table: WorkerTable, ignored: Counter, resolve: Callable[[], None], clock: Callable[[], float] = monotonic) -> None:
-        """`ignored`: counter of records by reason. `resolve`: requests an early discovery query, since a new pod may be missing from it."""
-        self._table, self._refresh_discovery, self._clock = table, resolve, clock
+    def __init__(
+        self, table: WorkerTable, ignored: Counter, refresh_discovery: Callable[[], None], clock: Callable[[], float] = monotonic
+    ) -> None:
+        """`ignored`: counter of records by reason. `refresh_discovery`: requests an early discovery query: a new pod may be missing."""
+        self._table, self._refresh_discovery, self._clock = table, refresh_discovery, clock
         self._counters = {reason: ignored.labels(reason) for reason in (UNKNOWN_ADDRESS, OTHER_INCARNATION)}
         self._seen: dict[tuple[str, str], _Ignored] = {}
 
@@ -60,9 +62,15 @@ class Trust:
         now = self._clock()
         self._drop_expired(now)
         return [
-            {"address": address, "reason": reason, "incarnation": met.incarnation, "count": met.count, "seconds": round(now - met.since, 1)}
-            for (address, reason), met in self._seen.items()
-            if not self._is_trusted(address, met.incarnation)
+            {
+                "address": address,
+                "reason": reason,
+                "incarnation": record.incarnation,
+                "count": record.count,
+                "seconds": round(now - record.since, 1),
+            }
+            for (address, reason), record in self._seen.items()
+            if not self._is_trusted(address, record.incarnation)
         ]
 
     def _is_trusted(self, address: str, incarnation: str) -> bool:
@@ -72,20 +80,20 @@ class Trust:
     def _ignore(self, address: str, reason: str, incarnation: str) -> None:
         self._counters[reason].inc()
         address, now = address[:200], self._clock()
-        met = self._seen.get((address, reason))
-        if met is None:
+        record = self._seen.get((address, reason))
+        if record is None:
             if len(self._seen) >= MAX_REMEMBERED:
                 self._drop_expired(now)
                 if len(self._seen) >= MAX_REMEMBERED:
                     return
-            met = self._seen[address, reason] = _Ignored(now)
+            record = self._seen[address, reason] = _Ignored(now)
             why = (
                 "discovery does not list that address"
                 if reason == UNKNOWN_ADDRESS
                 else "the worker there does not report that incarnation: it has joined again, or the record is forged"
             )
             logger.warning("the index's record of %r (incarnation %s) is ignored: %s", address, incarnation or "none", why)
-        met.count, met.last, met.incarnation = met.count + 1, now, incarnation
+        record.count, record.last, record.incarnation = record.count + 1, now, incarnation
 
     def _drop_expired(self, now: float) -> None:
-        self._seen = {key: met for key, met in self._seen.items() if now - met.last < REMEMBERED_SECONDS}
+        self._seen = {key: record for key, record in self._seen.items() if now - record.last < REMEMBERED_SECONDS}

@@ -22,34 +22,34 @@ UNKNOWN_RATE = 2000.0
 """Prefill rate assumed for a worker that has not measured its own, tokens per second. It only serves to compare workers."""
 MIN_CHECK_INTERVAL_SECONDS = 0.1
 """Shortest interval between health checks that the index's records of another incarnation cause."""
-MAX_VIEWS = 64
+MAX_CACHED_MODELS = 64
 """Most models whose usable workers are cached."""
-NOT_CHECKED = "not looked at yet"
+NOT_CHECKED = "not checked yet"
 """Reason of a worker before its first health check."""
 
 
 def _eligibility_attribute(name: str) -> Any:
     """Return a property that calls `on_eligibility_change` when its value changes: it decides whether the worker may be chosen."""
-    kept = "_" + name
+    attribute = "_" + name
 
-    def put(worker: "Worker", value: object) -> None:
-        changed = getattr(worker, kept, None) != value
-        setattr(worker, kept, value)
+    def set_value(worker: "Worker", value: object) -> None:
+        changed = getattr(worker, attribute, None) != value
+        setattr(worker, attribute, value)
         if changed:  # each check sets all: else 500 workers would clear the cache 2,500 times a second
             worker.on_eligibility_change()
 
-    return property(attrgetter(kept), put)  # attrgetter: a read costs no Python call
+    return property(attrgetter(attribute), set_value)  # attrgetter: a read costs no Python call
 
 
 def _load_attribute(name: str) -> Any:
     """Return a property that calls `on_load_change` whenever it is set: it decides how soon the worker can begin a prompt."""
-    kept = "_" + name
+    attribute = "_" + name
 
-    def put(worker: "Worker", value: object) -> None:
-        setattr(worker, kept, value)
+    def set_value(worker: "Worker", value: object) -> None:
+        setattr(worker, attribute, value)
         worker.on_load_change(worker.address)
 
-    return property(attrgetter(kept), put)
+    return property(attrgetter(attribute), set_value)
 
 
 class Worker:
@@ -207,10 +207,10 @@ class WorkerTable:
 
     def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """Return the eligible workers; if there are none, those that only fell silent. `excluded`: (address, generation)."""
-        view = self._eligibility(model)
+        eligibility = self._eligibility(model)
         if not excluded:
-            return view.usable or view.last_resort
-        return _without(view.usable, excluded) or _without(view.last_resort, excluded)
+            return eligibility.usable or eligibility.last_resort
+        return _exclude(eligibility.usable, excluded) or _exclude(eligibility.last_resort, excluded)
 
     def eligible_addresses(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
         """Return the addresses of the workers that are usable for such a request."""
@@ -219,22 +219,22 @@ class WorkerTable:
 
     def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """Return `usable`; of a large fleet only the `count` workers that could begin a prompt soonest, by this router's view."""
-        view = self._eligibility(model)
-        if len(view.usable) <= SMALL_FLEET:
+        eligibility = self._eligibility(model)
+        if len(eligibility.usable) <= SMALL_FLEET:
             return self.usable(excluded, model)
         self._update_order()
-        may = self.eligible_addresses(excluded, model)
-        found = list(islice((address for address in self._order if address in may), count))
-        return [self._workers[address] for address in found] or _without(view.last_resort, excluded)
+        allowed = self.eligible_addresses(excluded, model)
+        found = list(islice((address for address in self._order if address in allowed), count))
+        return [self._workers[address] for address in found] or _exclude(eligibility.last_resort, excluded)
 
-    def home(self, place: int, may: Container[str]) -> Worker | None:
-        """Return the worker that every router would choose for a place on the hash ring, among the addresses in `may`."""
-        address = self._ring.home(place, may)
+    def home(self, place: int, allowed: Container[str]) -> Worker | None:
+        """Return the worker that every router would choose for a place on the hash ring, among the addresses in `allowed`."""
+        address = self._ring.home(place, allowed)
         return self._workers[address] if address is not None else None
 
-    def homes(self, place: int, count: int, may: Container[str]) -> list[str]:
+    def homes(self, place: int, count: int, allowed: Container[str]) -> list[str]:
         """Return `Ring.homes` of the workers' addresses."""
-        return self._ring.homes(place, count, may)
+        return self._ring.homes(place, count, allowed)
 
     def any_usable(self) -> bool:
         """Return whether there is any usable worker."""
@@ -249,9 +249,9 @@ class WorkerTable:
 
     def update_adapters(self) -> None:
         """Recompute the adapters: a worker changed its own or was removed."""
-        heard = [worker.adapters for worker in self._workers.values() if worker.ready and not worker.reason]
-        if heard:
-            self._adapters = merge_adapters(heard)
+        reports = [worker.adapters for worker in self._workers.values() if worker.ready and not worker.reason]
+        if reports:
+            self._adapters = merge_adapters(reports)
 
     def unusable_addresses(self, model: str = "") -> frozenset[str]:
         """Return known addresses that the index must not choose: not usable for such a request."""
@@ -300,17 +300,17 @@ class WorkerTable:
         self.notify()
 
     def _eligibility(self, model: str) -> _Eligibility:
-        view = self._eligibility_by_model.get(model)
-        if view is None:
+        eligibility = self._eligibility_by_model.get(model)
+        if eligibility is None:
             known = list(self._workers.values())
             serving = [worker for worker in known if worker.serves(model)]
             usable = [worker for worker in serving if worker.usable]
             addresses = frozenset(worker.address for worker in usable)
-            barred = frozenset(worker.address for worker in known) - addresses
-            view = _Eligibility(usable, [worker for worker in serving if worker.is_last_resort], addresses, barred)
-            if len(self._eligibility_by_model) < MAX_VIEWS:
-                self._eligibility_by_model[model] = view
-        return view
+            ineligible = frozenset(worker.address for worker in known) - addresses
+            eligibility = _Eligibility(usable, [worker for worker in serving if worker.is_last_resort], addresses, ineligible)
+            if len(self._eligibility_by_model) < MAX_CACHED_MODELS:
+                self._eligibility_by_model[model] = eligibility
+        return eligibility
 
     def _update_order(self) -> None:
         if self._load_changed:
@@ -320,5 +320,5 @@ class WorkerTable:
             self._load_changed.clear()
 
 
-def _without(workers: Sequence[Worker], excluded: Collection[tuple[str, int]]) -> Sequence[Worker]:
+def _exclude(workers: Sequence[Worker], excluded: Collection[tuple[str, int]]) -> Sequence[Worker]:
     return [worker for worker in workers if (worker.address, worker.generation) not in excluded]

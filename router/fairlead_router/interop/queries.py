@@ -115,8 +115,8 @@ class Queries:
     def _shapes(self, query: _Query, hashes: "array[int]", held: dict[str, int], block_tokens: int) -> dict[str, Any]:
         pods = {worker.address: worker.pod for worker in self._table.usable()}
         tokens = dict.fromkeys(pods, 0) | held
-        wanted = query.instance_id
-        tokens = {one: count for one, count in sorted(tokens.items()) if wanted is None or wanted in (one, pods.get(one))}
+        instance = query.instance_id
+        tokens = {one: count for one, count in sorted(tokens.items()) if instance is None or instance in (one, pods.get(one))}
         deepest = max(tokens.values(), default=0) // block_tokens
         answer: dict[str, Any] = {
             "block_size": block_tokens,

@@ -27,7 +27,7 @@ class _WorkerStats:
     recent: deque[tuple[float, float]] = field(default_factory=deque)
     """End and duration of each request of the last minute, seconds."""
     prompt_tokens: int = 0
-    asked_tokens: int = 0
+    reported_tokens: int = 0
     """Prompt tokens of answers that reported their cached tokens."""
     cached_tokens: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY) + 1))
@@ -54,7 +54,7 @@ class StackMetrics(Collector):
         self._trim(server, now)
         server.prompt_tokens += call.prompt_tokens or 0
         if call.cached_tokens is not None:
-            server.asked_tokens += call.prompt_tokens or 0
+            server.reported_tokens += call.prompt_tokens or 0
             server.cached_tokens += call.cached_tokens
         server.buckets[next((at for at, bound in enumerate(LATENCY) if took <= bound), len(LATENCY))] += 1
         server.seconds += took
@@ -62,7 +62,7 @@ class StackMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         workers = sorted(self._table, key=lambda worker: worker.address)
         now, model = self._clock(), self._model()
-        self._servers = {one.address: self._servers.get(one.address, _WorkerStats()) for one in workers}
+        self._servers = {worker.address: self._servers.get(worker.address, _WorkerStats()) for worker in workers}
         gauges = {
             name: GaugeMetricFamily(f"vllm:{name}", text, labels=["server"])
             for name, text in (
@@ -87,14 +87,14 @@ class StackMetrics(Collector):
                 "num_requests_running": load.running,
                 "num_requests_waiting": load.waiting,
                 "gpu_cache_usage_perc": 1 - load.pages_free / load.pages_total if load.pages_total else 0.0,
-                "gpu_prefix_cache_hit_rate": server.cached_tokens / server.asked_tokens if server.asked_tokens else 0.0,
+                "gpu_prefix_cache_hit_rate": server.cached_tokens / server.reported_tokens if server.reported_tokens else 0.0,
                 "current_qps": len(server.recent) / WINDOW_SECONDS,
                 "avg_latency": sum(took for _, took in server.recent) / len(server.recent) if server.recent else 0.0,
             }
             for name, value in values.items():
                 gauges[name].add_metric(label, value)
             hits.add_metric(label, server.cached_tokens)
-            queries.add_metric(label, server.asked_tokens)
+            queries.add_metric(label, server.reported_tokens)
             tokens.add_metric([*label, model], server.prompt_tokens)
             seen, rows = 0, []
             for bound, count in zip((*map(str, LATENCY), "+Inf"), server.buckets, strict=True):

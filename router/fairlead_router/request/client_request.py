@@ -65,9 +65,9 @@ class Call:
 
     @classmethod
     def from_request(cls, request: Request) -> "Call":
-        passed: Headers = []
-        given, session, length, encoding, authorization, key = "", "", None, b"", b"", b""
-        of_the_hop: set[bytes] = set()
+        forwarded: Headers = []
+        client_id, session, length, encoding, authorization, key = "", "", None, b"", b"", b""
+        hop_by_hop: set[bytes] = set()
         for header in request.headers:
             name, value = header
             if name not in _NOT_FORWARDED:
@@ -76,21 +76,30 @@ class Call:
                 elif name == b"content-encoding":
                     encoding = value.strip().lower()
                 if not name.startswith(b"x-fairlead-"):
-                    passed.append(header)
+                    forwarded.append(header)
             elif name == b"content-length":
                 length = int(value) if value.isdigit() else None
             elif name == b"x-request-id":
-                given = value.decode("latin-1")
+                client_id = value.decode("latin-1")
             elif name == b"authorization":
                 authorization = value
             elif name == b"x-api-key":
                 key = value
             elif name == b"connection":
-                of_the_hop.update(word.strip().lower() for word in value.split(b","))
-        if of_the_hop:  # these headers are hop-by-hop (RFC 9110, 7.6.1)
-            passed = [(name, value) for name, value in passed if name not in of_the_hop]
+                hop_by_hop.update(word.strip().lower() for word in value.split(b","))
+        if hop_by_hop:  # these headers are hop-by-hop (RFC 9110, 7.6.1)
+            forwarded = [(name, value) for name, value in forwarded if name not in hop_by_hop]
         # The query is left out: no path here takes one, and some clients put their key there.
-        return cls(request.method, request.path, request_id(given), passed, length, session, read_credential(authorization, key), encoding)
+        return cls(
+            request.method,
+            request.path,
+            choose_request_id(client_id),
+            forwarded,
+            length,
+            session,
+            read_credential(authorization, key),
+            encoding,
+        )
 
     @property
     def is_held(self) -> bool:
@@ -144,9 +153,9 @@ class Call:
         )
 
 
-def request_id(given: str) -> str:
+def choose_request_id(client_id: str) -> str:
     """Return the client's request id if it is safe in a header and a log; else a random one."""
-    return given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+    return client_id if _ID.fullmatch(client_id) else f"{random.getrandbits(128):032x}"
 
 
 async def linger(request: Request) -> None:

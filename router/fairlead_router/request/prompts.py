@@ -20,8 +20,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
-from fairlead_router.request import pooling_prompts as pooled
-from fairlead_router.request import validation as wrong
+from fairlead_router.request import pooling_prompts, validation
 from fairlead_router.request.fair_lock import FairLock
 from fairlead_router.request.request_params import RequestParams
 from fairlead_router.tenancy.tenants import ANONYMOUS
@@ -131,9 +130,9 @@ class Prompts:
     async def validate(self, path: str, body: bytes) -> None:
         """Raise ApiError 400 for a body that every worker would refuse."""
         if len(body) <= INLINE_BYTES:
-            wrong.check(path, body)
+            validation.check(path, body)
         else:
-            await asyncio.get_running_loop().run_in_executor(self._threads, wrong.check, path, body)
+            await asyncio.get_running_loop().run_in_executor(self._threads, validation.check, path, body)
 
     def _finish_large_read(self, reading: "asyncio.Future[Prompt]") -> None:
         """Release the memory that a large body needed, and the lock."""
@@ -149,36 +148,40 @@ class Prompts:
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
         try:
             body = self._body(path, raw)
-        except wrong.DECODING as error:  # a number out of range, or not a JSON object
-            raise wrong.decode_error(error) from None
+        except validation.DECODING as error:  # a number out of range, or not a JSON object
+            raise validation.decode_error(error) from None
         name = body.model if isinstance(body.model, str) else ""
         adapter = None if self._formats.has_model(name) else self._adapter(body.model)
         model = name if adapter is not None or self._formats.is_name_partial(name) else ""
         user = body.user if isinstance(body.user, str) else ""
-        asked = RequestParams.from_body(path, body)
-        salt = salt_of(asked.salt)
+        params = RequestParams.from_body(path, body)
+        salt = salt_of(params.salt)
         conversation = conversation_of(body.messages, body.prompt, session) if self._canary_for is not None else 0
         canary = self._canary_for(conversation) if self._canary_for is not None else ""
-        guess = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, params=asked, salt=salt, model=model, conversation=conversation)
+        estimate = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, params=params, salt=salt, model=model, conversation=conversation)
         known = self._formats.of_model(body.model, canary)
         if not self._tokenize or known is None:
-            return guess
-        most = known.format.max_model_len
+            return estimate
+        max_tokens = known.format.max_model_len
         try:
             if path in POOLED:
                 if path != EMBEDDINGS:
-                    return guess  # several texts in separate fields
-                tokens = pooled.tokens_of(body, lambda text: known.encoder.encode_text(text, scope=salt, max_tokens=most))
-                return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
-            tokens, alone = self._tokens(path, body, known, salt)
+                    return estimate  # several texts in separate fields
+                tokens = pooling_prompts.tokens_of(body, lambda text: known.encoder.encode_text(text, scope=salt, max_tokens=max_tokens))
+                return (
+                    estimate
+                    if tokens is None
+                    else msgspec.structs.replace(estimate, length=len(tokens), tokens=tokens, format_tag=known.tag)
+                )
+            tokens, is_single = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
-            return guess  # the worker refuses it with its own message
+            return estimate  # the worker refuses it with its own message
         if tokens is None:
-            return guess
+            return estimate
         digest = adapter.digest if adapter is not None else ""
         root = prompt_root(known.format, digest, salt) if digest or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation, digest)
+        return Prompt(len(tokens), hashes, tokens if is_single else None, known.tag, user, params, salt, model, conversation, digest)
 
     def _body(self, path: str, raw: bytes) -> _Body:
         """Return the fields. A dialect's body is converted to the equivalent chat, and has no messages if that fails."""
@@ -213,21 +216,21 @@ class Prompts:
         """
         if body.truncate_prompt_tokens is not None:
             return None, False  # the worker's context and the answer's length decide how much remains
-        alone = body.n in (None, 1) and body.best_of in (None, 1)
-        encoder, most = known.encoder, known.format.max_model_len
+        is_single = body.n in (None, 1) and body.best_of in (None, 1)
+        encoder, max_tokens = known.encoder, known.format.max_model_len
         if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
-            return encoder.encode_chat(**build_encode_kwargs(body), scope=salt, max_tokens=most), alone
+            return encoder.encode_chat(**build_encode_kwargs(body), scope=salt, max_tokens=max_tokens), is_single
         prompt = body.prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-            alone = alone and len(prompt) == 1
+            is_single = is_single and len(prompt) == 1
             prompt = prompt[0]
         if isinstance(prompt, list) and prompt and bool not in set(map(type, prompt)):
-            return array("I", prompt), alone
+            return array("I", prompt), is_single
         if not isinstance(prompt, str) or not prompt:
             return None, False
-        return encoder.encode_text(prompt, body.add_special_tokens is not False, salt, most), alone
+        return encoder.encode_text(prompt, body.add_special_tokens is not False, salt, max_tokens), is_single
 
 
 def conversation_of(messages: Any, prompt: Any, session: str) -> int:
@@ -237,10 +240,10 @@ def conversation_of(messages: Any, prompt: Any, session: str) -> int:
     (its first block may be the same in all prompts), so each one is a separate conversation.
     """
     if session:
-        told: Any = session
+        beginning: Any = session
     elif isinstance(messages, list):
         roles = [one.get("role") if isinstance(one, dict) else None for one in messages]
-        told = messages[: roles.index("user") + 1] if "user" in roles else messages
+        beginning = messages[: roles.index("user") + 1] if "user" in roles else messages
     else:
-        told = prompt
-    return xxhash.xxh3_64_intdigest(msgspec.json.encode(told)) or 1
+        beginning = prompt
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode(beginning)) or 1

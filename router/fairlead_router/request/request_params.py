@@ -5,14 +5,14 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlead_common.protocols.paths import COMPLETIONS, POOLED
-from fairlead_router.request import pooling_prompts as pooled
+from fairlead_router.request import pooling_prompts
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions. A chat's default is the rest of the context."""
-_MOST = 2**31 - 1
+_MAX_INT = 2**31 - 1
 
 
-class Fields(pooled.Fields, Protocol):
+class Fields(pooling_prompts.Fields, Protocol):
     """Fields of a request body, of any type: the worker validates them."""
 
     prompt: Any
@@ -40,7 +40,7 @@ class RequestParams(msgspec.Struct, frozen=True):
     def from_body(cls, path: str, body: Fields) -> "RequestParams":
         salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
         if path in POOLED:
-            return cls(priority=_number(body.priority), max_output=0, prompts=pooled.count_texts(body), salt=salt)
+            return cls(priority=_number(body.priority), max_output=0, prompts=pooling_prompts.count_texts(body), salt=salt)
         bound = _number(body.max_tokens)
         bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
         prompt = body.prompt if path == COMPLETIONS else None
@@ -50,4 +50,4 @@ class RequestParams(msgspec.Struct, frozen=True):
 
 
 def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and -_MOST <= value <= _MOST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and -_MAX_INT <= value <= _MAX_INT else None

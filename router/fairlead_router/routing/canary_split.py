@@ -27,8 +27,8 @@ conversation, or one prompt sent repeatedly, therefore cannot give a canary all 
 
 def belongs_to_canary(conversation: int, split: Split) -> bool:
     """Return whether a conversation belongs to the canary. All routers agree, and a growing weight moves none away from the canary."""
-    spot = xxhash.xxh3_64_intdigest(conversation.to_bytes(8, "little") + split.revision.encode())
-    return spot < split.weight / 100 * 2.0**64
+    point = xxhash.xxh3_64_intdigest(conversation.to_bytes(8, "little") + split.revision.encode())
+    return point < split.weight / 100 * 2.0**64
 
 
 class CanaryPolicy:
@@ -61,24 +61,24 @@ class CanaryPolicy:
         split = self._file.split
         return split.revision if split.revision and belongs_to_canary(conversation, split) else ""
 
-    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
+    async def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
         split, workers = self._file.split, list(self._table)
         if not split.revision and not any(worker.canary for worker in workers):
-            return await self._inner.choose(wanted, tried)
+            return await self._inner.choose(request, tried)
         canary = {worker for worker in workers if worker.canary and worker.canary == split.revision}
         stable = {
             worker for worker in workers if not worker.canary and worker.reason != NOT_CHECKED
         }  # a worker without a health check may be a canary
-        for side in self._ordered_sides(split, canary, stable, wanted, tried):
-            if choice := await self._choose_within(side, wanted, tried):
+        for side in self._ordered_sides(split, canary, stable, request, tried):
+            if choice := await self._choose_within(side, request, tried):
                 return choice
-        return await self._inner.choose(wanted, tried)  # the canary's weight must never cause a 503
+        return await self._inner.choose(request, tried)  # the canary's weight must never cause a 503
 
     def release(self, choice: Choice) -> None:
         self._inner.release(choice)
 
-    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
-        self._inner.record_answer(wanted, choice, cached)
+    def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
+        self._inner.record_answer(request, choice, cached)
 
     # Counters of both sides
 
@@ -101,9 +101,9 @@ class CanaryPolicy:
         if (side := self._side_of(worker)) is not None:
             side.errors += 1
 
-    def can_retry_on_stable(self, worker: Worker, wanted: RoutingRequest, tried: Tried) -> bool:
+    def can_retry_on_stable(self, worker: Worker, request: RoutingRequest, tried: Tried) -> bool:
         """Return whether a 5xx of this worker is retried: a canary's is, while the stable side has a usable worker."""
-        return bool(worker.canary) and _some_usable({one for one in self._table if not one.canary}, wanted, tried)
+        return bool(worker.canary) and _has_usable({one for one in self._table if not one.canary}, request, tried)
 
     # The file
 
@@ -130,16 +130,16 @@ class CanaryPolicy:
     # Choosing
 
     def _ordered_sides(
-        self, split: Split, canary: set[Worker], stable: set[Worker], wanted: RoutingRequest, tried: Tried
+        self, split: Split, canary: set[Worker], stable: set[Worker], request: RoutingRequest, tried: Tried
     ) -> Iterator[set[Worker]]:
         """Yield the sides with usable workers, the preferred one first."""
-        usable = [side for side in (canary, stable) if _some_usable(side, wanted, tried)]
+        usable = [side for side in (canary, stable) if _has_usable(side, request, tried)]
         if len(usable) < 2:
             yield from usable
             return
         # A retry goes to the stable side, even if the worker that failed is gone or has restarted.
-        to_canary = not wanted.is_retry and self._is_for_canary(wanted.conversation or random.getrandbits(64), split)
-        if not wanted.is_retry:
+        to_canary = not request.is_retry and self._is_for_canary(request.conversation or random.getrandbits(64), split)
+        if not request.is_retry:
             self._sent += 1
             self._sent_to_canary += to_canary
         yield from (canary, stable) if to_canary else (stable, canary)
@@ -152,15 +152,15 @@ class CanaryPolicy:
             return ahead < 0
         return belongs_to_canary(conversation, split)
 
-    async def _choose_within(self, side: Collection[Worker], wanted: RoutingRequest, tried: Tried) -> Choice | None:
-        barred = {(worker.address, worker.generation) for worker in self._table if worker not in side} | set(tried)
-        while (choice := await self._inner.choose(wanted, barred)) is not None:
+    async def _choose_within(self, side: Collection[Worker], request: RoutingRequest, tried: Tried) -> Choice | None:
+        excluded = {(worker.address, worker.generation) for worker in self._table if worker not in side} | set(tried)
+        while (choice := await self._inner.choose(request, excluded)) is not None:
             if choice.worker in side:
                 return choice
             self._inner.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
-            barred.add((choice.worker.address, choice.worker.generation))
+            excluded.add((choice.worker.address, choice.worker.generation))
         return None
 
 
-def _some_usable(side: Collection[Worker], wanted: RoutingRequest, tried: Tried) -> bool:
-    return any(worker.usable and worker.serves(wanted.model) and (worker.address, worker.generation) not in tried for worker in side)
+def _has_usable(side: Collection[Worker], request: RoutingRequest, tried: Tried) -> bool:
+    return any(worker.usable and worker.serves(request.model) and (worker.address, worker.generation) not in tried for worker in side)

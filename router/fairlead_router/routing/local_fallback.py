@@ -16,37 +16,37 @@ HomeOf = Callable[[int], Worker | None]
 """Return the worker that every router would choose for a block's hash; None if no eligible worker exists."""
 
 
-def choose_from_table(wanted: RoutingRequest, table: WorkerTable, tried: Tried = ()) -> Worker | None:
+def choose_from_table(request: RoutingRequest, table: WorkerTable, tried: Tried = ()) -> Worker | None:
     """Return `choose_soonest` of the table's eligible workers; None while there is none. The cost does not grow with a large fleet."""
-    workers = table.soonest(HOLDERS, tried, wanted.model)  # and up to as many homes
-    may = table.eligible_addresses(tried, wanted.model)
-    return choose_soonest(wanted, workers, lambda place: table.home(place, may)) if workers else None
+    workers = table.soonest(HOLDERS, tried, request.model)  # and up to as many homes
+    allowed = table.eligible_addresses(tried, request.model)
+    return choose_soonest(request, workers, lambda place: table.home(place, allowed)) if workers else None
 
 
-def choose_soonest(wanted: RoutingRequest, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
+def choose_soonest(request: RoutingRequest, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
     """Return the worker with the shortest expected wait, less the prefill that the prompt's prefix would save at its home worker.
 
     Each power-of-two depth has a home: the worker that its block hashes to. A conversation thus stays at its home until it is twice as
     long, and a prefix that all prompts share attracts them by no more than the prefill it saves.
     """
-    starts = {worker.address: _expected_start(worker, wanted.prompt_tokens, now) for worker in workers}
+    starts = {worker.address: _expected_start(worker, request.prompt_tokens, now) for worker in workers}
     best = min(workers, key=lambda worker: (starts[worker.address], random.random()))
-    soonest, blocks = starts[best.address], len(wanted.hashes)
+    soonest, blocks = starts[best.address], len(request.hashes)
     for level in range(blocks.bit_length()):
         depth = 1 << level
-        home = home_of(wanted.hashes[depth - 1])
+        home = home_of(request.hashes[depth - 1])
         if home is None:
             break
-        full, seconds = starts.get(home.address) or _expected_start(home, wanted.prompt_tokens, now)
-        start = (full, seconds - wanted.prompt_tokens * depth / (blocks * home.rate))
+        full, seconds = starts.get(home.address) or _expected_start(home, request.prompt_tokens, now)
+        start = (full, seconds - request.prompt_tokens * depth / (blocks * home.rate))
         if start < soonest:
             best, soonest = home, start
     return best
 
 
-def earliest_start(wanted: RoutingRequest, workers: Iterable[Worker]) -> StartEstimate:
+def earliest_start(request: RoutingRequest, workers: Iterable[Worker]) -> StartEstimate:
     """Return the earliest start among the workers (at least one), with no cached tokens, by the index's own score."""
-    return rank_candidates([score_locally(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
+    return rank_candidates([score_locally(worker, BLOCK_TOKENS) for worker in workers], b"", request.prompt_tokens, bytes(8), 1)[0]
 
 
 def _expected_start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:

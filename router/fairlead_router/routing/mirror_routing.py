@@ -32,22 +32,22 @@ class MirrorRouting:
     """Routing by a mirror. `choose` returns None without a snapshot. While Redis is unavailable, the last snapshot serves."""
 
     def __init__(
-        self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None, failures: Counter, trusts: Trust
+        self, table: WorkerTable, redis: RedisAccess, namespace: str, max_blocks: int | None, failures: Counter, trusts: Trust
     ) -> None:
-        """`most_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name."""
-        self._table, self._redis, self._namespace, self._most = table, redis, namespace, most_blocks
+        """`max_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name."""
+        self._table, self._redis, self._namespace, self._max_blocks = table, redis, namespace, max_blocks
         self._failures, self._trusts = failures, trusts
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
         self._mirror: MirrorReader | None = None
-        self._guarding: asyncio.Task[None] | None = None
+        self._size_check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._table.on_incarnation = self._recheck_trust
         self.fleet.start()
-        if (most := self._most) is None:
+        if (max_blocks := self._max_blocks) is None:
             self._start_mirror()
         else:
-            self._guarding = supervise("mirror guard", lambda: self._check_size(most), self._failures)
+            self._size_check = supervise("mirror size", lambda: self._check_size(max_blocks), self._failures)
 
     @property
     def is_ready(self) -> bool:
@@ -64,45 +64,45 @@ class MirrorRouting:
         """Whether the mirror follows the index's log without a gap."""
         return self.fleet.is_fresh and self._mirror is not None and self._mirror.stats.following
 
-    def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
+    def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
         mirror, fresh, table = self._mirror, self.fleet.is_fresh, self._table
         if mirror is None:
             return None
-        allowed = table.usable(tried, wanted.model)
+        allowed = table.usable(tried, request.model)
         try:
             if len(allowed) <= SMALL_FLEET:
-                held = mirror.match(wanted.hashes)
-                cold = wanted.hashes and not any(worker.address in held for worker in allowed)
-                homes = table.homes(wanted.hashes[0], 2, table.eligible_addresses(tried, wanted.model)) if cold else []
+                held = mirror.match(request.hashes)
+                cold = request.hashes and not any(worker.address in held for worker in allowed)
+                homes = table.homes(request.hashes[0], 2, table.eligible_addresses(tried, request.model)) if cold else []
                 workers: Iterable[Worker] = allowed
             else:
-                held, homes, workers = self._candidates(mirror, wanted, tried, fresh)
+                held, homes, workers = self._candidates(mirror, request, tried, fresh)
         except IndexUnavailable:
             return None
         scored = [self._score(worker, held.get(worker.address, 0), fresh) for worker in workers]
         if not scored:
             return None
-        best = rank_candidates(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
+        best = rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, os.urandom(8), 1, homes)[0]
         worker = table.get(best.address)
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
 
     def _candidates(
-        self, mirror: MirrorReader, wanted: RoutingRequest, tried: Tried, fresh: bool
+        self, mirror: MirrorReader, request: RoutingRequest, tried: Tried, fresh: bool
     ) -> tuple[dict[str, int], list[str], Iterable[Worker]]:
         """Return the candidates of a large fleet as route.lua selects them: cached tokens by address, the prompt's homes, the workers.
 
         Candidates are the homes of a prompt that no worker holds, the deepest holders, then the soonest workers, CONSIDERED in all. Workers
         missing from the index are included if they are among the soonest by this router's own view.
         """
-        table, model = self._table, wanted.model
+        table, model = self._table, request.model
 
-        may = table.eligible_addresses(tried, model)
-        own = [worker.address for worker in table.soonest(MAX_UNINDEXED if fresh else CONSIDERED, tried, model)]
-        soonest = [address for address in own if not fresh or address not in self.fleet.workers]
-        soonest += islice((address for address in self.fleet.soonest if address in may), CONSIDERED - len(soonest)) if fresh else ()
-        held = mirror.deepest(wanted.hashes, CONSIDERED, may, soonest)
-        homes = table.homes(wanted.hashes[0], 2, may) if wanted.hashes and not held else []
+        allowed = table.eligible_addresses(tried, model)
+        soonest_here = [worker.address for worker in table.soonest(MAX_UNINDEXED if fresh else CONSIDERED, tried, model)]
+        soonest = [address for address in soonest_here if not fresh or address not in self.fleet.workers]
+        soonest += islice((address for address in self.fleet.soonest if address in allowed), CONSIDERED - len(soonest)) if fresh else ()
+        held = mirror.deepest(request.hashes, CONSIDERED, allowed, soonest)
+        homes = table.homes(request.hashes[0], 2, allowed) if request.hashes and not held else []
         found: dict[str, Worker] = {}
         for address in chain(homes, islice(held, HOLDERS), soonest):
             if (worker := table.get(address)) is not None and len(found) < CONSIDERED:
@@ -113,18 +113,18 @@ class MirrorRouting:
         """Return the share of each worker's blocks that no other worker holds, by address; empty before the first snapshot."""
         return self._mirror.unique_shares() if self._mirror is not None else {}
 
-    def held(self, wanted: RoutingRequest, address: str) -> int | None:
+    def held(self, request: RoutingRequest, address: str) -> int | None:
         """Return the prompt's tokens that the worker holds by the mirror; None without a mirror."""
         if self._mirror is None:
             return None
         try:
-            return self._mirror.match(wanted.hashes).get(address, 0)
+            return self._mirror.match(request.hashes).get(address, 0)
         except IndexUnavailable:
             return None
 
     async def close(self) -> None:
-        if self._guarding is not None:
-            self._guarding.cancel()
+        if self._size_check is not None:
+            self._size_check.cancel()
         await self.fleet.close()
         if self._mirror is not None:
             await self._mirror.close()
@@ -153,12 +153,12 @@ class MirrorRouting:
         if self._mirror is not None:
             self._mirror.check_soon()
 
-    async def _check_size(self, most: int) -> None:
+    async def _check_size(self, max_blocks: int) -> None:
         """Mirror while the fleet is small enough, and stop when it exceeds the limit by a quarter."""
         while True:
-            if self._mirror is None and self.fleet.is_fresh and self.fleet.capacity <= most:
+            if self._mirror is None and self.fleet.is_fresh and self.fleet.capacity <= max_blocks:
                 self._start_mirror()
-            elif self._mirror is not None and self.fleet.capacity > 1.25 * most:
+            elif self._mirror is not None and self.fleet.capacity > 1.25 * max_blocks:
                 logger.info(
                     "the fleet has a capacity of %d blocks, too many for a mirror: routing through Redis instead", self.fleet.capacity
                 )

@@ -46,13 +46,13 @@ class Policy(Protocol):
     def start(self) -> None:
         """Start background tasks on the running loop."""
 
-    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
+    async def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
         """Return a worker for the request; None while there is none. Never raises."""
 
     def release(self, choice: Choice) -> None:
         """End the choice's reservation, if any: the answer has begun or the attempt has failed."""
 
-    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+    def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         """Record that the worker found `cached` tokens of the prompt in its cache."""
 
     async def close(self) -> None: ...
@@ -72,17 +72,17 @@ class IndexFreePolicy:
     def start(self) -> None:
         pass
 
-    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
-        workers = self._table.usable(tried, wanted.model)
-        return Choice(self.pick(wanted, tried, workers)) if workers else None
+    async def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
+        workers = self._table.usable(tried, request.model)
+        return Choice(self.pick(request, tried, workers)) if workers else None
 
-    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
-        return least_loaded(self._table.soonest(CONSIDERED, tried, wanted.model))
+    def pick(self, request: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
+        return least_loaded(self._table.soonest(CONSIDERED, tried, request.model))
 
     def release(self, choice: Choice) -> None:
         pass
 
-    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+    def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         pass
 
     async def close(self) -> None:
@@ -94,24 +94,24 @@ class LeastLoad(IndexFreePolicy):
 
 
 class Random(IndexFreePolicy):
-    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, request: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         return random.choice(workers)
 
 
 class RoundRobin(IndexFreePolicy):
     def __init__(self, table: WorkerTable) -> None:
         super().__init__(table)
-        self._turn = 0
+        self._next = 0
 
-    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
-        self._turn += 1
-        return workers[self._turn % len(workers)]
+    def pick(self, request: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
+        self._next += 1
+        return workers[self._next % len(workers)]
 
 
 class Session(IndexFreePolicy):
     """The same worker for each `X-Session-Id` or `user`, from every router; least load for requests without either."""
 
-    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
-        place = xxhash.xxh3_64_intdigest(wanted.session.encode())
-        home = self._table.home(place, self._table.eligible_addresses(tried, wanted.model)) if wanted.session else None
-        return home or super().pick(wanted, tried, workers)
+    def pick(self, request: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
+        place = xxhash.xxh3_64_intdigest(request.session.encode())
+        home = self._table.home(place, self._table.eligible_addresses(tried, request.model)) if request.session else None
+        return home or super().pick(request, tried, workers)

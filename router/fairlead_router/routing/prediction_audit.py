@@ -22,7 +22,7 @@ MIN_ANSWERS = 16
 RECALL_INTERVAL_SECONDS = 10.0
 """Shortest interval between two resync requests for one worker. The index may grant them less often."""
 
-Held = Callable[[RoutingRequest, Worker], Awaitable[int]]
+HeldTokens = Callable[[RoutingRequest, Worker], Awaitable[int]]
 """Return the cached tokens that the index shows for the worker now. Raises IndexUnavailable."""
 Recall = Callable[[str], Awaitable[bool]]
 """Request a resync of the worker at an address; False: not granted. Raises IndexUnavailable."""
@@ -31,39 +31,43 @@ Recall = Callable[[str], Awaitable[bool]]
 class PredictionAudit:
     """Comparison of each answer with its prediction."""
 
-    def __init__(self, metrics: Metrics, held: Held, recall: Recall) -> None:
+    def __init__(self, metrics: Metrics, held: HeldTokens, recall: Recall) -> None:
         self._metrics, self._held, self._recall = metrics, held, recall
         self._quiet_until: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+    def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         """Compare an answer with its prediction. `cached`: prompt tokens that the worker found in its cache."""
-        if choice.predicted is None or not len(wanted.hashes):
+        if choice.predicted is None or not len(request.hashes):
             return
-        if choice.worker.format_tag != wanted.format_tag and choice.worker.format_tag and wanted.format_tag:
+        if choice.worker.format_tag != request.format_tag and choice.worker.format_tag and request.format_tag:
             return  # another model or block size (a canary, a rollout): the prediction does not apply
-        told = choice.worker.adapters.get(wanted.model)
-        if (told.digest if told is not None else "") != wanted.adapter:
+        adapter = choice.worker.adapters.get(request.model)
+        if (adapter.digest if adapter is not None else "") != request.adapter:
             return  # nor of another adapter under the same name: one was replaced there, or not yet
-        block = wanted.prompt_tokens // len(wanted.hashes) + 1  # pages are smaller than blocks: less than one of these is no error
+        block = request.prompt_tokens // len(request.hashes) + 1  # pages are smaller than blocks: less than one of these is no error
         error = choice.predicted - cached
         if error <= -block:
-            self._spawn(self._check_missing(wanted, choice, cached, block))
+            self._spawn(self._check_missing(request, choice, cached, block))
         else:
-            self._record(choice.worker, error / wanted.prompt_tokens if error >= block else 0.0, 0.0)
+            self._record(choice.worker, error / request.prompt_tokens if error >= block else 0.0, 0.0)
 
-    async def _check_missing(self, wanted: RoutingRequest, choice: Choice, cached: int, block: int) -> None:
+    async def _check_missing(self, request: RoutingRequest, choice: Choice, cached: int, block: int) -> None:
         """Record that the worker held more than predicted, unless the index shows it by now: then the prediction was only early."""
         try:
-            error = cached - await self._held(wanted, choice.worker)
+            error = cached - await self._held(request, choice.worker)
         except IndexUnavailable:
             return
-        self._record(choice.worker, 0.0, error / wanted.prompt_tokens if error >= block else 0.0)
+        self._record(choice.worker, 0.0, error / request.prompt_tokens if error >= block else 0.0)
 
     def _record(self, worker: Worker, over: float, under: float) -> None:
-        wrong = worker.prediction_error
-        wrong.record(worker.generation, over, under)
-        if wrong.answers < MIN_ANSWERS or wrong.worst < MAX_ERROR or monotonic() < self._quiet_until.get(worker.address, 0.0):
+        error_average = worker.prediction_error
+        error_average.record(worker.generation, over, under)
+        if (
+            error_average.answers < MIN_ANSWERS
+            or error_average.worst < MAX_ERROR
+            or monotonic() < self._quiet_until.get(worker.address, 0.0)
+        ):
             return
         self._quiet_until = {address: until for address, until in self._quiet_until.items() if until > monotonic()}
         self._quiet_until[worker.address] = monotonic() + RECALL_INTERVAL_SECONDS
@@ -76,17 +80,17 @@ class PredictionAudit:
             return
         if not granted:
             return  # the index limits how often workers resync
-        wrong = worker.prediction_error
+        error_average = worker.prediction_error
         self._metrics.recalls.labels(worker.address).inc()
         logger.warning(
             "predictions for worker %s were wrong over %d answers (too high by %.0f %%, too low by %.0f %% of a prompt): it resyncs",
             worker.address,
-            wrong.answers,
-            100 * wrong.over,
-            100 * wrong.under,
+            error_average.answers,
+            100 * error_average.over,
+            100 * error_average.under,
         )
-        wrong.recalls += 1
-        wrong.reset()
+        error_average.recalls += 1
+        error_average.reset()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

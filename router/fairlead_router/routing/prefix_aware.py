@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from fairlead_index.groups import GroupedReader, index_reader
+from fairlead_index.groups import GroupedReader, create_reader
 from fairlead_index.reader import IndexReader, IndexUnavailable, Route
 from fairlead_index.redis.access import RedisAccess
 from fairlead_router.config import IndexMode
@@ -44,21 +44,23 @@ class PrefixAware:
     scores and reserves.
     """
 
-    def __init__(self, table: WorkerTable, index: IndexConfig | None, metrics: Metrics, hurry: Callable[[], None] = lambda: None) -> None:
-        """`hurry`: requests an early discovery query."""
+    def __init__(
+        self, table: WorkerTable, index: IndexConfig | None, metrics: Metrics, refresh_discovery: Callable[[], None] = lambda: None
+    ) -> None:
+        """`refresh_discovery`: requests an early discovery query."""
         self._table, self._metrics = table, metrics
-        self.trust = Trust(table, metrics.ignored_records, hurry)
-        self._reader = index_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
+        self.trust = Trust(table, metrics.ignored_records, refresh_discovery)
+        self._reader = create_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
         self._mirror: MirrorRouting | None = None
         if index is not None and index.mode == "mirror" and index.groups > 1:
             logger.warning("--index-mode mirror supports one group, and --index-groups is %d: routing through Redis instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
-            most = None if index.mode == "mirror" else AUTO_BLOCKS
-            self._mirror = MirrorRouting(table, index.redis, index.namespace, most, metrics.task_failures, self.trust)
+            max_blocks = None if index.mode == "mirror" else AUTO_BLOCKS
+            self._mirror = MirrorRouting(table, index.redis, index.namespace, max_blocks, metrics.task_failures, self.trust)
         fleet = self._mirror.fleet if self._mirror is not None else None
         self._unindexed = UnindexedWorkers(table, self._reader, fleet) if self._reader is not None else None
         self._audit = PredictionAudit(metrics, self._held, self._reader.recall) if self._reader is not None else None
-        self._away = False
+        self._is_unavailable = False
         self.index_reason = ""
         """Why the index is unavailable, in plain text."""
         self._watching: asyncio.Task[None] | None = None
@@ -75,7 +77,7 @@ class PrefixAware:
         """State of the index: `off`, `ok` or `unavailable`."""
         if self._reader is None:
             return "off"
-        return "unavailable" if self._away else "ok"
+        return "unavailable" if self._is_unavailable else "ok"
 
     @property
     def read_mode(self) -> str:
@@ -84,44 +86,44 @@ class PrefixAware:
             return ""
         return "mirror" if self._mirror is not None and self._mirror.is_ready else "remote"
 
-    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
-        mirrored = self._mirror
-        if mirrored is not None and mirrored.is_preferred and (choice := mirrored.choose(wanted, tried)):
-            if not mirrored.is_current:
+    async def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
+        mirror = self._mirror
+        if mirror is not None and mirror.is_preferred and (choice := mirror.choose(request, tried)):
+            if not mirror.is_current:
                 self._metrics.index_unavailable.inc()
             return choice
-        if self._reader is not None and (choice := await self._choose_remotely(self._reader, wanted, tried)):
+        if self._reader is not None and (choice := await self._choose_remotely(self._reader, request, tried)):
             return choice
-        if mirrored is not None and (choice := mirrored.choose(wanted, tried)):
+        if mirror is not None and (choice := mirror.choose(request, tried)):
             return choice  # an outdated mirror is better than none
-        worker = choose_from_table(wanted, self._table, tried)
+        worker = choose_from_table(request, self._table, tried)
         return Choice(worker) if worker is not None else None
 
-    async def _choose_remotely(self, reader: IndexReader | GroupedReader, wanted: RoutingRequest, tried: Tried) -> Choice | None:
-        excluded = self._table.unusable_addresses(wanted.model)
+    async def _choose_remotely(self, reader: IndexReader | GroupedReader, request: RoutingRequest, tried: Tried) -> Choice | None:
+        excluded = self._table.unusable_addresses(request.model)
         if tried:
             excluded |= {address for address, _ in tried}
-        asking = asyncio.ensure_future(reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded))
+        routing = asyncio.ensure_future(reader.route(request.hashes, request.prompt_tokens, exclude=excluded))
         try:
-            route = await asyncio.shield(asking)
+            route = await asyncio.shield(routing)
         except asyncio.CancelledError:  # the client disconnected; Redis may still reserve for it, so that reservation is released
-            self._spawn(self._release_abandoned(reader, asking))
+            self._spawn(self._release_abandoned(reader, routing))
             raise
         except IndexUnavailable as error:
             self._metrics.index_unavailable.inc()
-            self._set_away(away=reader.is_unavailable, why=str(error))
+            self._set_unavailable(is_unavailable=reader.is_unavailable, reason=str(error))
             return None
-        self._set_away(away=False)
+        self._set_unavailable(is_unavailable=False)
         if not route.candidates:
             return None
         best, chosen = route.candidates[0], None
         worker = self._table.get(best.address)
-        if worker is not None and worker.ready and worker.serves(wanted.model):  # else it became unusable during the call
+        if worker is not None and worker.ready and worker.serves(request.model):  # else it became unusable during the call
             assert self._unindexed is not None  # there is a reader
-            others = self._unindexed.find_sooner(wanted, route, excluded)
+            others = self._unindexed.find_sooner(request, route, excluded)
             if not others:
                 return Choice(worker, best.cached_tokens, route.reservation)
-            chosen = Choice(choose_soonest(wanted, others, self._home_function(others)))
+            chosen = Choice(choose_soonest(request, others, self._home_function(others)))
         self._spawn(self._release_reservation(reader, route.reservation))
         return chosen
 
@@ -145,22 +147,22 @@ class PrefixAware:
             return
         if self._mirror is not None and self._mirror.fleet.release(choice.reservation):
             return
-        if not self._away:
+        if not self._is_unavailable:
             self._spawn(self._release_reservation(self._reader, choice.reservation))  # the client does not wait for Redis
 
-    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+    def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         if self._audit is not None:
-            self._audit.record_answer(wanted, choice, cached)
+            self._audit.record_answer(request, choice, cached)
 
-    async def _held(self, wanted: RoutingRequest, worker: Worker) -> int:
-        if self._mirror is not None and (held := self._mirror.held(wanted, worker.address)) is not None:
+    async def _held(self, request: RoutingRequest, worker: Worker) -> int:
+        if self._mirror is not None and (held := self._mirror.held(request, worker.address)) is not None:
             return held
         assert self._reader is not None
-        return (await self._reader.match(wanted.hashes)).get(worker.address, 0)
+        return (await self._reader.match(request.hashes)).get(worker.address, 0)
 
-    async def _release_abandoned(self, reader: IndexReader | GroupedReader, asking: "asyncio.Future[Route]") -> None:
+    async def _release_abandoned(self, reader: IndexReader | GroupedReader, routing: "asyncio.Future[Route]") -> None:
         try:
-            route = await asking
+            route = await routing
         except IndexUnavailable:
             return
         if route.candidates:
@@ -170,21 +172,21 @@ class PrefixAware:
         try:
             await reader.release(reservation)
         except IndexUnavailable as error:
-            self._set_away(away=reader.is_unavailable, why=str(error))  # the reservation decays by itself
+            self._set_unavailable(is_unavailable=reader.is_unavailable, reason=str(error))  # the reservation expires
 
     async def _watch(self, reader: IndexReader | GroupedReader) -> None:
         """Track whether Redis answers, also when no request queries it: a mirror serves the requests, or there are none."""
         while True:
             if self._mirror is not None and self._mirror.is_ready:
-                self._set_away(away=not self._mirror.fleet.is_fresh, why="Redis does not answer")
+                self._set_unavailable(is_unavailable=not self._mirror.fleet.is_fresh, reason="Redis does not answer")
                 await asyncio.sleep(WATCH_SECONDS)
                 continue
             try:
                 await reader.match(())
             except IndexUnavailable as error:
-                self._set_away(away=reader.is_unavailable, why=str(error))
+                self._set_unavailable(is_unavailable=reader.is_unavailable, reason=str(error))
             else:
-                self._set_away(away=False)
+                self._set_unavailable(is_unavailable=False)
             await asyncio.sleep(PROBE_SECONDS)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -192,16 +194,16 @@ class PrefixAware:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _set_away(self, away: bool, why: str = "") -> None:
-        """Record whether the index is away. Only transitions are logged."""
-        if away == self._away:
+    def _set_unavailable(self, is_unavailable: bool, reason: str = "") -> None:
+        """Record whether the index is unavailable. Only transitions are logged."""
+        if is_unavailable == self._is_unavailable:
             return
-        self._away = away
-        self.index_reason = why if away else ""
-        self._metrics.index_up.set(0 if away else 1)
-        if away:
-            by = "its last snapshot and the workers' own loads" if self.read_mode == "mirror" else "local load and consistent hashing"
-            logger.warning("the index is unavailable, routing by %s: %s", by, why)
+        self._is_unavailable = is_unavailable
+        self.index_reason = reason if is_unavailable else ""
+        self._metrics.index_up.set(0 if is_unavailable else 1)
+        if is_unavailable:
+            fallback = "its last snapshot and the workers' own loads" if self.read_mode == "mirror" else "local load and consistent hashing"
+            logger.warning("the index is unavailable, routing by %s: %s", fallback, reason)
         else:
             logger.info("the index answers again")
 

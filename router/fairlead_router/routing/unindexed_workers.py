@@ -31,49 +31,49 @@ class UnindexedWorkers:
         self._table, self._reader, self._fleet = table, reader, fleet
         self._missing: frozenset[str] = frozenset()
         self._counted_at = float("-inf")
-        self._looking: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[None] | None = None
 
-    def find_sooner(self, wanted: RoutingRequest, route: Route, excluded: Collection[str]) -> list[Worker]:
+    def find_sooner(self, request: RoutingRequest, route: Route, excluded: Collection[str]) -> list[Worker]:
         """Return eligible workers that the index did not score, if the best of them starts the prompt sooner than the index's best.
 
         They are assumed to have no cached tokens of the prompt. `excluded`: addresses that the index had to leave out.
         """
-        absent = self._unindexed(route)
-        if len(absent) > CONSIDERED:  # only the soonest: a request must not iterate over a large fleet
-            absent = [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address in absent]
-        known = (self._table.get(address) for address in absent if address not in excluded)
-        others = [worker for worker in known if worker is not None and worker.usable and worker.serves(wanted.model)]
+        missing = self._unindexed(route)
+        if len(missing) > CONSIDERED:  # only the soonest: a request must not iterate over a large fleet
+            missing = [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address in missing]
+        known = (self._table.get(address) for address in missing if address not in excluded)
+        others = [worker for worker in known if worker is not None and worker.usable and worker.serves(request.model)]
         if not others:
             return []
-        start, best = earliest_start(wanted, others), route.candidates[0]
+        start, best = earliest_start(request, others), route.candidates[0]
         return others if (not start.fits, start.seconds) < (not best.fits, best.expected_seconds) else []
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._listing is not None:
+            self._listing.cancel()
+            await asyncio.gather(self._listing, return_exceptions=True)
 
     def _unindexed(self, route: Route) -> Collection[str]:
         """Return addresses of the table that are missing from the index; of a large fleet, some of them."""
         if len(route.candidates) < MAX_CANDIDATES:
             self._counted_at = float("-inf")  # the next answer may be full, and this one does not cover it
-            named = {candidate.address for candidate in route.candidates}
-            return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in named]
+            indexed = {candidate.address for candidate in route.candidates}
+            return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in indexed]
         if self._fleet is not None and self._fleet.is_fresh:
             if self._counted_at != self._fleet.last_read_at:
                 self._set_indexed(self._fleet.workers, self._fleet.last_read_at)
-        elif monotonic() - self._counted_at > REFRESH_SECONDS and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._refresh(), name="list indexed workers")
-        joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]  # since
-        return self._missing.difference(joined) if joined else self._missing
+        elif monotonic() - self._counted_at > REFRESH_SECONDS and (self._listing is None or self._listing.done()):
+            self._listing = asyncio.create_task(self._refresh(), name="list indexed workers")
+        since_joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]
+        return self._missing.difference(since_joined) if since_joined else self._missing
 
     async def _refresh(self) -> None:
         try:
-            named = {state.address for state in await self._reader.workers()}
+            indexed = {state.address for state in await self._reader.workers()}
         except IndexUnavailable:
             return  # the last list stays in use; requests notice the outage themselves
-        self._set_indexed(named, monotonic())
+        self._set_indexed(indexed, monotonic())
 
-    def _set_indexed(self, named: Collection[str], at: float) -> None:
+    def _set_indexed(self, indexed: Collection[str], at: float) -> None:
         self._counted_at = at
-        self._missing = frozenset(worker.address for worker in self._table if worker.address not in named)
+        self._missing = frozenset(worker.address for worker in self._table if worker.address not in indexed)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, overloaded, unavailable
+from fairlead_router.errors import SHUTTING_DOWN, ApiError, overloaded, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -134,7 +134,7 @@ class Admission:
         """Return the number of queued requests and their prompt tokens."""
         return self._queue.total.count, self._queue.total.tokens
 
-    # Inside
+    # Internals
 
     def _num_waiting_for_worker(self) -> int:
         """Return how many queued requests wait for a worker rather than for admission."""
@@ -239,7 +239,7 @@ class Admission:
     def _check_queue_limits(self, ticket: Ticket) -> None:
         """Raise ApiError unless the queue has room for the request, or another tenant's request can be displaced."""
         if self._is_closed:
-            raise unavailable("This router is shutting down. Try again at once.", retry_after=1)
+            raise unavailable(SHUTTING_DOWN, retry_after=1)
         total = self._queue.total
         while total.count >= self._config.max_queue_requests or total.size + ticket.size > self._config.max_queue_bytes:
             victim = self._queue.find_victim(ticket)
@@ -254,20 +254,21 @@ class Admission:
         workers = self._table.usable()
         if workers:
             return self._overload_error("queue", "The service is overloaded: its queue is full.", self.expected_ttft(ticket, workers))
-        self._metrics.refused.labels("hold").inc()
-        return unavailable(
-            f"No worker is ready, and too many requests wait for one{self._scale_up.description}.", retry_after=self._scale_up.retry_after
-        )
+        return self._no_worker_error("No worker is ready, and too many requests wait for one")
 
     def _timeout_error(self, ticket: Ticket, workers: Sequence[Worker]) -> ApiError:
         if workers and not ticket.waits_for_worker:
             return self._overload_error(
                 "queue_timeout", "The service is overloaded: the request waited too long.", self.expected_ttft(ticket, workers)
             )
-        said, again = self._scale_up.description, self._scale_up.retry_after
-        when = f"in {again} s" if said else "later"
         waited = max(self._hold_timeout, round(monotonic() - ticket.queued_at))  # the timeout may have become shorter meanwhile
-        return unavailable(f"No worker became ready within {waited:g} s{said}. Try again {when}.", retry_after=again)
+        return self._no_worker_error(f"No worker became ready within {waited:g} s")
+
+    def _no_worker_error(self, message: str) -> ApiError:
+        self._metrics.refused.labels("hold").inc()
+        description, retry_after = self._scale_up.description, self._scale_up.retry_after
+        when = f"in {retry_after} s" if description else "later"
+        return unavailable(f"{message}{description}. Try again {when}.", retry_after=retry_after)
 
     def _overload_error(self, reason: str, message: str, seconds: float) -> ApiError:
         self._metrics.refused.labels(reason).inc()
@@ -278,4 +279,4 @@ class Admission:
         self._is_closed = True
         for ticket in self._queue:
             if ticket.turn is not None and not ticket.turn.done():
-                ticket.turn.set_exception(unavailable("This router is shutting down. Try again at once.", retry_after=1))
+                ticket.turn.set_exception(unavailable(SHUTTING_DOWN, retry_after=1))

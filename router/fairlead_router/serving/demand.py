@@ -53,7 +53,7 @@ class Arrivals:
         """Return requests and prompt tokens per second."""
         self._trim()
         seconds = max(1.0, min(WINDOW_SECONDS, self._clock() - self._began))
-        return sum(one[1] for one in self._buckets) / seconds, sum(one[2] for one in self._buckets) / seconds
+        return sum(bucket[1] for bucket in self._buckets) / seconds, sum(bucket[2] for bucket in self._buckets) / seconds
 
     def _trim(self) -> None:
         oldest = self._clock() - WINDOW_SECONDS
@@ -135,11 +135,11 @@ class Demand:
         `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `unique_shares=1`: include
         the share of each worker's cache that no other worker holds.
         """
-        asked = _numbers(query)
-        if "wanted" in asked:
-            starting, seconds, advancing = int(asked.get("starting", 0)), asked.get("seconds", 0.0), asked.get("advancing", 0.0) > 0
-            self._scale_up.update(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
-        if (wait := min(LONGEST_WAIT, asked.get("wait", 0.0))) > 0 and not self._busy:
+        params = _numbers(query)
+        if "wanted" in params:
+            starting, seconds, advancing = int(params.get("starting", 0)), params.get("seconds", 0.0), params.get("advancing", 0.0) > 0
+            self._scale_up.update(int(params["wanted"]), starting, seconds, _text(query, "reason"), advancing)
+        if (wait := min(LONGEST_WAIT, params.get("wait", 0.0))) > 0 and not self._busy:
             try:
                 async with asyncio.timeout(wait):
                     await self._has_requests.wait()
@@ -147,7 +147,7 @@ class Demand:
                     await asyncio.sleep(BURST_SECONDS)
             except TimeoutError:
                 pass
-        return msgspec.json.encode(self._page(with_unique_shares=asked.get("unique_shares", 0.0) > 0))
+        return msgspec.json.encode(self._page(with_unique_shares=params.get("unique_shares", 0.0) > 0))
 
     @property
     def _busy(self) -> bool:
@@ -172,7 +172,7 @@ class Demand:
             "answer_seconds": round(self._answer_seconds, 3),
             "prefill_rate": round(self._rate, 1),  # kept when no worker is left: the next workers will be like the last
             "draining": self._draining,
-            "workers": [self._worker(worker, unique_shares) for worker in sorted(workers, key=lambda one: one.address)],
+            "workers": [self._worker(worker, unique_shares) for worker in sorted(workers, key=lambda worker: worker.address)],
         }
 
     def _worker(self, worker: Worker, unique_shares: Mapping[str, float]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Probe:
     def __init__(self, handler: RequestHandler, prompts: Prompts, table: WorkerTable) -> None:
         self._handler, self._prompts, self._table = handler, prompts, table
         self._task: asyncio.Task[tuple[int, bytes]] | None = None
-        self._since = 0.0
+        self._ended_at = 0.0
 
     async def run(self) -> tuple[int, bytes]:
         """Return the status and body of the probe's answer.
@@ -58,10 +58,9 @@ class Probe:
         A probe never waits for a worker: else an unauthenticated client could scale a service up from zero.
         """
         if not self._table.usable():
-            refusal = unavailable("No worker is ready.", retry_after=5)
+            refusal = unavailable("No worker is ready. Try again in 5 s.", retry_after=5)
             return refusal.status, refusal.body
-        old = self._task is None or (self._task.done() and monotonic() - self._since > FRESH_SECONDS)
-        if self._task is None or old:
+        if self._task is None or (self._task.done() and monotonic() - self._ended_at > FRESH_SECONDS):
             self._task = asyncio.create_task(self._complete(), name="probe")
         return await asyncio.shield(self._task)  # one client's disconnect must not cancel the probe that others wait for
 
@@ -85,5 +84,5 @@ class Probe:
         except ApiError as error:
             return error.status, error.body
         finally:
-            self._since = monotonic()
+            self._ended_at = monotonic()
         return reply.status, reply.body

@@ -46,17 +46,22 @@ class Proxy:
 
         Raises ApiError if no worker's answer has begun.
         """
-        wanted = build_routing_request(prompt, call.caller, call.session)
+        request = build_routing_request(prompt, call.caller, call.session)
         attempts = Attempts()
-        tried = attempts.excluded
+        excluded = attempts.excluded
         busy: list[int] = []
         deadline = 0.0
         while True:
-            if call.attempts and not wanted.is_retry:
-                wanted = msgspec.structs.replace(wanted, is_retry=True)
+            if call.attempts and not request.is_retry:
+                request = msgspec.structs.replace(request, is_retry=True)
             if attempts.lost >= MAX_LOST:
-                raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
-            choice, began = self._record_choice(call, await self.choose(wanted, attempts, busy, ticket)), monotonic()
+                raise ApiError(
+                    502,
+                    f"{call.attempts} workers ended while they handled this request, so it is not sent to another one.",
+                    kind="server_error",
+                    code="bad_gateway",
+                )
+            choice, began = self._record_choice(call, await self.choose(request, attempts, busy, ticket)), monotonic()
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
             try:
@@ -74,7 +79,9 @@ class Proxy:
                 continue
             except ResponseTimeout as error:
                 self._record_no_answer(choice.worker)
-                raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
+                raise ApiError(
+                    504, f"The worker gave no answer: {error} (--request-timeout).", kind="server_error", code="timeout"
+                ) from error
             worker = choice.worker
             try:
                 if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
@@ -91,28 +98,28 @@ class Proxy:
                     continue
                 if self._canary is not None:
                     self._canary.record_head(worker, head.status, began)
-                    if head.status >= 500 and self._canary.can_retry_on_stable(worker, wanted, tried):
+                    if head.status >= 500 and self._canary.can_retry_on_stable(worker, request, excluded):
                         self._metrics.retries.labels("canary").inc()
                         continue
                 worker.breaker.record_success()
                 self._admission.record_answer(ticket)
                 call.release_body()
                 if (cached := _cached_tokens(head)) is not None:
-                    self._policy.record_answer(wanted, choice, cached)
+                    self._policy.record_answer(request, choice, cached)
                 await self._stream_answer(call, worker, connection, head, reply)
                 return
             finally:
                 worker.in_flight -= 1
                 worker.pool.release(connection)
 
-    async def choose(self, wanted: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
+    async def choose(self, request: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
         """Return a worker, waiting for one while there is none. `busy`: the Retry-After seconds of full workers.
 
         Raises ApiError: 503 when the wait is too long, 429 when all workers are full, 502 when only workers that failed this request are
         left and one of them is ready.
         """
         while True:
-            choice = await self._policy.choose(wanted, attempts.excluded)
+            choice = await self._policy.choose(request, attempts.excluded)
             if choice is not None:
                 return choice
             if busy:

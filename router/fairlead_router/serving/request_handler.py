@@ -65,10 +65,10 @@ class RequestHandler:
 
     def charge(self, account: Account, prompt: Prompt, size: int) -> Charge:
         """Charge the expected tokens of a request of `size` bytes. Raises ApiError 429 when the tenant's bucket has too few."""
-        asked = prompt.params
+        params = prompt.params
         # With several prompts, only the first was tokenized.
-        tokens = prompt.length if asked.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
-        charge = Charge(account, tokens, asked.max_output, asked.sequences)
+        tokens = prompt.length if params.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
+        charge = Charge(account, tokens, params.max_output, params.sequences)
         self._admit(account, charge.expected)
         charge.take()
         return charge

@@ -16,7 +16,9 @@ class InflightBodyBudget:
     def acquire(self, tenant: str, size: int) -> None:
         """Reserve `size` bytes. Raises ApiError: 429 if the tenant has its half, 503 if the budget is exhausted."""
         if self.total + size > self._limit:
-            raise self._with_close(unavailable("The router keeps as many request bodies as it may (--max-inflight-bytes).", retry_after=1))
+            raise self._with_close(
+                unavailable("The router keeps as many request bodies as it may (--max-inflight-bytes). Try again in 1 s.", retry_after=1)
+            )
         if tenant and self._each[tenant] + size > self._limit // 2:
             raise self._with_close(
                 overloaded("Your other requests use half of the router's budget for request bodies. Try again in 1 s.", 1)

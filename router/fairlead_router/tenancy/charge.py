@@ -17,15 +17,15 @@ class Charge:
         """Take the expected tokens out of the bucket."""
         self.account.use(self.expected)
 
-    def settle(self, computed: bool, told: bool) -> float:
-        """Return the used tokens less the expected ones. `computed`: a worker computed something. `told`: the meter has the usage.
+    def settle(self, computed: bool, has_usage: bool) -> float:
+        """Return the used tokens less the expected ones. `computed`: a worker computed something. `has_usage`: the meter has the usage.
 
         Without usage, as after a client that disconnected before its answer began, the expected tokens stay charged.
         """
         used = self.expected
         if not computed:
             used = 0.0
-        elif told:
+        elif has_usage:
             used = self.meter.prompt + self.meter.output
             self.account.record_usage(self.meter.prompt, self.meter.output)
         if used != self.expected:

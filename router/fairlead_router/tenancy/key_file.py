@@ -80,7 +80,7 @@ class KeyStore:
             callers = read_keys(self._path.read_bytes())
         except OSError as error:
             self._seen = None
-            self._report_problem(f"{error.strerror or type(error).__name__}")
+            self._report_problem(error.strerror or type(error).__name__)
             return
         except KeyFileError as error:
             self._seen = stamp

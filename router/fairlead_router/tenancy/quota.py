@@ -71,9 +71,9 @@ class Account:
         self.unreported -= sent
         self.level, self._stamp = level - self.unreported, self._clock()
 
-    def estimate_cost(self, prompt: int, asked: int | None, choices: int) -> float:
+    def estimate_cost(self, prompt: int, max_output: int | None, choices: int) -> float:
         """Return a request's expected tokens: its prompt, and answers as long as this tenant's recent ones."""
-        each = self._output if asked is None else min(self._output, asked)
+        each = self._output if max_output is None else min(self._output, max_output)
         return prompt + each * choices
 
     def check(self, cost: float) -> None:
@@ -166,13 +166,13 @@ class Accounts:
         return 1.0 if self.is_shared else 1.0 / self._replicas
 
     async def _follow(self, scripts: Scripts) -> None:
-        told = -HEARTBEAT_SECONDS
+        reported_at = -HEARTBEAT_SECONDS
         while True:
-            moving = [one for one in self._accounts.values() if one.is_limited and (one.unreported or one.refill() < one.capacity)]
-            if moving or monotonic() - told >= HEARTBEAT_SECONDS:
+            changing = [one for one in self._accounts.values() if one.is_limited and (one.unreported or one.refill() < one.capacity)]
+            if changing or monotonic() - reported_at >= HEARTBEAT_SECONDS:
                 try:
-                    await self._sync(scripts, moving)
-                    told = monotonic()
+                    await self._sync(scripts, changing)
+                    reported_at = monotonic()
                 except REDIS_ERRORS as error:
                     self._fall_back(error)
                 except Exception as error:  # a bug: until the task restarts, the shared levels are unknown

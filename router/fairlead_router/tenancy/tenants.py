@@ -77,11 +77,11 @@ class Caller:
         """Return the session key for routing. Tenants' sessions never coincide."""
         return f"{self.tenant.name}/{given}" if given and self.tenant.name else given
 
-    def effective_priority(self, asked: int | None) -> int:
-        """Return a request's priority: `asked` without API keys, else at most as urgent as the key's."""
+    def effective_priority(self, requested: int | None) -> int:
+        """Return a request's priority: `requested` without API keys, else at most as urgent as the key's."""
         if not self.tenant.name:
-            return asked or 0
-        return min(LOWEST, max(self.priority, self.priority if asked is None else asked))
+            return requested or 0
+        return min(LOWEST, max(self.priority, self.priority if requested is None else requested))
 
 
 ANONYMOUS = Caller()
@@ -102,26 +102,26 @@ def digest(key: bytes) -> bytes:
 def read_keys(text: bytes) -> Mapping[bytes, Caller]:
     """Return the callers by key digest. Raises KeyFileError."""
     try:
-        found = msgspec.convert(yaml.load(text, _LOADER), _File)
+        file = msgspec.convert(yaml.load(text, _LOADER), _File)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # the error's own text quotes the file
         raise KeyFileError(f"it is not YAML{f', line {mark.line + 1}' if mark else ''}") from None
     except Exception as error:  # PyYAML raises whatever its constructors stumble over: AttributeError for `!!timestamp x`
         raise KeyFileError(_without_values(error)) from None
-    secret = found.salt_secret.encode()
+    secret = file.salt_secret.encode()
     callers: dict[bytes, Caller] = {}
-    for name, said in found.tenants.items():
-        rate = (said.tokens_per_minute or 0) / 60
-        burst = float(said.burst_tokens or said.tokens_per_minute or 0)
-        group = f"salt:{said.salt}" if said.salt else f"tenant:{name}"
-        tenant = Tenant(name, rate, burst, said.weight, group)
-        for key in said.keys:
+    for name, entry in file.tenants.items():
+        rate = (entry.tokens_per_minute or 0) / 60
+        burst = float(entry.burst_tokens or entry.tokens_per_minute or 0)
+        group = f"salt:{entry.salt}" if entry.salt else f"tenant:{name}"
+        tenant = Tenant(name, rate, burst, entry.weight, group)
+        for key in entry.keys:
             hashed = bytes.fromhex(key.sha256)
             if hashed in callers:
                 raise KeyFileError(
                     f"key {key.name} of tenant {name} is key {callers[hashed].key} of tenant {callers[hashed].tenant.name} too"
                 )
-            callers[hashed] = Caller(tenant, key.name, said.priority if key.priority is None else key.priority, secret)
+            callers[hashed] = Caller(tenant, key.name, entry.priority if key.priority is None else key.priority, secret)
     return callers
 
 

@@ -15,9 +15,9 @@ class UsageMeter:
         self.is_exact = False
         self._tail = b""
 
-    def read_header(self, said: bytes | None) -> None:
+    def read_header(self, header: bytes | None) -> None:
         """Read the usage header of a complete answer."""
-        if said is not None and (found := _HEADER.fullmatch(said)):
+        if header is not None and (found := _HEADER.fullmatch(header)):
             self._set(found)
 
     def feed(self, piece: bytes) -> None:

@@ -75,9 +75,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: "ConnectionLimiter[ClientConnection]"
+        self,
+        app: App,
+        connections: "set[ClientConnection]",
+        loop: asyncio.AbstractEventLoop,
+        limiter: "ConnectionLimiter[ClientConnection]",
     ) -> None:
-        self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
+        self._app, self._connections, self._loop, self._limiter = app, connections, loop, limiter
         self.deadline = 0.0
         self._parser: Any = httptools.HttpRequestParser(self)
         self._head: Request | None = None
@@ -101,7 +105,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._connections.add(self)
-        if not self._guard.add(self):
+        if not self._limiter.add(self):
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -117,7 +121,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         start = 0
         while start < len(data) and not self._parsing_stopped and self._next is None:
             end = self._framing.cut(data, start)
-            if self._parsing is None and self._framing.overhead > self._guard.max_header_bytes:
+            if self._parsing is None and self._framing.overhead > self._limiter.max_header_bytes:
                 self._refuse_head("headers exceed")
                 return
             self._parse(data[start:end] if start or end < len(data) else data)
@@ -134,12 +138,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._refuse(400, b"Bad Request", f"The request is not HTTP: {error}.", "bad_request")
             return
-        if self._parsing is not None and self._framing.overhead > self._guard.max_header_bytes:
+        if self._parsing is not None and self._framing.overhead > self._limiter.max_header_bytes:
             self._refuse_head("chunk headers and trailers exceed")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._guard.remove(self)
+        self._limiter.remove(self)
         self.closed.set_result(None)
         self._next, self._unparsed = None, b""
         self._parser = None  # breaks the reference cycle, so that both are freed immediately
@@ -158,13 +162,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.resume()
         else:
-            self._guard.schedule(self._resume)
+            self._limiter.schedule(self._resume)
 
     # httptools
 
     def on_message_begin(self) -> None:
         self._head = Request(self)
-        self._guard.expects_head(self)
+        self._limiter.expects_head(self)
 
     def on_url(self, url: bytes) -> None:
         assert self._head is not None
@@ -175,15 +179,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._head.headers.append((name.lower(), value))
             return
         self._trailers += 1  # a trailer is dropped: it becomes no header
-        if self._trailers == self._guard.max_headers + 1:
-            message = f"The request has more than {self._guard.max_headers} trailers (--max-headers)."
+        if self._trailers == self._limiter.max_headers + 1:
+            message = f"The request has more than {self._limiter.max_headers} trailers (--max-headers)."
             self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
-        if len(request.headers) > self._guard.max_headers:
-            message = f"The request has {len(request.headers)} headers, more than {self._guard.max_headers} (--max-headers)."
+        if len(request.headers) > self._limiter.max_headers:
+            message = f"The request has {len(request.headers)} headers, more than {self._limiter.max_headers} (--max-headers)."
             self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
             return
         self._parsing = request
@@ -208,21 +212,23 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._refuse(400, b"Bad Request", FRAGMENT, "bad_request")
             return
         if not request.target.startswith(b"/"):
-            _without_origin(request)
+            _strip_origin(request)
         path, _, request.query = request.target.partition(b"?")
         request.path = path.decode("latin-1")
         if b"%" in path:
             request.path = unquote(request.path)
-        if self._guard.is_full_for(request.path):
-            message = f"This router has as many connections as it may ({self._guard.max_connections}, --max-connections)."
+        if self._limiter.is_full_for(request.path):
+            message = (
+                f"This router has as many connections as it may ({self._limiter.max_connections}, --max-connections). Try again in 1 s."
+            )
             self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
             return
-        self._guard.expects_body(self)
+        self._limiter.expects_body(self)
         if self._serving is None and self._write_paused_at is None:
             self._serve(request)
         else:
             self._next = request
-            self._guard.clear_deadline(self)  # no body timeout while reading is paused
+            self._limiter.clear_deadline(self)  # no body timeout while reading is paused
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
@@ -238,7 +244,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_message_complete(self) -> None:
         request, self._parsing = self._parsing, None
         self._framing.end_message()
-        self._guard.clear_deadline(self)
+        self._limiter.clear_deadline(self)
         if request is not None:
             request.is_complete = True
             request.wake()
@@ -263,7 +269,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         except Exception:
             logger.exception("%s %r: internal error of the router", request.method, request.path[:200])
             if not reply.started:
-                reply.send(500, error_body("The router failed.", "server_error", code="internal"))
+                reply.send(500, error_body("The router failed: its log has the cause.", "server_error", code="internal"))
         finally:
             self._finish_answer(request, reply)
 
@@ -275,9 +281,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not reply.can_keep_alive or not request.keep_alive or self._closing:
             self._transport.close()  # a truncated answer ends with its connection
         elif self._next is not None:
-            self._guard.schedule(self._resume)
+            self._limiter.schedule(self._resume)
         elif self._reading and self._write_paused_at is None and not self._unparsed:
-            self._guard.mark_idle(self)
+            self._limiter.mark_idle(self)
         else:
             self._resume()
 
@@ -291,7 +297,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         request, self._next = self._next, None
         if request is not None:
             if not request.is_complete:
-                self._guard.expects_body(self)
+                self._limiter.expects_body(self)
             self._serve(request)
         unparsed, self._unparsed = self._unparsed, b""
         if unparsed:
@@ -300,7 +306,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
         if self._serving is None:
-            self._guard.mark_idle(self)
+            self._limiter.mark_idle(self)
 
     def _pause_reading(self) -> None:
         if self._reading:
@@ -349,7 +355,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _refuse_head(self, what: str) -> None:
-        message = f"The request's {what} {self._guard.max_header_bytes} bytes (--max-header-bytes)."
+        message = f"The request's {what} {self._limiter.max_header_bytes} bytes (--max-header-bytes)."
         self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def _refuse(self, status: int, reason: bytes, message: str, code: str, header: bytes = b"") -> None:
@@ -375,7 +381,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             serving.task.cancel()
 
 
-def _without_origin(request: Request) -> None:
+def _strip_origin(request: Request) -> None:
     """Reduce an absolute target (`GET http://host/path`, RFC 9112, 3.2.2) to its path. `OPTIONS *` and similar targets have none."""
     try:
         url = httptools.parse_url(request.target)

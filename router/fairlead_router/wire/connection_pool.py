@@ -8,7 +8,16 @@ from time import monotonic
 
 from fairlead_common.discovery import split_address
 from fairlead_router.wire.tcp_keepalive import enable_tcp_keepalive
-from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, Unreachable, WorkerSilent
+from fairlead_router.wire.upstream import (
+    ConnectFailed,
+    Connection,
+    Head,
+    LostAfterHead,
+    LostBeforeHead,
+    Unreachable,
+    UpstreamError,
+    WorkerSilent,
+)
 
 CONNECT_SECONDS = 2.0
 IDLE_LIMIT = 1024
@@ -17,6 +26,8 @@ IDLE_SECONDS = 30.0
 STALE_SECONDS = 1.0
 """A reused connection that ends this soon after a request was written was closed by the worker's idle timer, not by that request."""
 SILENCE_SECONDS = 15.0
+MAX_FETCH_BYTES = 256 << 20
+"""Limit of a fetched body. The largest is a prompt format: tokenizers have up to 40 MB."""
 _UNREACHABLE_ERRNOS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
 
 
@@ -40,14 +51,14 @@ class ConnectionPool:
         resend on a new connection (None: after `timeout`). Raises ConnectFailed, LostBeforeHead, ResponseTimeout.
         """
         due = monotonic() + timeout if deadline is None else deadline
-        kept, lost = None if fresh else self._take_idle(), None
-        if kept is not None:
+        idle, lost = None if fresh else self._take_idle(), None
+        if idle is not None:
             try:
-                return kept, await self._exchange(kept, request, timeout, due)
+                return idle, await self._exchange(idle, request, timeout, due)
             except WorkerSilent:
                 raise
             except LostBeforeHead as error:
-                if kept.has_head_bytes or monotonic() - kept.sent_at > STALE_SECONDS:
+                if idle.has_head_bytes or monotonic() - idle.sent_at > STALE_SECONDS:
                     raise
                 lost = error
         try:
@@ -63,20 +74,22 @@ class ConnectionPool:
             raise
 
     async def fetch(
-        self, path: str, timeout: float, headers: dict[str, str] | None = None, wanted: Callable[[Head], bool] = lambda head: True
+        self, path: str, timeout: float, headers: dict[str, str] | None = None, wants_body: Callable[[Head], bool] = lambda head: True
     ) -> tuple[Head, bytes]:
         """Send a GET and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
 
-        Raises UpstreamError, TimeoutError.
+        Raises UpstreamError, TimeoutError. A body longer than MAX_FETCH_BYTES is an UpstreamError.
         """
         lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
         async with asyncio.timeout(timeout):
             connection, head = await self.send(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
             try:
                 body = bytearray()
-                if wanted(head):
+                if wants_body(head):
                     while piece := await connection.read():
                         body += piece
+                        if len(body) > MAX_FETCH_BYTES:
+                            raise UpstreamError(f"{self.address}{path}: the answer exceeds {MAX_FETCH_BYTES >> 20} MiB")
             finally:
                 self.release(connection)
         return head, bytes(body)

@@ -90,7 +90,6 @@ class Connection(asyncio.BufferedProtocol):
         self._last_activity = 0.0
         self._keep_alive = True
         self.complete = True
-        self.exchanges = 0
         self.sent_at = 0.0
 
     # Called by the pool
@@ -142,7 +141,6 @@ class Connection(asyncio.BufferedProtocol):
         self._last_activity = self._loop.time()
         self.sent_at = monotonic()
         self._head_deadline = self._last_activity + max(0.0, deadline - self.sent_at)
-        self.exchanges += 1
         if self._timer is None or self._timer_at > self._head_deadline:  # else the last exchange's timer serves this one
             self._stop_timer()
             self._set_timer(self._head_deadline - self._last_activity)
@@ -329,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
         if left > 0 or self._paused:  # paused: the client is slow, and client_connection.py bounds that
             self._set_timer(max(left, 1.0) if self._paused else left)
             return
-        error = self._lost_error(
-            f"no byte from the worker for {self._timeout:g} s" if self.has_head else "no answer within the request's deadline"
-        )
-        self.fail(ResponseTimeout(str(error)) if isinstance(error, LostBeforeHead) else error)
+        if self.has_head:
+            self.fail(LostAfterHead(f"no byte from the worker for {self._timeout:g} s"))
+        else:
+            self.fail(ResponseTimeout("no answer within the request's deadline"))

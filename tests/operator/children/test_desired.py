@@ -293,6 +293,8 @@ def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None
         ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 1}}, "2 is not 1"),
         ({"engine": {"kvCache": {"blockTokens": 40}}}, "40 is not a multiple of 16"),
         ({"engine": {"nonsense": 1}}, "spec.engine.nonsense: unknown field"),
+        ({"replica": 1}, "spec.replica: unknown field; did you mean replicas?"),
+        ({"model": {"adapters": [{"name": "a", "url": "hf://a/b"}]}}, "spec.model.adapters[0].url: unknown field; did you mean uri?"),
         ({"rollout": {"paused": "true"}}, "spec.rollout.paused: must be true or false, without quotes (got 'true')"),
         (
             {"rollout": {"canary": {"trafficPercent": "10"}}},

@@ -87,7 +87,7 @@ def elector(server: LeaseServer, clock: Clock, holder_identity: str) -> LeaderEl
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["try", "release", "wait", "down", "up"]), st.floats(0, 20)), max_size=60)
 )
 @settings(deadline=None, max_examples=300)
-def test_at_most_one_leads_and_one_can(steps: list[tuple[str, str, float]]) -> None:
+def test_at_most_one_operator_leads_and_one_can_always_lead(steps: list[tuple[str, str, float]]) -> None:
     async def run() -> None:
         server, clock = LeaseServer(), Clock()
         all_of_them = {name: elector(server, clock, name) for name in "abc"}

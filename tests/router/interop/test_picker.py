@@ -24,8 +24,9 @@ from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
 from fairlead_index.reader import IndexReader
-from fairlead_router.interop.picker.certificates import self_signed
+from fairlead_router.interop.picker.certificates import generate_certificate
 from fairlead_router.interop.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
+from fairlead_router.interop.picker.health import Health
 
 PATH = "/v1/completions"
 
@@ -333,6 +334,24 @@ async def test_health_is_the_routers_readiness(fleet: Fleet) -> None:
         watch.cancel()
 
 
+async def test_watching_an_unknown_service_yields_its_status_once() -> None:
+    checks = 0
+
+    class Unchanged:
+        async def wait_for_change(self, timeout: float) -> None:
+            nonlocal checks
+            checks += 1
+            if checks == 10:
+                raise asyncio.CancelledError
+
+    watch = Health(Unchanged()).watch(HealthCheckRequest(service="other"), None)  # type: ignore[arg-type]
+    seen = []
+    with pytest.raises(asyncio.CancelledError):
+        async for response in watch:
+            seen.append(response.status)
+    assert seen == [HealthCheckResponse.SERVICE_UNKNOWN]
+
+
 async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fleet) -> None:
     async with picking(fleet, await fleet.worker(), drain_timeout=20) as (router, asking):
         exchange = asking.exchange()
@@ -352,7 +371,7 @@ async def test_tls_certificates_in_a_folder_are_reloaded_after_renewal(fleet: Fl
     folder.mkdir()
 
     def write() -> bytes:
-        key, certificate = self_signed()
+        key, certificate = generate_certificate()
         (folder / "tls.key").write_bytes(key)
         (folder / "tls.crt").write_bytes(certificate)
         return certificate

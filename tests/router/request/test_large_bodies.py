@@ -66,7 +66,7 @@ async def test_large_bodies_are_tokenized_one_at_a_time_beside_short_ones(fleet:
             assert answer.status_code == 200
         assert len(reader.order) == 1 and len(worker.received) == 8
         asking[0].cancel()  # its client disconnects, and the thread goes on
-        await eventually(lambda: not router.server._under_way() or len(router.server._under_way()) == 4, "its request has ended")
+        await eventually(lambda: not router.server._running_tasks() or len(router.server._running_tasks()) == 4, "its request has ended")
         assert len(reader.order) == 1, "the lock is still held"
     finally:
         reader.proceed.set()

@@ -114,7 +114,7 @@ async def test_resyncs_are_granted_one_at_a_time_and_repair_the_index(redis: Red
             writer.start()
             writer.store(HASHES)
         await eventually(lambda: shows(40), "both are in the index")
-        me = writers[0]._self
+        me = writers[0]._current
         assert me is not None
         held = Changes()
         held.restart()

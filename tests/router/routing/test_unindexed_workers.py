@@ -13,7 +13,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_router.routing.prefix_aware import PrefixAware
 
-NAMESPACE = "tests/unnamed"
+NAMESPACE = "tests/unindexed"
 ROOM = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
 REQUESTS = 96
 
@@ -77,7 +77,7 @@ async def test_a_few_workers_that_joined_again_are_not_flooded(
     router = await partly_indexed(fleet, redis, 2, 6, mode)
     taken = await burst(fleet, router)
     assert len(taken) == 8 and max(taken.values()) <= 1.5 * REQUESTS / 8, taken
-    # A busy Redis may reserve after the router has given up. Nothing releases that reservation here, and it expires after a minute.
+    # If a reply is lost with its connection, the reservation expires after a minute: these workers report no loads.
     await eventually(lambda: nothing_reserved(redis), "every reservation ended", 90.0)
 
 

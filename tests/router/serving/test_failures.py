@@ -222,6 +222,7 @@ async def test_without_any_worker_the_client_gets_503_after_the_hold_timeout(fle
     answer = await router.complete("x")
     assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
     assert answer.json()["error"]["code"] == "service_unavailable"
+    assert 'fairlead_router_refused_total{reason="hold"} 1.0' in (await router.client.get("/metrics")).text
 
 
 async def test_a_stopped_worker_loses_the_requests_that_it_has_not_started(fleet: Fleet) -> None:

@@ -79,7 +79,7 @@ async def test_a_long_answer_does_not_count_as_a_slow_request(fleet: Fleet) -> N
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(HEAD + b'content-length: 15\r\n\r\n{"prompt": "x"}' + HEAD)
     await eventually(lambda: any(one.unanswered for one in router.table), "it is asked")
-    router.server._guard.close_overdue(monotonic() + 100)  # as if that much time had passed
+    router.server._limiter.close_overdue(monotonic() + 100)  # as if that much time had passed
     gate.set()
     assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
     writer.close()
@@ -91,7 +91,7 @@ async def test_connections_are_limited_and_probes_still_get_through(fleet: Fleet
     opened = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(4)]
     for _, writer in opened:
         writer.write(HEAD)  # they run, so none is idle
-    guard = router.server._guard
+    guard = router.server._limiter
     await eventually(lambda: len(guard) == 4 and not guard._idle, "four connections")
     request = HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}'
     assert await send_raw(router.port, request) == (503, "too_many_connections")

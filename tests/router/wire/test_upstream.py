@@ -14,7 +14,7 @@ from tests.router.stand_in_worker import Exchange, answers
 from fairlead_router.wire import connection_pool as pool
 from fairlead_router.wire.client_connection import ClientConnection, Request
 from fairlead_router.wire.response import Reply
-from fairlead_router.wire.upstream import MAX_HEAD_BYTES, Connection
+from fairlead_router.wire.upstream import MAX_HEAD_BYTES, Connection, UpstreamError
 
 
 async def test_an_answer_without_a_length_ends_with_its_connection(fleet: Fleet) -> None:
@@ -27,6 +27,29 @@ async def test_an_answer_without_a_length_ends_with_its_connection(fleet: Fleet)
     router = await fleet.router(await fleet.worker(behaviour=unframed))
     for _ in range(2):
         assert (await router.complete("x")).json() == {"a": 1}
+
+
+async def test_an_endless_fetched_body_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken or hostile worker must not be able to fill the router's memory through its health checks."""
+    monkeypatch.setattr(pool, "MAX_FETCH_BYTES", 1 << 20)
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                writer.write(bytes(65536))
+                await writer.drain()
+        except ConnectionError:
+            ended.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        connections = pool.ConnectionPool(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(UpstreamError, match="/load: the answer exceeds 1 MiB"):
+            await connections.fetch("/load", 20.0)
+        await asyncio.wait_for(ended.wait(), 10)
+        connections.close()
 
 
 async def test_interim_responses_are_skipped(fleet: Fleet) -> None:

@@ -87,7 +87,7 @@ def test_requests_with_an_adapter_share_nothing_with_others_under_the_same_root(
     assert cache.pool.cached == 0 and not cache._roots.keys() - {2} and not cache._adapter_roots
 
 
-def test_a_request_that_waited_is_forgotten() -> None:
+def test_a_match_of_a_removed_request_is_dropped() -> None:
     """First come, first served asks for no refresh: what changed for a waiting request must not outlive it."""
     cache = cache_of()
     for turn in range(100):
@@ -97,7 +97,7 @@ def test_a_request_that_waited_is_forgotten() -> None:
     assert not cache._matches._stale
 
 
-def test_an_empty_tree_is_forgotten() -> None:
+def test_an_empty_tree_is_dropped() -> None:
     cache = cache_of(pages=2)
     for root in range(100):
         compute(cache, tokens(8), root=root).release()
@@ -133,7 +133,7 @@ def test_a_branch_goes_from_its_end_as_far_as_nothing_was_used_less_recently() -
     assert cache.evicted_pages == 5 and cache.pool.free == 5
 
 
-def test_what_is_in_use_is_never_evicted() -> None:
+def test_pages_in_use_are_never_evicted() -> None:
     cache = cache_of(pages=4)
     compute(cache, tokens(12)).release()
     user = attach(cache, tokens(9))
@@ -146,7 +146,7 @@ def test_what_is_in_use_is_never_evicted() -> None:
     assert [node.page for node in cache.nodes()] == list(user.pages)
 
 
-def test_duplicate_pages_are_given_up_on_publish() -> None:
+def test_duplicate_pages_are_freed_on_publish() -> None:
     cache = cache_of()
     first, second = attach(cache, tokens(10)), attach(cache, tokens(10))
     for lease in (first, second):
@@ -161,7 +161,7 @@ def test_duplicate_pages_are_given_up_on_publish() -> None:
     assert counters(cache) == (14, 0, 2) and cache.evictable == 2
 
 
-def test_exclusive_pages_count_what_only_this_lease_uses() -> None:
+def test_exclusive_pages_are_those_of_one_lease_alone() -> None:
     cache = cache_of()
     one = compute(cache, tokens(14))
     assert cache.exclusive_pages(one) == 4
@@ -190,7 +190,7 @@ def test_events_name_whole_blocks_parents_first_children_out_first() -> None:
     assert not cache.block_hashes() and not cache.drain_events()
 
 
-def test_watches_follow_publishing_and_eviction() -> None:
+def test_matches_follow_publishing_and_eviction() -> None:
     cache = cache_of(pages=4)
     prompt = tokens(12)
     match = cache.track(ROOT, prompt)

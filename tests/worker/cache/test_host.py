@@ -1,4 +1,4 @@
-"""The host tier's books: what leaves the device, where it goes, what comes back, and what is given up."""
+"""The host tier: which pages are saved, loaded and dropped."""
 
 from array import array
 
@@ -34,7 +34,7 @@ def test_an_evicted_page_is_saved_matched_and_loaded() -> None:
     before.release()
     fill(cache, 4).release()
     saves, loads = copies(cache)
-    assert ([page for page, _ in saves], loads) == (pages[::-1], []), "leaves first, and before anybody writes into these pages"
+    assert ([page for page, _ in saves], loads) == (pages[::-1], []), "leaves first, and before a request writes into these pages"
     slots = [slot for _, slot in saves][::-1]
 
     match = cache.track(ROOT, prompt)
@@ -46,7 +46,7 @@ def test_an_evicted_page_is_saved_matched_and_loaded() -> None:
     assert (lease.shared, lease.loaded, cache.available) == (3, 3, 1)
 
 
-def test_only_the_part_that_is_away_comes_back() -> None:
+def test_only_the_evicted_part_of_a_prefix_is_loaded() -> None:
     cache = cache_of(pages=6, slots=8)
     compute(cache, tokens(13)).release()
     filler = fill(cache, 5)
@@ -59,7 +59,7 @@ def test_only_the_part_that_is_away_comes_back() -> None:
     assert len(copies(cache)[1]) == 2
 
 
-def test_what_came_back_is_saved_once() -> None:
+def test_a_loaded_page_is_saved_once() -> None:
     cache = cache_of(pages=3, slots=8)
     compute(cache, tokens(9)).release()
     for turn in range(4):
@@ -85,7 +85,7 @@ def test_blocks_stay_announced_until_no_tier_holds_them() -> None:
     assert cache.host is not None and cache.host.dropped_pages == 1
 
 
-def test_the_longest_unused_goes_first_from_its_end() -> None:
+def test_the_least_recently_used_pages_are_dropped_first_leaves_before_parents() -> None:
     cache = cache_of(pages=4, slots=4)
     old, new = tokens(9), tokens(9, first=100)
     for prompt in (old, new):
@@ -113,7 +113,7 @@ def test_a_slot_to_be_loaded_from_is_not_saved_into() -> None:
     assert len(copies(cache)[0]) == 1, "from the next plan on, slots of pages that are on the device are to be had"
 
 
-def test_bringing_back_needs_room_and_takes_nothing_without() -> None:
+def test_loading_needs_free_pages_and_takes_none_otherwise() -> None:
     cache = cache_of(pages=4, slots=8)
     compute(cache, tokens(13)).release()
     hog = fill(cache, 4)
@@ -128,7 +128,7 @@ def test_bringing_back_needs_room_and_takes_nothing_without() -> None:
     assert cache.attach(cache.match(match)).loaded == 3
 
 
-def test_what_is_computed_again_is_on_the_device_again() -> None:
+def test_a_recomputed_page_is_on_the_device_again() -> None:
     cache = cache_of(pages=4, slots=8)
     compute(cache, tokens(8)).release()
     fill(cache, 4).release()
@@ -144,7 +144,7 @@ def test_what_is_computed_again_is_on_the_device_again() -> None:
     assert copies(cache) == ([], []), "both have slots"
 
 
-def test_watches_follow_what_the_host_gives_up() -> None:
+def test_matches_follow_pages_that_the_host_drops() -> None:
     cache = cache_of(pages=2, slots=2)
     compute(cache, tokens(9)[:8]).release()
     match = cache.track(ROOT, tokens(9))

@@ -46,7 +46,7 @@ def test_prefixes_of_adapters_count_like_those_of_the_base_model() -> None:
     assert [each.root for each in find_hot_prefixes(cache, 1000)] == [8, 7]
 
 
-def test_many_questions_about_one_long_document_are_not_told_with_the_document_each() -> None:
+def test_many_questions_about_one_document_do_not_send_it_many_times() -> None:
     cache = PrefixCache(PagePool(800, PAGE), PAGE, extend)
     document = array("I", range(100 * PAGE))
     for question in range(300):
@@ -61,7 +61,7 @@ def test_many_questions_about_one_long_document_are_not_told_with_the_document_e
     budget=st.integers(0, 80),
 )
 @settings(deadline=None, max_examples=60)
-def test_what_is_told_is_cached_fits_and_is_the_hottest(prompts: list[tuple[int, list[int]]], budget: int) -> None:
+def test_hot_prefixes_are_cached_fit_the_budget_and_are_the_hottest(prompts: list[tuple[int, list[int]]], budget: int) -> None:
     cache = PrefixCache(PagePool(800, PAGE), PAGE, extend)
     for root, tokens in prompts:
         run(cache, root, array("I", tokens))

@@ -49,7 +49,7 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
     assert not len(gate)
 
 
-def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> None:
+def test_an_invalid_grammar_is_refused_and_an_aborted_request_is_not_submitted() -> None:
     compiler = Compiler()
     gate = GrammarQueue(lambda message: None, compiler)
     assert gate.submit(submit("a", "bad")) is None
@@ -64,7 +64,7 @@ def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> N
     assert "no such rule" in refusal.error
 
 
-def test_an_engine_without_grammars_says_so() -> None:
+def test_an_engine_without_grammars_refuses_them() -> None:
     answer = GrammarQueue(lambda message: None).submit(submit("a", "any"))
     assert answer is not None and "no structured output" in answer.error
 
@@ -89,7 +89,7 @@ def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
     assert (loads[-1].waiting, loads[-1].backlog_tokens) == (0, 0)
 
 
-def test_nobody_waits_longer_than_the_grammars_before_it_may_take() -> None:
+def test_no_request_waits_longer_than_the_grammars_before_it_may_take() -> None:
     now, compiler = [0.0], Compiler()
     gate = GrammarQueue(lambda message: None, compiler, lambda: now[0])
     assert gate.submit(submit("a", "stuck")) is None

@@ -67,11 +67,11 @@ class Failing(OverlappedModel):
 
     fails_at = -1
 
-    def _forward(self, plan: StepPlan, promised: frozenset[int] | None = None) -> StepResult:
+    def _forward(self, plan: StepPlan, pending: frozenset[int] | None = None) -> StepResult:
         self.fails_at -= 1
         if self.fails_at == 0:
             raise RuntimeError("CUDA error: out of cheese")
-        return super()._forward(plan, promised)
+        return super()._forward(plan, pending)
 
 
 Run = Callable[..., int]
@@ -103,7 +103,7 @@ def test_messages_in_steps_out(run: Run) -> None:
     assert all(isinstance(step, Step) and step.load is not None for step in pipe.sent)
 
 
-def test_an_idle_engine_beats(run: Run) -> None:
+def test_an_idle_engine_reports_its_load(run: Run) -> None:
     pipe = Pipe([], [], [])
     assert run(pipe) == 0
     assert len(pipe.sent) == 3 and pipe.timeouts == [1.0] * 4
@@ -133,6 +133,18 @@ def test_a_failed_step_ends_the_engine_with_its_reason(run: Run) -> None:
     assert isinstance(pipe.sent[-1], Failed) and "out of cheese" in pipe.sent[-1].reason
 
 
+def test_an_undecodable_message_ends_the_engine_with_its_reason(run: Run) -> None:
+    class Broken(Pipe):
+        def receive(self, timeout: float) -> list[ToEngine]:
+            if self.batches:
+                return super().receive(timeout)
+            raise ValueError("MessagePack data is malformed")
+
+    pipe = Broken([ask("a", max_tokens=50)])
+    assert run(pipe) == 1
+    assert isinstance(pipe.sent[-1], Failed) and "MessagePack data is malformed" in pipe.sent[-1].reason
+
+
 def test_adapters_change_when_no_step_is_in_flight() -> None:
     """The pass of a step that was launched reads the weights that are changed."""
     machine = OverlappedModel(64, 4)
@@ -153,7 +165,7 @@ def test_adapters_change_when_no_step_is_in_flight() -> None:
 
 
 @pytest.mark.parametrize("loop", [run_plain, run_overlapped])
-def test_a_change_of_adapters_in_which_a_rank_is_lost_ends_the_engine_with_its_reason(loop: Callable[..., int]) -> None:
+def test_a_failed_change_of_adapters_ends_the_engine_with_its_reason(loop: Callable[..., int]) -> None:
     """What cannot be loaded is told; but with a part of the model gone, nothing goes on."""
 
     class Parted:

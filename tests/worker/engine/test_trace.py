@@ -73,7 +73,7 @@ def test_a_request_waits_from_when_it_was_asked_for() -> None:
 
 
 class LateRunner(FakeRunner):
-    """The mask of everybody's first token is late: it comes a step later, as a decode's do."""
+    """The mask of each first token is late, so the token comes in the next step, as a decode."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
@@ -94,7 +94,7 @@ def test_a_first_token_that_was_late_has_its_times_and_what_was_cached() -> None
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_retractions_are_told_with_the_next_token(ahead: bool) -> None:
+def test_preemptions_are_reported_with_the_next_token(ahead: bool) -> None:
     a, b = (ask(name, tokens=9, max_tokens=16) for name in "ab")  # 7 pages of 4 tokens each, at their end, and none in common
     settings = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
     pipe, machine = Pipe([a, msgspec.structs.replace(b, root=2)]), (OverlappedModel if ahead else EngineModel)(8, 4, **settings)
@@ -160,7 +160,7 @@ def test_a_trace_of_decodes_that_speculate_is_read_as_such(right: bool, tmp_path
     assert any(row.count > 1 for step in drawn for row in step.rows if row.decode)
 
 
-def test_a_trace_that_cannot_go_on_ends_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_trace_and_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace = ScheduleTrace(tmp_path / "trace", {})
     trace._file.close()
     trace._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115  # the trace closes it

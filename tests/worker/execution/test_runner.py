@@ -31,7 +31,7 @@ def pages(*numbers: int) -> "array[int]":
     return array("i", numbers)
 
 
-def test_packing_keeps_no_hold_on_what_grows() -> None:
+def test_packing_keeps_no_view_of_growing_arrays() -> None:
     """A view of an array forbids it to grow: the next token would be a BufferError."""
     request, table = make_request("a", [10, 11, 12], sampling(1)), pages(7, 2)
     step = pack(StepPlan([Row(request, 0, 3, table, samples=True)]), 2, CPU)

@@ -113,5 +113,5 @@ def test_it_runs_on_one_page_of_a_real_model(tmp_path: Path) -> None:
         seen.append(runner.logits(plan))
         return seen[0]
 
-    run_largest_step(StepLimits.of(config, 16), 16, logits_of)
+    run_largest_step(StepLimits.from_config(config, 16), 16, logits_of)
     assert seen[0].shape == (6, VOCABULARY)

@@ -49,14 +49,14 @@ class Pair:
         self.elsewhere: dict[int, Path] = {}
         """adapter number -> folder in which the second rank finds its files, if it differs"""
 
-    def tell(self, message: ToRank) -> None:
+    def send(self, message: ToRank) -> None:
         self._socket.send(msgspec.msgpack.encode(message))
 
     def fetched(self, number: int, folder: Path) -> None:
-        self.tell(AdapterFetched(number, str(self.elsewhere.get(number, folder))))
+        self.send(AdapterFetched(number, str(self.elsewhere.get(number, folder))))
 
     @staticmethod
-    def together() -> nullcontext[None]:
+    def collective() -> nullcontext[None]:
         return nullcontext()
 
     @contextmanager
@@ -65,7 +65,7 @@ class Pair:
     ) -> Iterator[Engine]:
         """Return an engine whose model is split over both ranks, behind the real scheduler."""
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
-        self.tell(LoadModel(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
+        self.send(LoadModel(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
         loaded = load_model(str(model), group=self.group, quantization=quantization)
         adapters = adapters_of(loaded, self.group)
         engine = Engine(loaded, adapters=adapters, **sizes, **options)
@@ -77,18 +77,18 @@ class Pair:
         try:
             yield engine
         finally:
-            self.tell(End())
+            self.send(End())
 
     def profiled(self, model: Path, memory: "Plenty") -> ModelRunner:
         """Return a runner whose pages fit on both ranks beside the largest step."""
-        self.tell(LoadModel(json.dumps({"model": str(model), "profiled": memory.total})))
+        self.send(LoadModel(json.dumps({"model": str(model), "profiled": memory.total})))
         try:
             return profiled(model, self.group, memory)
         finally:
-            self.tell(End())
+            self.send(End())
 
     def close(self) -> None:
-        self.tell(End())
+        self.send(End())
         assert self.process.wait(60) == 0
         self._socket.close()
         dist.destroy_process_group()

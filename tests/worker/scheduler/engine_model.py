@@ -2,7 +2,7 @@
 
 The fake KV of a token is a hash of the root and all tokens up to it, as real KV is a function of them. Every row checks that the pages
 it reads hold exactly the KV of its own request's tokens, so wrong sharing, early reuse and lost pages are all found where they hurt.
-Greedy output is a hash of the prefix, so it is the same cold, warm, chunked and retracted, or something is broken.
+Greedy output is a hash of the prefix. So it must be the same with a cold or warm cache, in chunks, and after a preemption.
 """
 
 from array import array
@@ -26,13 +26,22 @@ VOCABULARY = 40
 EOS = 7
 
 
-def kv(root: int, tokens: "array[int]") -> list[int]:
-    """KV of each position."""
-    values, value = [], root & 0xFFFFFFFF
+def root_value(root: int, adapter: bool) -> int:
+    """Return the value before the first token: an adapter changes the KV, whatever its root number is."""
+    return (root ^ (0xADA97E5 if adapter else 0)) & 0xFFFFFFFF
+
+
+def kv(value: int, tokens: "array[int]") -> list[int]:
+    """Return the KV of each position, from `root_value` on."""
+    values = []
     for token in tokens:
         value = crc32(token.to_bytes(4, "little"), value)
         values.append(value)
     return values
+
+
+def root_value_of(request: Request) -> int:
+    return root_value(request.root, bool(request.adapter))
 
 
 def next_token(value: int) -> int:
@@ -40,11 +49,11 @@ def next_token(value: int) -> int:
 
 
 def reference(submit: Submit, max_model_len: int) -> tuple[list[int], str]:
-    """What a request must answer, computed with no engine at all: tokens and finish reason."""
+    """Return the tokens and the finish reason that a request must get, computed without an engine."""
     tokens, sampling = array("I", submit.tokens), submit.sampling
     prompt = len(tokens)
     stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
-    value = kv(submit.root, tokens)[-1]
+    value = kv(root_value(submit.root, bool(submit.adapter)), tokens)[-1]
     while True:
         token = next_token(value)
         tokens.append(token)
@@ -57,8 +66,8 @@ def reference(submit: Submit, max_model_len: int) -> tuple[list[int], str]:
 
 
 @dataclass
-class Told:
-    """What the client of one request has seen."""
+class Answer:
+    """The outputs that the client of one request has received."""
 
     submit: Submit
     tokens: list[int] = field(default_factory=list)
@@ -71,7 +80,7 @@ class Told:
 
 
 class RecordingCache(PrefixCache):
-    """Knows which pages were promised since it was asked."""
+    """Records the pages that were inserted before they were filled."""
 
     pending: frozenset[int] = frozenset()
 
@@ -96,10 +105,10 @@ class EngineModel:
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
-        self.told: dict[str, Told] = {}
+        self.told: dict[str, Answer] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.guess: Callable[[int], int] = lambda right: right
-        """The draft model: a token for what the next one will be. Method "draft" only."""
+        """The draft model: maps the right next token to the drafted one. For the method "draft"."""
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
 
@@ -120,12 +129,13 @@ class EngineModel:
         priority: int = 0,
         tenant: str = "",
         pooling: PoolingKind | None = None,
+        adapter: int = 0,
         **sampling: object,
     ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
-        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, pooling=pooling)
-        self.told[name] = Told(message)
+        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, adapter, pooling=pooling)
+        self.told[name] = Answer(message)
         self._tell(self.scheduler.submit(message))
         return name
 
@@ -148,7 +158,7 @@ class EngineModel:
         return plan
 
     def run(self, steps: int = 10_000) -> None:
-        """Until nothing is left to do."""
+        """Run steps until no request is left."""
         for _ in range(steps):
             if self.scheduler.idle:
                 return
@@ -170,7 +180,7 @@ class EngineModel:
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
     def _forward(self, plan: StepPlan, pending: frozenset[int] | None = None) -> StepResult:
-        """Every row stores before any row reads, as in each layer of a step. `pending`: pages that were when it was planned."""
+        """Run a step: every row stores before any row reads, as in each layer. `pending`: pages that were pending when it was planned."""
         size, pending = self.cache.page_size, self.cache.take_pending() if pending is None else pending
         self._copy(plan)
         for row in plan.rows:
@@ -180,7 +190,7 @@ class EngineModel:
         if self.config.speculative_method == "draft":
             plan = self._draft(plan)
         assert plan.drafted == sum(len(row.draft) for row in plan.rows)
-        values = {id(row): kv(row.request.root, row.request.tokens + array("I", row.draft)) for row in plan.rows}
+        values = {id(row): kv(root_value_of(row.request), row.request.tokens + array("I", row.draft)) for row in plan.rows}
         written: set[tuple[int, int]] = set()
         for row in plan.rows:
             lease = row.request.lease
@@ -188,7 +198,7 @@ class EngineModel:
             assert row.samples == (row.request.pool is None and row.end == len(row.request.tokens) + len(row.draft))
             assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
             assert len(row.draft) <= self.config.speculative_num_tokens
-            assert row.end < row.request.length_limit or not row.draft, "nothing is guessed that could not be put out"
+            assert row.end < row.request.length_limit or not row.draft, "no draft exceeds the length limit"
             assert len(row.pages) * size >= row.end
         for row in plan.rows:
             for position in range(row.start, row.end):
@@ -231,9 +241,9 @@ class EngineModel:
         rows = []
         for row in plan.rows:
             text = array("I", row.request.tokens)
-            for _ in range(row.guesses):
-                text.append(self.guess(next_token(kv(row.request.root, text)[-1])))
-            rows.append(row.with_draft(row.guesses, text[len(row.request.tokens) :].tolist()) if row.guesses else row)
+            for _ in range(row.num_drafts):
+                text.append(self.guess(next_token(kv(root_value_of(row.request), text)[-1])))
+            rows.append(row.with_draft(row.num_drafts, text[len(row.request.tokens) :].tolist()) if row.num_drafts else row)
         return replace(plan, rows=tuple(rows))
 
     @staticmethod
@@ -276,7 +286,7 @@ class EngineModel:
                 assert request.prefix_match.node is self._deepest(request), "a current match is the deepest cached page"
         assert [row.request for row in scheduler.batch.rows] == [r for r in running if r is not scheduler.prefill.chunked_req]
         assert all(row.count == 1 and not row.draft for row in scheduler.batch.rows), "between steps every decode is a plain one"
-        assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
+        assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for drafts"
         assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler.batch.rows)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
         assert sorted(row.request.id for row in scheduler.batch.growing) == sorted(r.id for r in growing) and not scheduler.deferred_frees
@@ -290,7 +300,8 @@ class EngineModel:
         assert load.running == len(running) and load.waiting == len(waiting), "the load report counts running and waiting requests"
 
     def _deepest(self, request: Request) -> Node:
-        node, size = self.cache._roots[request.root], self.cache.page_size
+        roots = self.cache._adapter_roots if request.adapter else self.cache._roots
+        node, size = roots[request.root], self.cache.page_size
         while (node.depth + 1) * size <= min(request.reusable, len(request.tokens) - 1):
             child = node.children.get(request.tokens[node.depth * size : (node.depth + 1) * size].tobytes())
             if child is None:
@@ -320,18 +331,19 @@ class EngineModel:
                 used.add(node)
                 node = node.parent
         assert pool.free + pool.leased + pool.cached == pool.total
-        assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters tell the truth"
+        assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters match the pages"
         assert len(free | private | cached) == pool.total, "no page is lost"
         assert cache.evictable == len(nodes) - len(used), "unused blocks can be evicted"
         assert all((node.lock_ref > 0) == (node in used) for node in nodes)
 
     def _check_tiers(self, nodes: list[Node]) -> None:
         """Where each cached page is, and that its KV is there."""
-        host, size, values = self.cache.host, self.cache.page_size, dict[Node, int]()
+        host, size = self.cache.host, self.cache.page_size
+        values = {root: root_value(root.chain, root in self.cache._adapter_roots.values()) for root in self.cache.roots()}
         for node in nodes:
             parent = node.parent
             assert parent is not None
-            found, value = [], values[parent] if parent.parent is not None else parent.chain & 0xFFFFFFFF
+            found, value = [], values[parent]
             for token in array("I", node.key):
                 value = crc32(token.to_bytes(4, "little"), value)
                 found.append(value)
@@ -341,7 +353,7 @@ class EngineModel:
             assert node.slot < 0 or self.host_memory[node.slot] == found, "and so does a slot of the host"
             assert node.page < 0 or parent.page >= 0 or parent.parent is None, "what is on the device is prefix-closed"
             assert node.device_children == sum(child.page >= 0 for child in node.children.values())
-            assert node.page >= 0 or not node.lock_ref, "whoever runs has its pages on the device"
+            assert node.page >= 0 or not node.lock_ref, "running requests have their pages on the device"
         if host is None:
             assert all(node.slot < 0 for node in nodes)
             return
@@ -363,4 +375,4 @@ class EngineModel:
                     self.held.remove(block)
                     assert all(self.parents[other] != block for other in self.held), "children go before their parents"
         block_hashes = list(self.cache.block_hashes())
-        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "what is announced is what is held"
+        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "published events match the cached blocks"

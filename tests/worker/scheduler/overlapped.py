@@ -1,4 +1,4 @@
-"""The engine model under the overlapped loop: a device that does nothing until it has to, or everything at once, or whatever is drawn."""
+"""The engine model under the overlapped loop, with a device that works as late as possible, at once, or by random choice."""
 
 import copy
 from array import array

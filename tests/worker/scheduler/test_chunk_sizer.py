@@ -122,7 +122,7 @@ def test_a_steady_load_has_a_steady_chunk() -> None:
     assert median(changes) <= 0.05
 
 
-def test_prompts_to_be_scored_say_nothing_of_others() -> None:
+def test_scored_prompts_do_not_change_the_fit() -> None:
     """The head runs on all of their tokens: here, that takes five times as long."""
 
     def chunks(scores: int | None) -> list[int]:
@@ -145,7 +145,7 @@ def test_prompts_to_be_scored_say_nothing_of_others() -> None:
     assert chunks(0) == pytest.approx(chunks(None), rel=0.1)
 
 
-def test_a_slower_machine_is_followed_and_a_pause_is_not() -> None:
+def test_the_fit_follows_a_slower_machine_and_ignores_a_pause() -> None:
     factor = [1.0]
     bench = Bench(lambda plan: law(plan) * factor[0])
     for _ in range(20):
@@ -168,7 +168,7 @@ def test_a_slower_machine_is_followed_and_a_pause_is_not() -> None:
     assert all(seconds <= 1.15 * TARGET for seconds in late)
 
 
-def test_a_target_that_cannot_be_kept_starves_nobody() -> None:
+def test_a_target_that_cannot_be_kept_starves_no_request() -> None:
     bench = Bench(law, target=0.005)
     for _ in range(10):
         bench.submit(20, 300)
@@ -196,12 +196,12 @@ def test_adversarial_arrivals() -> None:
         st.tuples(st.integers(0, 5000), st.integers(0, 10**8), st.integers(0, 256), st.floats(0, 1e6) | st.just(float("inf"))), max_size=80
     )
 )
-def test_whatever_was_measured_the_allowance_is_bounded(steps: list[tuple[int, int, int, float]]) -> None:
-    pacer = ChunkSizer(SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=20), PAGE)
+def test_the_prefill_budget_is_bounded_for_any_measurements(steps: list[tuple[int, int, int, float]]) -> None:
+    sizer = ChunkSizer(SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=20), PAGE)
     for tokens, work, decodes, seconds in steps:
-        pacer.observe((float(work), tokens, 100 * decodes, decodes, 1.0), seconds)
-        assert all(0 <= coefficient < float("inf") for coefficient in pacer.time.coefficients)
-        allowance = pacer.prefill_budget(5, 500)
-        if allowance is not None:
-            assert allowance.floor == FLOOR and CHUNK <= allowance.limit <= LIMIT
-            assert 0 <= allowance.tokens(0) <= LIMIT and 0 <= allowance.tokens(60_000) <= LIMIT
+        sizer.observe((float(work), tokens, 100 * decodes, decodes, 1.0), seconds)
+        assert all(0 <= coefficient < float("inf") for coefficient in sizer.time.coefficients)
+        budget = sizer.prefill_budget(5, 500)
+        if budget is not None:
+            assert budget.floor == FLOOR and CHUNK <= budget.limit <= LIMIT
+            assert 0 <= budget.count_fitting(0) <= LIMIT and 0 <= budget.count_fitting(60_000) <= LIMIT

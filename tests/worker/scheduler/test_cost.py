@@ -1,4 +1,4 @@
-"""What a step costs the scheduler, counted and not timed: the same on every machine."""
+"""The cost of a step in the scheduler, in calls and not in time, so that it is equal on every machine."""
 
 import gc
 import random
@@ -14,14 +14,14 @@ from fairlead_worker.scheduler.plan import StepResult
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Python functions that it enters."""
+    """Return how many Python functions the work calls."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event == "call"
 
-    gc.disable()  # whoever follows collections would be counted
+    gc.disable()  # callbacks of the collector would be counted
     sys.setprofile(seen)
     try:
         work()
@@ -67,7 +67,7 @@ def calls_of_a_step_ahead(decodes: int) -> int:
     return calls_of(step)
 
 
-def test_a_decode_that_only_adds_a_token_calls_nothing() -> None:
+def test_the_calls_of_a_step_do_not_depend_on_the_number_of_plain_decodes() -> None:
     assert calls_of_a_step(60) == calls_of_a_step(3) < 30
     assert calls_of_a_step_ahead(60) == calls_of_a_step_ahead(3) < 40
 

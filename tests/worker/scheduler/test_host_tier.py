@@ -47,7 +47,7 @@ def test_a_hit_on_the_host_is_a_hit_and_counted_apart() -> None:
     assert (host(machine).cached_tokens, machine.scheduler.load().cached_tokens) == (40, 80), "that one was a hit on the device"
 
 
-def test_without_a_tier_there_is_nothing_to_copy_or_to_report() -> None:
+def test_without_a_host_tier_no_page_is_copied_or_reported() -> None:
     machine = EngineModel(20, 4)
     for seed in range(3):
         machine.submit(prompt(70, seed), 2)
@@ -77,7 +77,7 @@ def test_followers_of_a_prefix_that_begins_on_the_host_wait_for_the_rest() -> No
     assert all(computed.count(position) <= 1 for position in range(40, 72)), "computed once, on top of what was loaded"
 
 
-def test_a_retracted_request_finds_its_pages_on_the_host() -> None:
+def test_a_preempted_request_finds_its_pages_on_the_host() -> None:
     recomputed = {}
     for slots in (0, 64):
         machine = EngineModel(16, 4, host_slots=slots, initial_new_token_ratio=0.0, dedupe_tokens=1000)
@@ -122,7 +122,7 @@ def test_a_prefix_on_the_host_is_admitted_only_where_the_device_has_room() -> No
     assert machine.told["large"].cached_tokens == 40
 
 
-def test_lpm_counts_what_is_on_the_host() -> None:
+def test_lpm_counts_pages_on_the_host() -> None:
     machine = machine_with_prefix_on_host(max_num_seqs=1)
     machine.submit(prompt(8, 4), 3, name="busy", ignore_eos=True)
     machine.step()

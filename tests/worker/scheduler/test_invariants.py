@@ -26,6 +26,7 @@ class Arrival:
     tenant: str
     scored: bool
     pooled: bool
+    adapter: bool
 
     def submit(self, machine: EngineModel) -> tuple[str, int]:
         """Ask the machine for it; lengths mostly fit alone, and seldom together. The request's name, and its tokens at most."""
@@ -35,7 +36,8 @@ class Arrival:
         name = machine.submit(
             prompt,
             max_tokens,
-            root=self.root,
+            root=self.root + (10 if self.adapter else 0),  # the API derives the root number from the adapter too
+            adapter=int(self.adapter),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop,
@@ -72,6 +74,7 @@ arrivals = st.builds(
     tenant=st.sampled_from(["", "a", "b"]),
     scored=st.sampled_from([False, False, False, True]),
     pooled=st.sampled_from([False, False, False, False, False, True]),
+    adapter=st.sampled_from([False, False, False, True]),
 )
 events = st.lists(
     st.one_of(
@@ -139,7 +142,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram", "draft"]),
 )
-def test_nor_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
+def test_no_page_is_lost_or_shared_wrongly_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
     """The same where the device is nearly always full: pages go to the host, come back, and are given up there."""
     play(
         EngineModel(pages, page_size, host_slots=host_slots, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits), events

@@ -1,4 +1,4 @@
-"""No step is larger than `StepLimits` says, whatever the configuration and whoever comes: what a profiled step holds memory for."""
+"""No step exceeds `StepLimits`, for any configuration and arrivals. The memory profile relies on it."""
 
 from array import array
 
@@ -11,7 +11,7 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import Sampling, Submit
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.limits import StepLimits, within
+from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.scheduler.plan import StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
 
@@ -43,7 +43,7 @@ def largest_step(config: SchedulerConfig, page_size: int, arrivals: list[tuple[i
                 break
             most = max(most, sum(row.count for row in plan.rows))
             samples = max(samples, sum(1 + len(row.draft) for row in plan.rows if row.samples))
-            scheduler.advance(plan, StepResult([[1] * (1 + row.guesses) for row in plan.rows if row.samples], seconds=1e-4))
+            scheduler.advance(plan, StepResult([[1] * (1 + row.num_drafts) for row in plan.rows if row.samples], seconds=1e-4))
     assert scheduler.idle
     return most, samples
 
@@ -52,8 +52,8 @@ def largest_step(config: SchedulerConfig, page_size: int, arrivals: list[tuple[i
 @given(CONFIGS, ARRIVALS, st.sampled_from((1, 4, 16)))
 def test_no_step_is_larger_than_its_limits(config: SchedulerConfig, arrivals: list[tuple[int, int, int]], page_size: int) -> None:
     most, samples = largest_step(config, page_size, arrivals)
-    assert most <= StepLimits.of(config, page_size).tokens
-    assert samples <= StepLimits.of(config, page_size).decode, "rows whose logits are held at once"
+    assert most <= StepLimits.from_config(config, page_size).tokens
+    assert samples <= StepLimits.from_config(config, page_size).decode, "rows whose logits are held at once"
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,24 +61,24 @@ def test_no_step_is_larger_than_its_limits(config: SchedulerConfig, arrivals: li
 def test_a_configuration_for_less_memory_keeps_every_step_within_it(
     config: SchedulerConfig, arrivals: list[tuple[int, int, int]], page_size: int, tokens: int
 ) -> None:
-    kept = within(config, tokens, page_size)
-    assert StepLimits.of(kept, page_size).tokens <= tokens
+    kept = limit_steps(config, tokens, page_size)
+    assert StepLimits.from_config(kept, page_size).tokens <= tokens
     assert largest_step(kept, page_size, arrivals)[0] <= tokens
-    assert within(kept, tokens, page_size) == kept
+    assert limit_steps(kept, tokens, page_size) == kept
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_a_configuration_that_fits_is_unchanged() -> None:
     config = SchedulerConfig(max_model_len=4096)
-    assert within(config, 512 + 256, 16) is config
-    assert within(config, 512 + 255, 16) != config
+    assert limit_steps(config, 512 + 256, 16) is config
+    assert limit_steps(config, 512 + 255, 16) != config
 
 
-def test_idle_steps_give_way_first() -> None:
+def test_idle_steps_are_reduced_first() -> None:
     config = SchedulerConfig(max_model_len=4096, max_num_seqs=1024, idle_prefill_chunks=5)
     for tokens, chunks in ((5 * 512 + 1024, 5), (5 * 512 + 1023, 4), (512 + 1024, 1)):
-        kept = within(config, tokens, 16)
+        kept = limit_steps(config, tokens, 16)
         assert (kept.idle_prefill_chunks, kept.chunked_prefill_size, kept.max_num_seqs) == (chunks, 512, 1024)
-    assert within(config, 512 + 1023, 16).max_num_seqs < 1024
+    assert limit_steps(config, 512 + 1023, 16).max_num_seqs < 1024
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_idle_steps_give_way_first() -> None:
     [({}, 512), ({"chunked_prefill_size": 0}, 40_000), ({"itl_target_ms": 30.0}, 8192), ({"max_prefill_tokens": 8}, 16)],
 )
 def test_prompt_tokens_by_configuration(settings: dict[str, float], prefill: int) -> None:
-    assert StepLimits.of(SchedulerConfig(max_model_len=40_000, **settings), 16) == StepLimits(prefill, 256, 40_000)
+    assert StepLimits.from_config(SchedulerConfig(max_model_len=40_000, **settings), 16) == StepLimits(prefill, 256, 40_000)

@@ -38,7 +38,7 @@ def test_a_limit_on_prompts_of_a_step_holds_and_decodes_ride_along() -> None:
     assert [len(step) for step in machine.plans[:4]] == [1, 2, 3, 4]
 
 
-def test_the_open_chunk_is_one_of_them() -> None:
+def test_the_open_chunk_counts_for_the_prompt_limit() -> None:
     machine = EngineModel(256, 4, prefill_max_requests=2, chunked_prefill_size=64, policy="fcfs")
     long = machine.submit(prompt(80), 3)
     others = [machine.submit(prompt(8, seed), 3) for seed in (1, 2)]
@@ -47,7 +47,7 @@ def test_the_open_chunk_is_one_of_them() -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, 16])
-def test_the_limit_counts_without_chunks_and_with_a_pace_too(chunk: int) -> None:
+def test_the_prompt_limit_holds_without_chunks_and_with_an_itl_target(chunk: int) -> None:
     machine = EngineModel(256, 4, prefill_max_requests=2, chunked_prefill_size=chunk, itl_target_ms=20 if chunk else 0)
     for seed in range(30):
         machine.submit(prompt(10, seed), 12, ignore_eos=True)
@@ -85,7 +85,7 @@ def test_pages_that_a_decode_fills_are_cached_by_the_block_and_when_it_ends() ->
     assert machine.told["r1"].cached_tokens == 28
 
 
-def test_what_a_decode_had_filled_is_cached_when_it_is_aborted() -> None:
+def test_pages_that_a_decode_filled_are_cached_when_it_is_aborted() -> None:
     machine = EngineModel(64, 4, block_pages=4)
     name = machine.submit(prompt(9), 40, ignore_eos=True)
     for _ in range(5):
@@ -96,6 +96,6 @@ def test_what_a_decode_had_filled_is_cached_when_it_is_aborted() -> None:
 
 
 @pytest.mark.parametrize("name", ["prefill_max_requests", "dedupe_tokens"])
-def test_less_than_none_is_refused(name: str) -> None:
+def test_negative_limits_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be 0"):
         SchedulerConfig(max_model_len=64, **{name: -1})

@@ -39,14 +39,14 @@ def test_it_finds_what_a_plain_search_finds(shortest: int, longest: int, vocabul
             assert index.propose(6) == search(list(tokens), shortest, longest, 6)
 
 
-def test_a_text_that_repeats_itself_goes_on_repeating() -> None:
+def test_a_repeating_text_is_continued_as_a_repetition() -> None:
     tokens = array("I", [9, 1, 2, 3, 1, 2, 3, 1])
     assert NgramIndex(tokens, 2, 5).propose(8) == [2, 3, 1, 2, 3, 1, 2, 3]
     assert NgramIndex(array("I", [4, 4, 4]), 2, 5).propose(3) == [4, 4, 4]
     assert NgramIndex(array("I", [4]), 2, 5).propose(3) == []
 
 
-def test_a_long_prompt_is_taken_in_over_several_steps() -> None:
+def test_a_long_prompt_is_indexed_over_several_steps() -> None:
     tokens = array("I", [1, 2, 3] * 2000)
     index = NgramIndex(tokens, 2, 5)
     assert [bool(index.propose(2)) for _ in range(4)] == [False, False, True, True]

@@ -1,4 +1,4 @@
-"""Steps launched before the last one is read: the same answers, and no page lost, whatever comes, ends or stalls meanwhile."""
+"""Steps launched before the last one is read: the same answers and no lost page, for any arrivals, ends and late masks."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ def stall_at(machine: EngineModel, number: int) -> Callable[..., bool]:
         machine.ahead.reconcile = lambda plan, read: reconcile(plan, lambda: late(read()))  # type: ignore[method-assign]
     else:
         forward = machine._forward
-        machine._forward = lambda plan, promised=None: late(forward(plan, promised))  # type: ignore[method-assign]
+        machine._forward = lambda plan, pending=None: late(forward(plan, pending))  # type: ignore[method-assign]
     return lambda so_many=number: results >= so_many
 
 
@@ -53,7 +53,7 @@ def test_decodes_are_launched_without_their_tokens(late: bool) -> None:
     assert machine.discarded == 0
 
 
-def test_who_has_ended_is_discarded_from_the_step_launched_meanwhile() -> None:
+def test_rows_of_finished_requests_in_a_launched_step_are_discarded() -> None:
     machine = OverlappedModel(64, 4)
     for seed in range(12):
         machine.submit(prompt(9, seed), 60)
@@ -64,7 +64,7 @@ def test_who_has_ended_is_discarded_from_the_step_launched_meanwhile() -> None:
     assert stopped and machine.discarded >= len(stopped)
 
 
-def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> None:
+def test_pages_of_an_aborted_request_are_freed_when_the_launched_step_ends() -> None:
     machine = OverlappedModel(64, 4)
     name = machine.submit(prompt(9), 60, stop_token_ids=(), ignore_eos=True)
     for _ in range(4):
@@ -78,7 +78,7 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
 
 @pytest.mark.parametrize("scored", [True, False])
 @pytest.mark.parametrize("length", [7, 8])
-def test_what_a_decode_has_filled_is_told_while_it_runs(length: int, scored: bool) -> None:
+def test_blocks_that_a_decode_fills_are_published_while_it_runs(length: int, scored: bool) -> None:
     machine = OverlappedModel(64, 4)  # blocks of 8 tokens
     reconcile = machine.ahead.reconcile
 
@@ -97,7 +97,7 @@ def test_what_a_decode_has_filled_is_told_while_it_runs(length: int, scored: boo
     machine.rest()
 
 
-def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_launched_ahead() -> None:
+def test_prompt_logprobs_come_with_a_first_token_that_was_launched_ahead() -> None:
     machine = OverlappedModel(64, 4, chunked_prefill_size=8)
     name = machine.submit(prompt(17), 5, ignore_eos=True, prompt_logprobs=0)  # the last chunk is one token, and scores nothing
     told = machine.told[name]
@@ -110,7 +110,7 @@ def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_launched_a
 
 
 @pytest.mark.parametrize("kind", [EngineModel, OverlappedModel])
-def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_late(kind: type[EngineModel]) -> None:
+def test_prompt_logprobs_come_with_a_first_token_that_was_late(kind: type[EngineModel]) -> None:
     machine = kind(64, 4, chunked_prefill_size=8)
     late = stall_at(machine, 1 if kind is OverlappedModel else 3)
     told = machine.told[machine.submit(prompt(17), 5, ignore_eos=True, prompt_logprobs=0)]
@@ -119,7 +119,7 @@ def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_late(kind:
     assert late() and told.scores == list(range(16))
 
 
-def test_who_was_late_and_is_preempted_and_admitted_in_the_next_plan_goes_on() -> None:
+def test_a_late_request_that_is_preempted_and_readmitted_in_the_next_plan_continues() -> None:
     machine = OverlappedModel(7, 4, policy="priority", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
     late = stall_at(machine, 5)
     for length, tokens in ((7, 12), (2, 13)):
@@ -133,7 +133,7 @@ def test_who_was_late_and_is_preempted_and_admitted_in_the_next_plan_goes_on() -
     assert late() and machine.scheduler.load().preemptions
 
 
-def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> None:
+def test_a_request_that_ends_without_a_token_leaves_the_next_plan() -> None:
     """A prompt that is pooled is not launched ahead: its step waits for the one before, and one of that ends as nothing can be chosen."""
     machine = OverlappedModel(64, 4)
     ends, other = (machine.submit(prompt(6, seed), 20, ignore_eos=True) for seed in range(2))
@@ -165,7 +165,7 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
     machine.rest()
 
 
-def test_a_prefix_is_shared_with_a_prompt_that_comes_while_it_is_computed() -> None:
+def test_a_prefix_is_shared_with_a_prompt_that_arrives_while_it_is_computed() -> None:
     machine = OverlappedModel(64, 4)
     machine.submit(prompt(33), 4, ignore_eos=True)
     machine.step()

@@ -13,7 +13,7 @@ KINDS: tuple[PoolingKind | None, ...] = (None, "last", "mean")
 @pytest.mark.parametrize("policy", ["lpm", "priority"])
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_each_position_counts_once_in_any_company(seed: int, mixed: bool, policy: str) -> None:
+def test_each_position_is_pooled_once_beside_any_requests(seed: int, mixed: bool, policy: str) -> None:
     chooser = random.Random(seed)
     machine = EngineModel(
         14, 4, chunked_prefill_size=8, enable_mixed_chunk=mixed, policy=policy, initial_new_token_ratio=0.0, min_new_token_ratio=0.0
@@ -37,7 +37,7 @@ def test_each_position_counts_once_in_any_company(seed: int, mixed: bool, policy
         assert told.finish == "abort" or told.pooled == positions, name
 
 
-def test_it_may_fill_the_longest_sequence_and_no_more() -> None:
+def test_a_pooled_prompt_may_fill_the_longest_sequence() -> None:
     machine = EngineModel(8, 4, max_model_len=20)
     whole, longer = machine.submit([5] * 20, pooling="mean"), machine.submit([5] * 21, pooling="last")
     machine.run()
@@ -45,7 +45,7 @@ def test_it_may_fill_the_longest_sequence_and_no_more() -> None:
     assert machine.told[longer].error == "the text has 21 tokens, but the longest here is 20: shorten it"
 
 
-def test_a_model_that_cannot_is_not_asked() -> None:
+def test_a_model_that_cannot_pool_or_generate_refuses() -> None:
     machine = EngineModel(8, 4, prompt_logprobs=False)
     assert "embeddings cannot be computed" in machine.told[machine.submit([5], pooling="last")].error
     headless = EngineModel(8, 4, generates=False)

@@ -8,7 +8,7 @@ from tests.worker.scheduler.engine_model import EngineModel
 
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_each_position_is_scored_once_in_any_company(seed: int, mixed: bool) -> None:
+def test_each_position_is_scored_once_beside_any_requests(seed: int, mixed: bool) -> None:
     chooser = random.Random(seed)
     machine = EngineModel(24, 4, chunked_prefill_size=8, enable_mixed_chunk=mixed, initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
     wants = {}

@@ -1,4 +1,4 @@
-"""A prefix is shared within the step that computes it: one step for a wave of prompts, the same answers, whatever happens to anybody."""
+"""A prefix is shared within the step that computes it: a wave of prompts needs one step and gets the same answers, also after aborts."""
 
 from collections.abc import Callable
 
@@ -67,7 +67,7 @@ def test_in_the_overlapped_loop_too(device: Callable[[OverlappedModel], None]) -
     assert [machine.told[name].cached_tokens for name in names] == [0] * 4 + [192] * 4
 
 
-def test_who_shares_with_a_prompt_that_is_cut_waits_for_it() -> None:
+def test_prompts_that_share_a_prefix_with_a_chunked_one_wait_for_it() -> None:
     machine = EngineModel(256, 16, chunked_prefill_size=256)
     leader, *others = [machine.submit([*COMMON[:600], *prompt(10, 1 + seed)], 2) for seed in range(4)]
     finish(machine)
@@ -104,7 +104,7 @@ def test_shorter_prefixes_than_asked_for_are_not_shared_within_a_step() -> None:
 
 @pytest.mark.parametrize("model", [EngineModel, OverlappedModel])
 @pytest.mark.parametrize("leaders", [1, 3])
-def test_those_who_share_go_on_when_the_leader_is_aborted_in_that_step(model: type[EngineModel], leaders: int) -> None:
+def test_sharing_requests_continue_when_the_first_one_is_aborted_in_that_step(model: type[EngineModel], leaders: int) -> None:
     """Its row is computed all the same, and its pages are theirs."""
     machine = model(64, 16, chunked_prefill_size=0)
     names = [machine.submit([*COMMON[:200], *prompt(9, 1 + seed)], 8, ignore_eos=True) for seed in range(5)]
@@ -125,7 +125,7 @@ def test_those_who_share_go_on_when_the_leader_is_aborted_in_that_step(model: ty
 
 
 @pytest.mark.parametrize("model", [EngineModel, OverlappedModel])
-def test_retraction_afterwards(model: type[EngineModel]) -> None:
+def test_sharing_requests_can_be_preempted(model: type[EngineModel]) -> None:
     machine = model(24, 4, chunked_prefill_size=0, initial_new_token_ratio=0.0)
     names = [machine.submit([*COMMON[:40], *prompt(3, 1 + seed)], 25, ignore_eos=True) for seed in range(4)]
     machine.step()
@@ -139,7 +139,7 @@ def test_retraction_afterwards(model: type[EngineModel]) -> None:
     assert machine.cache.available == 24
 
 
-def test_a_prompt_that_is_scored_shares_what_it_computes_and_takes_nothing() -> None:
+def test_a_scored_prompt_shares_its_pages_and_reuses_none() -> None:
     machine = EngineModel(128, 4, chunked_prefill_size=0)
     scored = [machine.submit([*COMMON[:80], 1], 2, prompt_logprobs=0) for _ in range(2)]
     others = [machine.submit([*COMMON[:80], *prompt(5, 1 + seed)], 2) for seed in range(2)]
@@ -148,7 +148,7 @@ def test_a_prompt_that_is_scored_shares_what_it_computes_and_takes_nothing() -> 
     assert [machine.told[name].scores for name in scored] == [list(range(80))] * 2
 
 
-def test_so_does_one_whose_states_are_pooled() -> None:
+def test_a_pooled_prompt_shares_its_pages_and_reuses_none() -> None:
     """The mean wants the states of all positions, the last one only its own."""
     machine = EngineModel(128, 4, chunked_prefill_size=0)
     means = [machine.submit(COMMON[:80], pooling="mean") for _ in range(2)]
@@ -182,7 +182,7 @@ def test_other_roots_share_nothing() -> None:
     assert prefills(machine) == [{names[0]: (0, 82), names[1]: (0, 82), names[2]: (80, 2)}]
 
 
-def test_a_tenant_pays_for_what_is_computed_for_it() -> None:
+def test_a_tenant_is_charged_for_the_tokens_computed_for_it() -> None:
     machine = EngineModel(128, 4, chunked_prefill_size=0, policy="fair")
     for tenant in ("a", "b"):
         machine.submit([*COMMON[:80], 1, 2], 1, tenant=tenant)

@@ -3,7 +3,7 @@
 import random
 from array import array
 
-from tests.worker.scheduler.engine_model import EOS, EngineModel, kv, next_token, reference
+from tests.worker.scheduler.engine_model import EOS, EngineModel, kv, next_token, reference, root_value
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -49,7 +49,7 @@ def test_chunking_off_computes_prompts_whole() -> None:
     finish(machine)
 
 
-def test_the_budget_gives_way_to_decodes_but_a_page_is_always_left() -> None:
+def test_decodes_reduce_the_prefill_budget_to_a_page_at_least() -> None:
     machine = EngineModel(1024, 4, chunked_prefill_size=16, dedupe_tokens=1000)
     decoding = [machine.submit(prompt(1, seed), 60, ignore_eos=True) for seed in range(10)]
     machine.step()
@@ -103,7 +103,7 @@ def test_a_whole_prompt_is_reserved_at_admission() -> None:
     finish(machine)
 
 
-def test_too_big_is_refused_at_once_with_the_numbers() -> None:
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     machine = EngineModel(8, 4, max_model_len=100)
     big = machine.submit(prompt(20), 14)
     told = machine.told[big]
@@ -120,18 +120,18 @@ def test_too_big_is_refused_at_once_with_the_numbers() -> None:
     assert len(machine.told[fits].tokens) == 13 and machine.scheduler.stats.preemptions == 0
 
 
-def test_retraction_takes_the_cheapest_never_the_oldest_and_goes_to_the_head() -> None:
+def test_preemption_takes_the_cheapest_request_never_the_oldest_and_requeues_it_first() -> None:
     machine = EngineModel(12, 4, policy="fcfs", initial_new_token_ratio=0.0, dedupe_tokens=1000)
     oldest = machine.submit(prompt(3, 1), 30, ignore_eos=True)
     dear = machine.submit(prompt(20, 2), 20, ignore_eos=True)
     cheap = machine.submit(prompt(11, 3), 20, ignore_eos=True)
     waiting = machine.submit(prompt(16, 4), 20, ignore_eos=True)
-    retracted = []
-    while not retracted:
+    preempted = []
+    while not preempted:
         machine.step()
         machine.check()
-        retracted = [request.id for request in machine.scheduler.waiting._preempted]
-    assert retracted == [cheap], "11 tokens and its output cost less than 20; the oldest would be cheaper still"
+        preempted = [request.id for request in machine.scheduler.waiting._preempted]
+    assert preempted == [cheap], "11 tokens and its output cost less than 20; the oldest would be cheaper still"
     assert {request.id for request in machine.scheduler.running} == {oldest, dear}
     assert machine.scheduler.reserve.ratio >= 0.1
     order: list[str] = []
@@ -185,7 +185,7 @@ def test_a_common_prefix_in_flight_is_computed_once() -> None:
     assert sorted(machine.told[name].cached_tokens for name in names) == [0] + [256] * 63
 
 
-def test_followers_of_an_aborted_leader_go_on() -> None:
+def test_sharing_requests_continue_from_an_aborted_prefill() -> None:
     common = prompt(200)
     machine = EngineModel(64, 16, chunked_prefill_size=32)
     leader, follower = machine.submit([*common, 1]), machine.submit([*common, 2])
@@ -198,7 +198,7 @@ def test_followers_of_an_aborted_leader_go_on() -> None:
     finish(machine)
 
 
-def test_cached_tokens_are_told_from_the_first_output_on() -> None:
+def test_cached_tokens_are_reported_from_the_first_output_on() -> None:
     machine = EngineModel(64, 16)
     cold = machine.submit(prompt(50))
     machine.run()
@@ -239,14 +239,14 @@ def test_lpm_admits_the_longest_prefix_first_fcfs_the_first() -> None:
         assert seen == expected
 
 
-def test_the_oldest_is_passed_a_bounded_number_of_times() -> None:
+def test_the_oldest_request_is_bypassed_a_bounded_number_of_times() -> None:
     machine = EngineModel(256, 16, policy="lpm", max_num_seqs=1, max_bypass=5)
     machine.submit(prompt(64))
     machine.run()
-    machine.submit(prompt(64, 1), 1, name="unloved")
+    machine.submit(prompt(64, 1), 1, name="oldest")
     passed = 0
     machine.submit([*prompt(64), 0], 1)
-    while machine.told["unloved"].finish is None:
+    while machine.told["oldest"].finish is None:
         machine.submit([*prompt(64), passed + 1], 1)  # a request with a longer prefix always waits
         machine.step()
         passed += 1
@@ -254,7 +254,7 @@ def test_the_oldest_is_passed_a_bounded_number_of_times() -> None:
     finish(machine)
 
 
-def test_a_large_request_is_not_passed_for_ever() -> None:
+def test_a_large_request_is_bypassed_a_bounded_number_of_times() -> None:
     machine = EngineModel(16, 4, policy="fcfs", max_bypass=3, dedupe_tokens=1000)
     machine.submit(prompt(4, 1), 25, ignore_eos=True)
     machine.step()
@@ -290,7 +290,7 @@ def test_every_way_to_finish() -> None:
 def reference_tokens(base: list[int], count: int) -> list[int]:
     known = array("I", base)
     for _ in range(count):
-        known.append(next_token(kv(1, known)[-1]))
+        known.append(next_token(kv(root_value(1, False), known)[-1]))
     return list(known[len(base) :])
 
 
@@ -321,14 +321,14 @@ def test_abort_from_every_state_gives_the_pages_back() -> None:
             machine.submit(prompt(5), 20, name="x", ignore_eos=True)
             machine.step()
             machine.step()
-        elif state == "retracted":
+        elif state == "preempted":
             machine.submit(prompt(20), 40, ignore_eos=True)
             machine.submit(prompt(20, 1), 40, name="x", ignore_eos=True)
             while not machine.scheduler.stats.preemptions:
                 machine.step()
         return machine
 
-    for state in ("waiting", "chunked", "decoding", "retracted"):
+    for state in ("waiting", "chunked", "decoding", "preempted"):
         for in_flight in (False, True):
             machine = machine_in(state)
             if in_flight:

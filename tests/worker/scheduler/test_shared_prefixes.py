@@ -1,4 +1,4 @@
-"""Prefixes that many requests share are computed once, whoever they come with and whenever. Counted in tokens computed, not in time."""
+"""A prefix that many requests share is computed once, whenever they arrive. Counted in computed tokens, not in time."""
 
 from array import array
 from collections import Counter

@@ -28,7 +28,7 @@ def steps(machine: EngineModel) -> int:
     return done
 
 
-def test_right_guesses_save_steps() -> None:
+def test_right_drafts_save_steps() -> None:
     machine = EngineModel(64, 4, speculative_method="draft", speculative_num_tokens=4)
     machine.submit(PROMPT, 41, ignore_eos=True)
     assert steps(machine) == 1 + 8
@@ -37,7 +37,7 @@ def test_right_guesses_save_steps() -> None:
     assert machine.scheduler.load().output_tokens == 41
 
 
-def test_a_look_up_guesses_text_that_repeats_itself() -> None:
+def test_ngram_lookup_drafts_text_that_repeats_itself() -> None:
     machine = EngineModel(64, 4, speculative_method="ngram", speculative_ngram_min=1)
     told: list[int] = []
     machine._verified = lambda row, values: told.append(len(row.draft)) or [*row.draft, 5]  # type: ignore[method-assign]  # says what was guessed
@@ -47,7 +47,7 @@ def test_a_look_up_guesses_text_that_repeats_itself() -> None:
     assert told[1:] == [5, 5, 5, 5, 4]  # the first token, then six at a time, and no guess beyond the 30th
 
 
-def test_wrong_guesses_are_given_up_and_cost_little() -> None:
+def test_wrong_drafts_stop_and_cost_little() -> None:
     machine = EngineModel(200, 4, speculative_method="draft")
     machine.guess = lambda right: (right + 1) % VOCABULARY
     machine.submit(PROMPT, 500, ignore_eos=True)
@@ -56,7 +56,7 @@ def test_wrong_guesses_are_given_up_and_cost_little() -> None:
     assert accepted == 0 and tokens < 60
 
 
-def test_guesses_come_back_with_a_text_that_can_be_guessed() -> None:
+def test_drafting_resumes_when_drafts_are_accepted_again() -> None:
     drafting = Drafting(None)
     for _ in range(100):
         if count := drafting.choose_length(0.05, 5):
@@ -73,7 +73,7 @@ def test_guesses_come_back_with_a_text_that_can_be_guessed() -> None:
     assert drafting.choose_length(0.05, 5) == 5
 
 
-def test_a_batch_with_nothing_to_spare_does_not_speculate() -> None:
+def test_a_large_batch_does_not_speculate() -> None:
     def drafted(requests: int, break_even: int) -> int:
         machine = EngineModel(64 * requests, 4, chunked_prefill_size=-1, speculative_method="draft", speculative_break_even=break_even)
         for seed in range(requests):
@@ -106,7 +106,7 @@ def test_a_slow_draft_model_is_used_less_and_tried_again() -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft"])
-def test_nobody_loses_pages_for_a_guess(method: str) -> None:
+def test_no_request_loses_pages_for_a_draft(method: str) -> None:
     """Step for step as many retractions and evictions as the pages of known tokens cause, and every answer the reference's."""
 
     def run(method: str) -> tuple[int, list[list[int]]]:
@@ -123,7 +123,7 @@ def test_nobody_loses_pages_for_a_guess(method: str) -> None:
     assert guessed == plain
 
 
-def test_pages_for_guesses_are_taken_as_far_as_there_are_any() -> None:
+def test_drafts_use_only_free_pages() -> None:
     machine = EngineModel(4, 4, speculative_method="draft", speculative_num_tokens=20)
     machine.submit([1, 2, 3], 9, ignore_eos=True)
     machine.step()
@@ -145,7 +145,7 @@ def test_an_end_inside_an_accepted_run_is_the_end(stop: tuple[int, ...]) -> None
             machine.check_answers()
 
 
-def test_what_is_cached_is_what_was_accepted() -> None:
+def test_only_accepted_tokens_are_cached() -> None:
     """Half of the guesses are wrong; a second request over the first one's text reads its pages, which are checked token by token."""
     draw = random.Random(1)
     machine = EngineModel(200, 4, speculative_method="draft", speculative_num_tokens=9)
@@ -160,7 +160,7 @@ def test_what_is_cached_is_what_was_accepted() -> None:
     assert array("I", told.submit.tokens).tolist() == PROMPT
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_impossible_settings_are_refused() -> None:
     for count in (0, 65):
         with pytest.raises(ValueError, match=f"speculative_num_tokens must be 1 to 64, not {count}"):
             SchedulerConfig(10, speculative_num_tokens=count)

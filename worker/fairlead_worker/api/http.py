@@ -184,6 +184,12 @@ def to_api_error(error: Exception) -> ApiError:
             return lost(f"the engine has ended: {error}")
         case ClientTooSlow():
             return ApiError(408, str(error), code="client_too_slow")
+        case HTTPException(status_code=404):
+            return ApiError(404, "there is no such path; GET /openapi.json on the inference port lists the paths", code="not_found")
+        case HTTPException(status_code=405, headers=headers):
+            allowed = dict(headers or {})
+            message = f"this path does not allow the method; use {allowed.get('Allow', 'another one')}"
+            return ApiError(405, message, code="method_not_allowed", headers=allowed)
         case HTTPException(status_code=status, detail=detail, headers=headers):
             return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"), headers=dict(headers or {}))
         case _:

@@ -22,12 +22,14 @@ class EventLog:
         self._runs: list[tuple[Kind, array[int], int]] = []
 
     def add_stored(self, block: int, parent: int) -> None:
+        """Record a stored block, given its hash and its parent's."""
         if self._runs and self._runs[-1][0] == "stored" and self._runs[-1][1][-1] == parent:
             self._runs[-1][1].append(block)
         else:
             self._runs.append(("stored", array("Q", (block,)), parent))
 
     def add_removed(self, block: int) -> None:
+        """Record a removed block, given its hash."""
         if self._runs and self._runs[-1][0] == "removed":
             self._runs[-1][1].append(block)
         else:

@@ -24,6 +24,7 @@ class PrefixMatches:
         """Stale matches in the order of the changes. Removed matches leave it, because `refresh` may never be called."""
 
     def add(self, root: Node, tokens: "array[int]", reusable: int) -> PrefixMatch:
+        """Track a prompt, of which at most the first `reusable` tokens may come from the cache."""
         match = PrefixMatch(root, tokens, self._page_size, reusable)
         self.update(match)
         return match
@@ -66,26 +67,26 @@ class PrefixMatches:
 
     def on_published(self, node: Node, key: bytes) -> None:
         """Mark matches stale after a page with `key` was added under `node`."""
-        if node.trackers is not None and (woken := node.trackers.pop(key, None)) is not None:
-            self._mark_stale(woken)
+        if node.trackers is not None and (matches := node.trackers.pop(key, None)) is not None:
+            self._mark_stale(matches)
             if not node.trackers:
                 node.trackers = None
 
     def on_evicted(self, node: Node) -> None:
         """Mark matches stale after `node` was evicted. It still has its `parent`."""
         if node.trackers is not None:
-            for watches in node.trackers.values():
-                self._mark_stale(watches)
+            for matches in node.trackers.values():
+                self._mark_stale(matches)
             node.trackers = None
 
-    def _mark_stale(self, watches: dict[PrefixMatch, None]) -> None:
-        for match in watches:
+    def _mark_stale(self, matches: dict[PrefixMatch, None]) -> None:
+        for match in matches:
             match.is_current = False
-        self._stale.update(watches)
+        self._stale.update(matches)
 
     def refresh(self, limit: int) -> Iterator[PrefixMatch]:
         """Update up to `limit` stale matches and yield them: their depth may have changed."""
-        for _turn in range(min(limit, len(self._stale))):
+        for _ in range(min(limit, len(self._stale))):
             match, _ = self._stale.popitem(last=False)
             self.update(match)
             yield match

@@ -64,7 +64,7 @@ class PrefixCache:
     # Matching
 
     def track(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
-        """Start to track how much of `tokens` is cached, at most the first `reusable`. End it with `untrack`.
+        """Start tracking how much of `tokens` is cached, at most the first `reusable`. End it with `untrack`.
 
         `adapted`: for a request with a LoRA adapter.
         """
@@ -76,6 +76,7 @@ class PrefixCache:
         return self._matches.add(node, tokens, len(tokens) if reusable is None else reusable)
 
     def untrack(self, match: PrefixMatch) -> None:
+        """Stop tracking a prompt. A second call does nothing."""
         if not match.is_removed:
             self._matches.remove(match)
             match.root.lock_ref -= 1

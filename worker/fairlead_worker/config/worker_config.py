@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_common.discovery import create_source
-from fairlead_index.groups import MOST_GROUPS
+from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, parse_url
 from fairlead_worker.config.command_line import describe_value, exit_with_errors, hide_password, parse_flags
 from fairlead_worker.config.leader_worker_set import GroupEnvironment
@@ -179,7 +179,7 @@ class WorkerConfig(BaseSettings):
     termination_log: Annotated[str, env_only("file for the reason of a failure")] = "/dev/termination-log"
     model_cache: Annotated[str, env_only("folder of downloaded models; default: HF_HOME, or ~/.cache/huggingface")] = ""
     index_namespace: Annotated[str, env_only("NAMESPACE/NAME of the service in the prefix index")] = ""
-    index_groups: Annotated[int, env_only("parts of the index: spec.routing.indexGroups", ge=1, le=MOST_GROUPS)] = 1
+    index_groups: Annotated[int, env_only("parts of the index: spec.routing.indexGroups", ge=1, le=MAX_GROUPS)] = 1
     redis_url: Annotated[str, env_only("redis://… of the prefix index; default: no index")] = ""
     redis_username: Annotated[str, env_only("user of Redis; default: the URL's")] = ""
     redis_username_file: Annotated[str, env_only("file with the user, read at each connection")] = ""

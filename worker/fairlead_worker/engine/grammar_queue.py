@@ -13,34 +13,36 @@ from fairlead_worker.scheduler.validation import refusal
 
 TOKEN_BYTES = 4
 POLL_SECONDS = 0.005
-"""How often an engine that has nothing else to do looks whether a grammar is ready."""
+"""Interval in which an idle engine checks whether a grammar is ready."""
 
 
 class GrammarCompiler(Protocol):
-    """Whoever compiles grammars, on threads of its own."""
+    """Compiles grammars on its own threads."""
 
     def compile(self, grammar: str) -> "Future[str]":
-        """Comes with an empty string, or with the reason why it does not compile. Grammars used lately are there at once."""
+        """Start to compile a grammar. The result is empty, or the reason why it does not compile. Recent grammars are ready at once."""
         ...
 
     @property
     def patience(self) -> float:
-        """Seconds that the grammar which was asked for last may take, those before it included."""
+        """Seconds that the latest grammar may take, including the grammars before it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request that waits. `until`: seconds of the grammar_queue's clock; `patience`: how long that was from the start."""
+class _WaitingRequest:
+    """A request whose grammar is being compiled."""
 
     message: Submit
     compiled: "Future[str]"
     patience: float
-    until: float
+    """Seconds that it may wait."""
+    deadline: float
+    """Seconds of the queue's clock."""
 
 
 class GrammarQueue:
-    """Lets requests without a grammar through at once, the others in the order in which their grammars get ready."""
+    """Submits requests without a grammar at once, and the others in the order in which their grammars are compiled."""
 
     def __init__(
         self,
@@ -49,15 +51,15 @@ class GrammarQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._submit, self._compiler, self._clock = submit, compiler, clock
-        self._waiting_requests: dict[str, _Waiting] = {}
+        self._waiting_requests: dict[str, _WaitingRequest] = {}
         self._tokens = 0
-        """Of the prompts of those that wait."""
+        """Prompt tokens of the waiting requests."""
 
     def __len__(self) -> int:
         return len(self._waiting_requests)
 
     def submit(self, message: Submit) -> Output | None:
-        """As the scheduler's, now or later."""
+        """Submit a request to the scheduler, now or when its grammar is compiled. Return a refusal, if any."""
         if not message.grammar:
             return self._submit(message)
         if self._compiler is None:
@@ -68,35 +70,35 @@ class GrammarQueue:
         if compiled.done():
             return self._submit_compiled(message, compiled)
         patience = self._compiler.patience
-        self._waiting_requests[message.id] = _Waiting(message, compiled, patience, self._clock() + patience)
+        self._waiting_requests[message.id] = _WaitingRequest(message, compiled, patience, self._clock() + patience)
         self._tokens += len(message.tokens) // TOKEN_BYTES
         return None
 
     def abort(self, request_id: str) -> Output | None:
-        """The end of a request that waits here; None where it does not."""
+        """Drop a request that waits here and return its output. Return None for other requests."""
         return Output(request_id, b"", 0, finish="abort") if request_id in self._waiting_requests and self._take(request_id) else None
 
     def submit_ready(self) -> list[Output]:
-        """Submits those whose grammars are ready: refusals, if any, of those too that have waited too long."""
-        now, answers = self._clock(), list[Output | None]()
-        for name in [name for name, held in self._waiting_requests.items() if held.compiled.done() or now > held.until]:
-            held = self._take(name)
-            late = not held.compiled.done()
-            answers.append(
-                refusal(name, f"{GRAMMAR_WAITED} {held.patience:g} s") if late else self._submit_compiled(held.message, held.compiled)
-            )
-        return [answer for answer in answers if answer is not None]
+        """Submit the requests whose grammars are compiled. Return refusals, also of requests that have waited too long."""
+        now, refusals = self._clock(), list[Output]()
+        for name in [name for name, each in self._waiting_requests.items() if each.compiled.done() or now > each.deadline]:
+            waiting = self._take(name)
+            if not waiting.compiled.done():
+                refusals.append(refusal(name, f"{GRAMMAR_WAITED} {waiting.patience:g} s"))
+            elif (refused := self._submit_compiled(waiting.message, waiting.compiled)) is not None:
+                refusals.append(refused)
+        return refusals
 
     def add_to_load(self, load: Load) -> Load:
-        """Return the scheduler's load with the requests that wait here, which it does not know of."""
+        """Return the scheduler's load plus the requests that wait here."""
         if not self._waiting_requests:
             return load
         return msgspec.structs.replace(load, waiting=load.waiting + len(self), backlog_tokens=load.backlog_tokens + self._tokens)
 
-    def _take(self, name: str) -> _Waiting:
-        held = self._waiting_requests.pop(name)
-        self._tokens -= len(held.message.tokens) // TOKEN_BYTES
-        return held
+    def _take(self, name: str) -> _WaitingRequest:
+        waiting = self._waiting_requests.pop(name)
+        self._tokens -= len(waiting.message.tokens) // TOKEN_BYTES
+        return waiting
 
     def _submit_compiled(self, message: Submit, compiled: "Future[str]") -> Output | None:
         error = compiled.exception()

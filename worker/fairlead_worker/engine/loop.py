@@ -77,9 +77,8 @@ def run_plain(
     timer = timer or RequestTimer()
     handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler)
     while True:
-        messages = handler.receive(is_busy)
         try:
-            outputs_before = handler.serve(messages)
+            outputs_before = handler.serve(handler.receive(is_busy))
             if outputs_before is None:
                 return 0
             plan, result, outputs = scheduler.plan(), StepResult([]), StepOutputs()
@@ -146,7 +145,7 @@ class MessageHandler:
         return outputs
 
     def report_failure(self, error: Exception) -> int:
-        """Log and send the reason of a failed step or message. Return the exit status."""
+        """Log and send the reason why a step or a message failed. Return the exit status."""
         logger.error("failed at step %d", self._scheduler.stats.steps, exc_info=error)
         self._outbox.send(Failed(reason=f"failed at step {self._scheduler.stats.steps}: {type(error).__name__}: {error}"))
         return 1

@@ -62,9 +62,8 @@ def run_overlapped(
     overlap = Overlap(OverlapScheduler(scheduler), runner, timer, report)
     handler = MessageHandler(scheduler, inbox, outbox, timer, adapters, compiler, overlap.reconcile)
     while True:
-        messages = handler.receive(overlap.is_busy)
         try:
-            outputs = handler.serve(messages)
+            outputs = handler.serve(handler.receive(overlap.is_busy))
             if outputs is None:
                 overlap.reconcile()
                 return 0

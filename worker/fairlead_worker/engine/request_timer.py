@@ -1,7 +1,7 @@
-"""What the loop sees of time: when a request was taken, admitted and had its first token; what prefill cost the decodes beside it.
+"""Request timing: when each request was admitted and had its first token, and how long prefill stalls the decodes beside it.
 
-Host timestamps only. A step costs a few look-ups; rows are looked at only in steps with prefill, of outputs only those with more to tell
-than a decode's token.
+It reads the host's clock only. It reads the rows of steps with prefill, and the outputs that are not a plain decode token. So a step
+without prefill costs a few look-ups.
 """
 
 import time
@@ -23,37 +23,41 @@ _KEEP = 0.9
 
 @dataclass(slots=True)
 class _Times:
-    """One request's times, monotonic seconds."""
+    """The times of one request, in monotonic seconds."""
 
     arrived: float
     admitted: float = 0.0
     first_token: float = 0.0
     request: Request | None = None
     reported_preemptions: int = -1
-    """Retractions that the API knows of; -1 before the first token."""
+    """Preemptions that were reported to the API; -1 before the first token."""
 
 
 class RequestTimer:
-    """Follows the loop: `record_arrival`, `record_plan`, `record_step`, then `report` for each step. Its answer is the `Step` to send."""
+    """Records the times of requests and steps.
+
+    Call `record_arrival` for each message. For each step, call `record_plan`, `record_step` and `report`.
+    """
 
     def __init__(self, trace: ScheduleTrace | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._trace = trace
         self._clock = clock
         self._times: dict[str, _Times] = {}
         self._waiting: set[str] = set()
-        """Not admitted yet."""
+        """Ids of requests that are not admitted yet."""
         self._awaiting_first_token: set[str] = set()
-        """Admitted, no token yet since the admission."""
+        """Ids of requests without a token since their latest admission."""
         self._decode_seconds = 0.0
-        """Recent time of steps that only decode; 0 before the first."""
+        """Recent seconds of a step that only decodes; 0 before the first."""
 
     def record_arrival(self, message: Submit | Abort) -> None:
+        """Store when a request arrived. Aborts are ignored."""
         if isinstance(message, Submit) and message.id not in self._times:
             self._times[message.id] = _Times(message.received_at or self._clock())
             self._waiting.add(message.id)
 
     def record_plan(self, plan: StepPlan) -> None:
-        """Admissions are dated when their first step is about to run."""
+        """Store when the requests of a plan were admitted. Call it before the step runs."""
         if not plan.prefill_tokens:
             return
         now = self._clock()
@@ -70,23 +74,25 @@ class RequestTimer:
                 self._awaiting_first_token.add(request_id)
 
     def record_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Between the forward pass and `advance`, which moves the rows on to the next step."""
+        """Write the step to the schedule trace. Call it before `advance`, which moves the rows to their next tokens."""
         if self._trace is not None:
             self._trace.step(plan if result.executed is None else result.executed, result.seconds)
 
     def report(self, plan: StepPlan, result: StepResult, outputs: StepOutputs, events: tuple[CacheEvent, ...], load: Load) -> Step:
-        """The step as a message: outputs with their timing where it is news, and what the step cost."""
+        """Return the `Step` message: the outputs, the first ones after an admission with their timing, and the times of the step."""
         decoded = Decoded(tuple([request.id for request in outputs.decoded]), token_bytes(outputs.tokens))
         stall = self._stall(plan, result.seconds)
         stalled = plan.decodes + plan.excluded_decodes if stall else 0
-        told = tuple([self._with_timing(output) for output in outputs.full])
-        return Step(told, decoded, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
+        full = tuple([self._finish_output(output) for output in outputs.full])
+        return Step(full, decoded, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
 
     def close(self) -> None:
+        """Close the schedule trace."""
         if self._trace is not None:
             self._trace.close()
 
-    def _with_timing(self, output: Output) -> Output:
+    def _finish_output(self, output: Output) -> Output:
+        """Add the timing to the first output after an admission, and forget a request that ended."""
         request_id = output.id
         if request_id in self._awaiting_first_token and (output.tokens or output.embedding):
             self._awaiting_first_token.discard(request_id)
@@ -99,7 +105,7 @@ class RequestTimer:
 
     def _add_timing(self, output: Output) -> Output:
         times = self._times[output.id]
-        assert times.request is not None, "it was admitted"
+        assert times.request is not None, "a request with a token was admitted"
         if times.reported_preemptions < 0:
             times.first_token = self._clock()
         history = times.request.history
@@ -108,8 +114,10 @@ class RequestTimer:
         return msgspec.structs.replace(output, timing=timing)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:
-        """Seconds by which this step was longer for its decodes than one without prefill is; 0 until such a one was seen. Decodes that it
-        left out have waited for all of it."""
+        """Return the seconds by which prefill delayed the decodes of this step; 0 until a step without prefill was measured.
+
+        Decodes that the step excluded waited for the whole step.
+        """
         if not plan.decodes:
             return seconds if plan.excluded_decodes else 0.0
         if not plan.prefill_tokens:

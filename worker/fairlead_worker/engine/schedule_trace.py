@@ -1,4 +1,4 @@
-"""`--trace-schedule FILE`: each step's plan as one line of JSON, for `fairlead schedule FILE`. No tokens, texts or client's ids."""
+"""`--trace-schedule FILE`: each step's plan as one line of JSON, for `fairlead schedule FILE`. It has no tokens, texts or client ids."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from fairlead_worker.scheduler.plan import StepPlan
 
 FORMAT = "fairlead-schedule-1"
 FLUSH_SECONDS = 1.0
-"""A worker that is killed loses no more of its trace than this."""
+"""Longest part of a trace that a killed worker loses."""
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 class ScheduleTrace:
     """Writes `{"format", "page_size", …}`, then each step as `{"step", "at", "seconds", "rows": [[request, start, count, samples], …]}`.
 
-    `at`: seconds from the trace's beginning to the step's end. `start`: tokens of the request computed before.
+    `at`: seconds from the start of the trace to the end of the step. `start`: tokens of the request that were computed before.
     """
 
     def __init__(self, path: Path, about: dict[str, object], clock: Callable[[], float] = time.monotonic) -> None:
-        """OSError where the file cannot be written. What was there is replaced."""
+        """Open the trace, and replace an existing file. Raises OSError if the file cannot be written."""
         self._file = path.open("wb", buffering=1 << 16)
         self._path = path
         self._clock = clock
@@ -33,7 +33,7 @@ class ScheduleTrace:
         self._write({"format": FORMAT, **about}, flush=True)
 
     def step(self, plan: StepPlan, seconds: float) -> None:
-        """One step that is over. Never fails: a disk that is full ends the trace, not the engine."""
+        """Write one finished step. It never fails: a full disk ends the trace and not the engine."""
         if self._file.closed:
             return
         now = self._clock()
@@ -48,6 +48,7 @@ class ScheduleTrace:
             self._flushed = now
 
     def close(self) -> None:
+        """Write the rest and close the file."""
         try:
             self._file.close()
         except OSError as error:

@@ -1,5 +1,7 @@
-"""Steps before the first request: what they make (memory, plans, caches of every library) is there when it comes, and how fast prompts are
-computed here is known, on which idle steps depend. A worker that says that it is ready has computed something."""
+"""Warm-up: steps before the first request. They fill the caches of all libraries, and measure the prefill rate that sizes idle steps.
+
+So a worker reports that it is ready only after it has computed something.
+"""
 
 import time
 from array import array
@@ -12,12 +14,13 @@ from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.scheduler import Scheduler
 
 MAX_SECONDS = 0.5
-"""For all of it, about; where a small prompt takes longer, it is computed once, and once again for its pace, beside one decode."""
+"""Approximate limit of the whole warm-up. If the first prompt takes longer, it runs twice, the second time to measure the rate."""
 FIRST_TOKENS = 64
 """Tokens of the first prompt."""
 MAX_PROMPT_TOKENS = 512
-"""Tokens of each prompt: larger steps have several."""
+"""Most tokens of each prompt. Larger steps have several prompts."""
 GROWTH = 4
+"""Factor between the sizes of two steps."""
 
 
 def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +30,7 @@ def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[
     dropped. Raises what a step raises, so that a broken kernel fails the start-up and not a request.
     """
     began, page_size, samples = clock(), scheduler.cache.page_size, scheduler.config.generates
-    most = min(StepLimits.of(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, MAX_PROMPT_TOKENS))
+    most = min(StepLimits.from_config(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, MAX_PROMPT_TOKENS))
     tokens = min(FIRST_TOKENS, most)
     _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
     if samples:
@@ -44,7 +47,7 @@ def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[
 def _run_step(runner: Runner, plan: StepPlan) -> float:
     seconds = runner.execute(plan).seconds
     for row in plan.rows:
-        row.request.finish = "stop"  # whoever keeps something of a request lets go of it
+        row.request.finish = "stop"  # the runner drops its state of finished requests
     return seconds
 
 

@@ -28,10 +28,10 @@ class AdaptedForward:
         if not step.adapters:
             return self._plain(step, context)
         if self._plain is self._modules:
-            return self._adapted(step, context)
+            return self._run_adapted(step, context)
         parts = self._parts(step)
         answers = [self._run(part) for part in parts]
-        return _merged([part.sampled for part in parts], answers)
+        return _merge([part.sampled for part in parts], answers)
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         """Return the same logits, and the model's results at `places`."""
@@ -43,15 +43,15 @@ class AdaptedForward:
         parts = self._parts(step)
         inside = [torch.isin(places, part.tokens).nonzero()[:, 0] for part in parts]
         scored = [self._score(part, places[mine]) for part, mine in zip(parts, inside, strict=True)]
-        logits = _merged([part.sampled for part in parts], [answer for answer, _ in scored])
+        logits = _merge([part.sampled for part in parts], [answer for answer, _ in scored])
         return logits, _MergedStates(len(places), inside, [seen for _, seen in scored])
 
-    def _adapted(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+    def _run_adapted(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         with self._adapters.activate(step.adapters, step.counts):
             return self._modules(step, context)
 
     def _run(self, part: "Part") -> torch.Tensor:
-        run = self._adapted if part.step.adapters else self._plain
+        run = self._run_adapted if part.step.adapters else self._plain
         return run(part.step, self._backend.plan(part.step))
 
     def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
@@ -88,7 +88,7 @@ class _MergedStates:
         begin, end, _ = some.indices(self.count)
         # The places of each part are ordered, so a range of all places is a range of each part's places.
         local = [slice(*torch.searchsorted(mine, torch.tensor([begin, end])).tolist()) for mine in self.inside]
-        return _merged(
+        return _merge(
             [mine[own] - begin for mine, own in zip(self.inside, local, strict=True)],
             [take(seen, own) for seen, own in zip(self.seen, local, strict=True)],
         )
@@ -127,7 +127,7 @@ def take_rows(step: PackedStep, rows: Sequence[int]) -> Part:
     return Part(part, tokens, sampled)
 
 
-def _merged(places: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> torch.Tensor:
+def _merge(places: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> torch.Tensor:
     """Merge [n, width] of each part into one tensor, each row at its place."""
     whole = answers[0].new_empty(sum(map(len, places)), answers[0].shape[1])
     for where, answer in zip(places, answers, strict=True):

@@ -16,7 +16,7 @@ class NotInvariant(Exception):
     """`--deterministic` cannot be guaranteed here; the message says where it fails and what to do."""
 
 
-def settle(device: torch.device) -> None:
+def configure_torch(device: torch.device) -> None:
     """Set torch's own switches for this process. A CPU needs none: packed layers and attention are batch invariant there."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -20,8 +20,8 @@ from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
 
 CATCH_UP = 512
-"""Most tokens of one request that a step catches up on. A request without drafts for a long time gets none for some more steps, so that the
-other requests do not wait for it."""
+"""Most tokens that a step catches up on, for all of its requests together. A request that is further behind gets no draft in this step, so
+that the other requests do not wait for it, and the pass needs no more memory than a step of the verifying model."""
 
 
 @dataclass(slots=True)
@@ -56,28 +56,30 @@ class Drafter:
         """Compute draft KV of the prompts, and return the plan with drafts. A row that still catches up gets none."""
         self.forwards = 0
         self._seen = {name: seen for name, seen in self._seen.items() if seen.request.finish is None}
-        rows, first, guessing = list(plan.rows), list[Row](), list[int]()  # guessing: places in `rows`
+        rows, first, drafting, left = list(plan.rows), list[Row](), list[int](), CATCH_UP  # drafting: places in `rows`
         for place, row in enumerate(plan.rows):
-            seen = self._of(row)
+            seen = self._state_of(row)
             known = min(row.end, len(row.request.tokens))
-            if row.guesses:
-                end = min(known, seen.done + CATCH_UP)
+            if row.num_drafts:
+                count = min(known - seen.done, 1 + left)
+                left -= count - 1
+                end = seen.done + count
                 if end == known:
-                    guessing.append(place)
+                    drafting.append(place)
                 else:
                     rows[place] = row.with_draft(0)
-                first.append(Row(row.request, seen.done, end - seen.done, row.pages, end == known))
-                seen.done = end + row.guesses - 1 if end == known else end
+                first.append(Row(row.request, seen.done, count, row.pages, end == known))
+                seen.done = end + row.num_drafts - 1 if end == known else end
             elif row.count > 1:
                 first.append(Row(row.request, seen.done, row.end - seen.done, row.pages, False))
                 seen.done = row.end
         if not first:
             return plan
-        drafts = {place: [token] for place, token in zip(guessing, self._choose(first), strict=True)}
+        drafts = {place: [token] for place, token in zip(drafting, self._choose(first), strict=True)}
         length = 1
-        while more := [(rows[place], draft) for place, draft in drafts.items() if rows[place].guesses > length]:
-            guesses = [Row(row.request, row.start + length, 1, row.pages, True, draft[-1:]) for row, draft in more]
-            chosen = self._choose(guesses, len(guesses))
+        while more := [(rows[place], draft) for place, draft in drafts.items() if rows[place].num_drafts > length]:
+            following = [Row(row.request, row.start + length, 1, row.pages, True, draft[-1:]) for row, draft in more]
+            chosen = self._choose(following, len(following))
             for (_, draft), token in zip(more, chosen, strict=True):
                 draft.append(token)
             length += 1
@@ -86,7 +88,7 @@ class Drafter:
         self.forwards = length if drafts else 0
         return _with_rows(plan, rows)
 
-    def _of(self, row: Row) -> _Seen:
+    def _state_of(self, row: Row) -> _Seen:
         """Return the draft state of the row's request. Pages from the prefix cache are assumed to have draft KV."""
         request = row.request
         seen = self._seen.get(request.id)

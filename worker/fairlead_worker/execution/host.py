@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fairlead_worker.kernels.base import Backend, zeroed
+from fairlead_worker.kernels.base import Backend, make_zeros
 from fairlead_worker.kernels.transfer import to_device
 
 STAGING_BYTES = 64 << 20
@@ -141,7 +141,7 @@ def _pin(owner: object, records: torch.Tensor) -> None:
 def host_records(backend: Backend, slots: int) -> torch.Tensor:
     """Return [slots, page_bytes / itemsize]: all layers of a page side by side, so that a page is one copy."""
     spec = backend.spec
-    return zeroed(slots, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=torch.device("cpu"))
+    return make_zeros(slots, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=torch.device("cpu"))
 
 
 def make_host_store(backend: Backend, memory: int) -> HostStore | None:

@@ -25,17 +25,14 @@ def kv_budget(device: torch.device, ranks: int = 1) -> int:
 def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes that this process can still use: the machine's available memory, or less under a cgroup v2 limit.
 
-    Inactive file cache counts as free, as in the kubelet's working set, because reading the weights has filled it up to the limit. If
-    Linux does not report available memory, the result is half of the machine's memory.
+    Inactive file cache counts as free, as in the kubelet's working set, because reading the weights has filled it up to the limit. Half of
+    the machine's memory counts as available if Linux does not report it.
     """
-    available = 0
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

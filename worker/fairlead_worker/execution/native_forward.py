@@ -79,7 +79,7 @@ class NativeForward:
         """Return logits [S, vocabulary] in float32."""
         logits = torch.empty(len(step.sampling), _features(self._model.head))
         self._run(step, context, step.sampling, logits)
-        return self._capped(logits)
+        return self._apply_softcap(logits)
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _NativeStates]":
         """Keep the body's outputs at `places` and `step.sampling`; the head then runs on some of them at a time."""
@@ -110,9 +110,9 @@ class NativeForward:
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Return [n, hidden] -> [n, vocabulary] in float32, as the decoder computes them."""
-        return self._capped(_packed(self._model.head).compute_float32(states))
+        return self._apply_softcap(_packed(self._model.head).compute_float32(states))
 
-    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+    def _apply_softcap(self, logits: torch.Tensor) -> torch.Tensor:
         softcap = self._model.softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 

@@ -32,13 +32,13 @@ from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.verify import verify
 from fairlead_worker.scheduler.config import SchedulerConfig
-from fairlead_worker.scheduler.limits import StepLimits, within
+from fairlead_worker.scheduler.limits import StepLimits, limit_steps
 from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.weights.progress import Progress, no_progress
 
 
 class ModelRunner:
-    """Runner of a loaded model's steps on an attention backend. Implements `engine.plan.Runner`."""
+    """Runs the steps of a loaded model on an attention backend. Implements `scheduler.plan.Runner`."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ def make_runner(
     if loaded.ranks > 1:
         graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
-        graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # each drafted token is a row of its own
+        graph_rows = min(graph_rows, StepLimits.from_config(steps, page_size).decode)  # each drafted token is a row of its own
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
     def allocate_slots_for(prepared: Backend) -> None:
@@ -215,12 +215,12 @@ def make_runner(
         def attempt(tokens: int) -> None:
             trial = ModelRunner(loaded, _prepare(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             with nullcontext(0) if adapters is None else adapters.profile_adapter() as adapter:
-                run_largest_step(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
+                run_largest_step(StepLimits.from_config(limit_steps(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
 
         allocate_slots_for(_prepare(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
-        usual = StepLimits.of(replace(steps, idle_prefill_chunks=1), page_size).tokens
-        tokens, least = StepLimits.of(steps, page_size).tokens, 2 * page_size
+        usual = StepLimits.from_config(replace(steps, idle_prefill_chunks=1), page_size).tokens
+        tokens, least = StepLimits.from_config(steps, page_size).tokens, 2 * page_size
         if loaded.ranks > 1:
             # An out-of-memory error on one rank leaves the others blocked inside the step. So a sharded model tries a single size, which
             # must fit.
@@ -243,32 +243,32 @@ def make_runner(
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
-        coming = 0 if adapters is None else adapters.pending_bytes()
+        pending = 0 if adapters is None else adapters.pending_bytes()
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-memory-bytes (--mem-fraction-static on a GPU), or free memory"
-            + (f"; adapters that may come take {coming}: lower --max-loras or --max-lora-rank" if coming else "")
+            + (f"; adapters that are loaded later take {pending}: lower --max-loras or --max-lora-rank" if pending else "")
         )
-    made = _prepare(make_backend(backend, spec, pages), progress, deterministic)
-    allocate_slots_for(made)
+    kv_backend = _prepare(make_backend(backend, spec, pages), progress, deterministic)
+    allocate_slots_for(kv_backend)
     drafter = None
     if draft is not None and draft_spec is not None:
-        drafted = _prepare(make_backend(backend, draft_spec, pages), progress)
-        guesses = choose_forward(draft, drafted, native_decoder)
-        drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
-        drafter.graphs = _graphs(guesses, drafted, drafted_rows, loaded.max_model_len, progress)
+        draft_backend = _prepare(make_backend(backend, draft_spec, pages), progress)
+        draft_forward = choose_forward(draft, draft_backend, native_decoder)
+        drafter = Drafter(draft_forward, draft, draft_backend, loaded.vocabulary_size)
+        drafter.graphs = _graphs(draft_forward, draft_backend, drafted_rows, loaded.max_model_len, progress)
     runner = ModelRunner(
         loaded,
-        made,
+        kv_backend,
         native_decoder,
-        host=make_host_store(made, host_kv_cache_bytes),
+        host=make_host_store(kv_backend, host_kv_cache_bytes),
         drafter=drafter,
         adapters=adapters,
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
     slots = None if adapters is None else adapters.slots
-    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress, slots)
+    runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots)
     return runner
 
 

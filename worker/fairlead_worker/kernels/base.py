@@ -16,7 +16,7 @@ import torch
 from fairlead_worker.native.memory import LINE
 
 
-def zeroed(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def make_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros for KV, aligned to a cache line.
 
     On a CPU the operating system provides them lazily and memory is taken on the first write; `torch.zeros` takes all of it immediately.

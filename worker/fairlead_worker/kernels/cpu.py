@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, pad_page_count, zeroed
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
 from fairlead_worker.kernels.cpu_batch_invariant import QueryBlock, attend_block, plan_blocks
 
 GROUP_TOKENS = 65_536
@@ -67,7 +67,7 @@ class CpuBackend:
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
-        return zeroed(kv_heads, self.pages, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
+        return make_zeros(kv_heads, self.pages, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
 
     def plan(self, step: PackedStep) -> "CpuStep":
         return CpuStep(self, step)

@@ -348,5 +348,5 @@ def _to_the_left(kind: LayerSpec) -> int:
 def _reason(error: Exception) -> str:
     """Return one line of `error`: the first error of a compiler's output, else the last line."""
     lines = str(error).strip().splitlines() or ["no reason given"]
-    told = next((line for line in lines if "error:" in line), lines[-1])
-    return f"{type(error).__name__}: {told.strip()[:300]}"
+    reason = next((line for line in lines if "error:" in line), lines[-1])
+    return f"{type(error).__name__}: {reason.strip()[:300]}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, pad_page_count, zeroed
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
@@ -42,7 +42,7 @@ class ReferenceBackend:
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
-        return zeroed(self.pages, self.spec.page_size, kv_heads, dim, dtype=self.spec.dtype, device=self.spec.device)
+        return make_zeros(self.pages, self.spec.page_size, kv_heads, dim, dtype=self.spec.dtype, device=self.spec.device)
 
     def plan(self, step: PackedStep) -> "ReferenceStep":
         return ReferenceStep(self, step)
@@ -142,7 +142,7 @@ def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torc
 def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Attend: query [B, heads or kv_heads, Q, key_dim], key and value [B, kv_heads, L, dim]. Without a mask: causal from the first key."""
     if spec.softcap is not None:
-        return _softcapped(spec, spec.softcap, query, key, value, mask)
+        return _attention_with_softcap(spec, spec.softcap, query, key, value, mask)
     if mask is not None:
         mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
     return scaled_dot_product_attention(
@@ -150,7 +150,7 @@ def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: t
     )
 
 
-def _softcapped(
+def _attention_with_softcap(
     spec: LayerSpec, softcap: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Attend as transformers' eager attention: torch's fused kernel has no soft cap on scores."""

@@ -22,7 +22,7 @@ def adapter_folder(name: str, uri: str, progress: Progress = no_progress, cache:
         raise AdapterError(name, uri, error.cause) from error
 
 
-def warmed_folder(name: str, uri: str, cache: ModelCache | None = None) -> Path:
+def warm_folder(name: str, uri: str, cache: ModelCache | None = None) -> Path:
     """Return the same folder after reading its files once. Raises AdapterError, unless a file is just missing.
 
     An engine reads the files between two steps. A storage that hangs must block the caller here, and not all streams.

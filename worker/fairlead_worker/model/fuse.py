@@ -105,7 +105,7 @@ def fuse_activations(model: PreTrainedModel) -> int:
         (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) in (NewGELUActivation, FastGELUActivation) and not _hooked(child)
+        if type(child) in (NewGELUActivation, FastGELUActivation) and not _has_hooks(child)
     ]
     if not sites:
         return 0
@@ -126,7 +126,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None)
 
 def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     parts = [getattr(parent, child, None) for child in children]
-    if hasattr(parent, name) or not all(type(part) is nn.Linear and is_plain(part) and not _hooked(part) for part in parts):
+    if hasattr(parent, name) or not all(type(part) is nn.Linear and is_plain(part) and not _has_hooks(part) for part in parts):
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (
@@ -135,7 +135,7 @@ def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     )
 
 
-def _hooked(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

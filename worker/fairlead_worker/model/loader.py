@@ -37,8 +37,8 @@ from fairlead_worker.model.quantized import (
     read_alone,
     read_arguments,
 )
+from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
-from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
 from fairlead_worker.sharding.group import Group
@@ -141,7 +141,7 @@ def load_model(
     dequantize(model, torch_dtype, retain=quantization == "fp8")
     if group is not None and shards is not None:
         connect(model, shards, group)
-    settle_rope(model, limit)
+    fix_long_rope(model, limit)
     try:
         layers = probe_layers(model)
     except UnsupportedAttention as error:
@@ -302,7 +302,7 @@ def _weight_progress(progress: Progress, size: int) -> Iterator[None]:
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("desc") == "Loading weights" and args and hasattr(args[0], "__len__"):
-            return _counted(args[0], len(args[0]), progress, size)
+            return _report_items(args[0], len(args[0]), progress, size)
         return factory(*args, **{**kwargs, "disable": True})
 
     previous = transformers_logging.set_tqdm_hook(hook)
@@ -312,7 +312,7 @@ def _weight_progress(progress: Progress, size: int) -> Iterator[None]:
         transformers_logging.set_tqdm_hook(previous)
 
 
-def _counted(items: Iterable[Any], total: int, progress: Progress, size: int) -> Iterator[Any]:
+def _report_items(items: Iterable[Any], total: int, progress: Progress, size: int) -> Iterator[Any]:
     shown = 0
     for done, item in enumerate(items):
         if (percent := 100 * done // total) > shown:

@@ -55,12 +55,12 @@ def _own(folder: Path) -> tuple[PoolingKind, str]:
                 "last",
                 f"the model has a {name} layer after its pooling (modules.json), which is not supported: set --pooling",
             )
-    said = _json(folder / place / "config.json")
-    if not isinstance(said, dict):
+    settings = _json(folder / place / "config.json")
+    if not isinstance(settings, dict):
         return "last", f"{place}/config.json, which modules.json names, is not among the model's files: set --pooling" if named else ""
-    modes = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
-    if isinstance(said.get("pooling_mode"), str):
-        modes = [said["pooling_mode"]]
+    modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+    if isinstance(settings.get("pooling_mode"), str):
+        modes = [settings["pooling_mode"]]
     if len(modes) == 1 and modes[0] in KINDS:
         return KINDS[modes[0]], ""
     asked = " and ".join(mode.removeprefix("pooling_mode_") for mode in modes) or "none"

@@ -46,7 +46,7 @@ def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     return wanted or steady
 
 
-def settle_rope(model: PreTrainedModel, limit: int) -> None:
+def fix_long_rope(model: PreTrainedModel, limit: int) -> None:
     """Use longrope's long frequencies for all texts if texts may exceed the original context; transformers uses them for such texts.
 
     Results of shorter texts then differ from transformers (as with vLLM), because a text may grow, and may share KV with longer ones.

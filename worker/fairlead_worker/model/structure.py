@@ -115,13 +115,13 @@ def _layer(layer: nn.Module, spec: LayerSpec, rope: int) -> Layer:
     query, key = (_norm(attention[name], spec.key_dim) if name in attention else None for name in ("q_norm", "k_norm"))
     return Layer(
         before_attention=norms["before_attention"],
-        qkv=_stacked(attention["qkv_proj"], [spec.heads * spec.key_dim, spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim]),
+        qkv=_unstack(attention["qkv_proj"], [spec.heads * spec.key_dim, spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim]),
         query_norm=query,
         key_norm=key,
         out=attention["o_proj"],
         after_attention=norms.get("after_attention"),
         before_mlp=norms["before_mlp"],
-        gate_up=_stacked(mlp["gate_up_proj"], None),
+        gate_up=_unstack(mlp["gate_up_proj"], None),
         activation=_activation(layer.get_submodule("mlp")),
         down=mlp["down_proj"],
         after_mlp=norms.get("after_mlp"),
@@ -153,7 +153,7 @@ def _children(parent: nn.Module, needed: set[str], optional: set[str] | None = N
     return found
 
 
-def _stacked(module: nn.Module, sizes: list[int] | None) -> nn.Module:
+def _unstack(module: nn.Module, sizes: list[int] | None) -> nn.Module:
     """Return the one linear layer, from our own stack or the model's own."""
     if not isinstance(module, Stack):
         return module

@@ -19,31 +19,31 @@ class Keys:
     secret: bytes
 
     @classmethod
-    def of(cls, shared: str, role: str) -> "Keys":
+    def derive(cls, shared: str, role: str) -> "Keys":
         """Derive the pair of `role` ("leader", "node"): the same on every node."""
         secret = z85.encode(hmac.digest(shared.encode(), f"fairlead {role}".encode(), "sha256"))
         return cls(zmq.curve_public(secret), secret)
 
 
-def guard(socket: "zmq.Socket[bytes]", shared: str) -> None:
+def secure_server(socket: "zmq.Socket[bytes]", shared: str) -> None:
     """Secure a socket that the leader binds. Its context needs an `authenticator`."""
     socket.curve_server = True
-    socket.curve_secretkey = Keys.of(shared, "leader").secret
+    socket.curve_secretkey = Keys.derive(shared, "leader").secret
 
 
-def unlock(socket: "zmq.Socket[bytes]", shared: str) -> None:
+def secure_client(socket: "zmq.Socket[bytes]", shared: str) -> None:
     """Secure a socket that a node connects with."""
-    own = Keys.of(shared, "node")
-    socket.curve_serverkey = Keys.of(shared, "leader").public
+    own = Keys.derive(shared, "node")
+    socket.curve_serverkey = Keys.derive(shared, "leader").public
     socket.curve_publickey, socket.curve_secretkey = own.public, own.secret
 
 
 def authenticator(context: "zmq.Context[zmq.Socket[bytes]]", shared: str) -> ThreadAuthenticator:
     """Start an authenticator that accepts the nodes' key. Its `stop` ends it."""
-    made = ThreadAuthenticator(context)
-    made.start()
-    made.configure_curve_callback(credentials_provider=_Nodes(Keys.of(shared, "node").public))
-    return made
+    started = ThreadAuthenticator(context)
+    started.start()
+    started.configure_curve_callback(credentials_provider=_Nodes(Keys.derive(shared, "node").public))
+    return started
 
 
 class _Nodes:

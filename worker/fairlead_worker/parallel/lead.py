@@ -48,14 +48,14 @@ class LedForward:
 
     def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         """Return logits [S, vocabulary] of `step.sampling`."""
-        self._ranks.tell(to_message(step))
-        with self._ranks.together():
+        self._ranks.send(to_message(step))
+        with self._ranks.collective():
             return self._inner(step, context)
 
     def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, HiddenStates]:
         """Return the same logits, and the model's results at `places`."""
-        self._ranks.tell(to_message(step, places))
-        with self._ranks.together():
+        self._ranks.send(to_message(step, places))
+        with self._ranks.collective():
             logits, seen = self._inner.score(step, context, places)
         return logits, LedHiddenStates(seen, self._ranks)
 
@@ -68,8 +68,8 @@ class LedHiddenStates:
 
     def logits(self, some: slice) -> torch.Tensor:
         """Return logits [n, vocabulary], from every rank's part of the head."""
-        self._ranks.tell(ReadLogits(some.start, some.stop))
-        with self._ranks.together():
+        self._ranks.send(ReadLogits(some.start, some.stop))
+        with self._ranks.collective():
             return self._inner.logits(some)
 
     def states(self, some: slice) -> torch.Tensor:
@@ -87,7 +87,7 @@ class LedHost:
     def copy(self, saves: Copies, loads: Copies) -> None:
         """Copy on every rank."""
         if saves or loads:
-            self._ranks.tell(CopyPages(_pairs(saves), _pairs(loads)))
+            self._ranks.send(CopyPages(_pairs(saves), _pairs(loads)))
         self._inner.copy(saves, loads)
 
 
@@ -108,10 +108,10 @@ class LedAdapters:
                 return None
             case LoadAdapter(number=number, name=name, uri=uri, path=path):
                 self._ranks.fetched(number, Path(path))
-                self._ranks.tell(AddAdapter(number, name, uri))
+                self._ranks.send(AddAdapter(number, name, uri))
             case UnloadAdapter(number=number):
-                self._ranks.tell(RemoveAdapter(number))
-        with self._ranks.together():
+                self._ranks.send(RemoveAdapter(number))
+        with self._ranks.collective():
             return self._inner.change(message)
 
 

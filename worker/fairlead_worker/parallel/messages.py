@@ -21,13 +21,13 @@ class Join(msgspec.Struct, frozen=True):
     """HOST:PORT of the rendezvous store of several nodes; empty: the file."""
 
 
-class LoadModel(msgspec.Struct, tag="load", frozen=True):
+class LoadModel(msgspec.Struct, tag=True, frozen=True):
     """Load this rank's part of the model, whose files are in `folder`."""
 
     folder: str
 
 
-class Run(msgspec.Struct, tag="run", frozen=True):
+class Run(msgspec.Struct, tag=True, frozen=True):
     """Run a forward pass: `kernels.base.PackedStep`, its tensors as bytes of little-endian int64 (page tables: int32)."""
 
     tokens: bytes
@@ -44,28 +44,28 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     """Number of each row's adapter, 0 for none; empty: no row has one."""
 
 
-class ReadLogits(msgspec.Struct, tag="look", frozen=True):
+class ReadLogits(msgspec.Struct, tag=True, frozen=True):
     """Compute the logits of some of the last pass's places: each rank's head has a part of the vocabulary."""
 
     start: int
     stop: int
 
 
-class CopyPages(msgspec.Struct, tag="copy", frozen=True):
+class CopyPages(msgspec.Struct, tag=True, frozen=True):
     """Copy between the device and the host tier, as in a plan."""
 
     saves: list[tuple[int, int]]
     loads: list[tuple[int, int]]
 
 
-class AdapterFetched(msgspec.Struct, tag="fetched", frozen=True):
+class AdapterFetched(msgspec.Struct, tag=True, frozen=True):
     """The files of an adapter are in `folder`. Sent on each node separately, before `AddAdapter`."""
 
     number: int
     folder: str
 
 
-class AddAdapter(msgspec.Struct, tag="adopt", frozen=True):
+class AddAdapter(msgspec.Struct, tag=True, frozen=True):
     """Load and try this rank's part of an adapter, and keep it if all ranks can."""
 
     number: int
@@ -73,13 +73,13 @@ class AddAdapter(msgspec.Struct, tag="adopt", frozen=True):
     uri: str
 
 
-class RemoveAdapter(msgspec.Struct, tag="drop", frozen=True):
+class RemoveAdapter(msgspec.Struct, tag=True, frozen=True):
     """Remove an adapter that no step uses any more."""
 
     number: int
 
 
-class End(msgspec.Struct, tag="end", frozen=True):
+class End(msgspec.Struct, tag=True, frozen=True):
     """End the rank. No message follows."""
 
 
@@ -90,7 +90,7 @@ class RankFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Hello(msgspec.Struct, tag="hello", frozen=True):
+class Hello(msgspec.Struct, tag=True, frozen=True):
     """A node asks to join. Repeated until it is answered."""
 
     node: int
@@ -101,7 +101,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     """Settings that must be equal on all nodes."""
 
 
-class Progress(msgspec.Struct, tag="progress", frozen=True):
+class Progress(msgspec.Struct, tag=True, frozen=True):
     """Load progress of a node."""
 
     node: int
@@ -114,7 +114,7 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     """Increases while its processes read or compute."""
 
 
-class FetchFiles(msgspec.Struct, tag="fetch", frozen=True):
+class FetchFiles(msgspec.Struct, tag=True, frozen=True):
     """For a node, not its ranks: download an adapter's files, beside the steps, and send their folder to the ranks (`AdapterFetched`)."""
 
     number: int
@@ -122,7 +122,7 @@ class FetchFiles(msgspec.Struct, tag="fetch", frozen=True):
     uri: str
 
 
-class FetchDone(msgspec.Struct, tag="here", frozen=True):
+class FetchDone(msgspec.Struct, tag=True, frozen=True):
     """Result of a `FetchFiles`: the ranks of this node know the folder."""
 
     node: int
@@ -131,14 +131,14 @@ class FetchDone(msgspec.Struct, tag="here", frozen=True):
     """The reason of a failure; empty: success."""
 
 
-class NodeFailed(msgspec.Struct, tag="lost", frozen=True):
+class NodeFailed(msgspec.Struct, tag=True, frozen=True):
     """The reason why a node ends, which ends all nodes."""
 
     node: int
     reason: str
 
 
-class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+class Welcome(msgspec.Struct, tag=True, frozen=True):
     """The node has joined; ports of the leader."""
 
     steps: int
@@ -147,7 +147,7 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True):
     """Port of the rendezvous store of all ranks."""
 
 
-class NodeRejected(msgspec.Struct, tag="refused", frozen=True):
+class NodeRejected(msgspec.Struct, tag=True, frozen=True):
     """The node cannot join."""
 
     reason: str

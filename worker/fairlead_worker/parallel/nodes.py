@@ -5,6 +5,7 @@ store and takes a rank (`tests/worker/parallel/test_torchrun.py`). Here a node w
 It also waits in silence: our leader's `/ready` names the missing nodes, and a refused node says which flag or release differs.
 """
 
+import functools
 import logging
 import math
 import socket
@@ -20,8 +21,8 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.options import setting_name
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.ipc.messages import AdapterChanged, Loading
-from fairlead_worker.parallel.keys import authenticator, guard
-from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events
+from fairlead_worker.parallel.keys import authenticator, secure_server
+from fairlead_worker.parallel.links import Socket, bind, make_socket, monitor, read_events, send_unless_ended
 from fairlead_worker.parallel.messages import FetchDone, FetchFiles, FromNode, Hello, NodeFailed, NodeRejected, Progress, ToNode, Welcome
 from fairlead_worker.platform.version import release
 
@@ -30,40 +31,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OWN = {
+OWN_SETTINGS = {
     *("node_rank", "master_addr", "nodes_secret", "host", "port", "admin_port", "pod_name", "advertise", "canary", "model_cache"),
     *("termination_log", "trace_schedule", "threads", "redis_url", "redis_username"),
     *("redis_password_file", "redis_username_file", "redis_ca_file", "redis_cert_file", "redis_key_file"),
     *("index_namespace", "index_groups", "peers"),
 }
 """Configuration fields that may differ between nodes; all others must be equal."""
-TURN = 1.0
+REPORT_SECONDS = 1.0
 """Seconds between two reports of missing nodes."""
-CONNECTS = 30.0
+CONNECT_SECONDS = 30.0
 """Seconds in which an admitted node must connect."""
-LAST_WORDS = 0.5
+REASON_SECONDS = 0.5
 """Seconds in which a node's reason may arrive after its connection ended."""
 
 
-def shared(config: WorkerConfig) -> dict[str, object]:
+def shared_settings(config: WorkerConfig) -> dict[str, object]:
     """Return the configuration that must be equal on all nodes."""
-    return {name: value for name, value in config.model_dump().items() if name not in OWN}
+    return {name: value for name, value in config.model_dump().items() if name not in OWN_SETTINGS}
 
 
 class Nodes:
-    """The nodes from 1 on. One thread uses `wait`, `tell`, `fetch` and `store`; a second thread handles incoming messages."""
+    """The nodes from 1 on. One thread uses `wait`, `send`, `fetch` and `store`; a second thread handles incoming messages."""
 
-    def __init__(self, config: WorkerConfig, outbox: Outbox, lost: Callable[[str], None]) -> None:
-        """Listen for nodes. `lost(reason)` is called on the second thread for the first node that fails. Raises OSError if a port is
+    def __init__(self, config: WorkerConfig, outbox: Outbox, on_loss: Callable[[str], None]) -> None:
+        """Listen for nodes. `on_loss(reason)` is called on the second thread for the first node that fails. Raises OSError if a port is
         taken.
         """
-        self._config, self._outbox, self._lost = config, outbox, lost
-        self._shared = shared(config)
+        self._config, self._outbox, self._on_loss = config, outbox, on_loss
+        self._shared = shared_settings(config)
         host, port = config.leader_address
         self._host = host if _is_address(host) else "*"
         self.report = False
         """Rank 0 has loaded its part: from now on the other nodes' progress is reported."""
-        self._here: dict[int, str] = {}
+        self._joined: dict[int, str] = {}
         """node -> name of its pod, for nodes that have joined."""
         self._refused = ""
         self._loads: dict[int, Progress] = {}
@@ -71,81 +72,87 @@ class Nodes:
         """adapter number -> nodes that have not downloaded its files yet."""
         self._welcomed: dict[int, float] = {}
         self._connected: set[int] = set()
-        self._gone: set[int] = set()
+        self._ended: set[int] = set()
         self._changed = threading.Condition()
         self._beat = 0
         self._context = zmq.Context()
-        self._guard = authenticator(self._context, config.nodes_secret)
-        door = self._socket(zmq.ROUTER)
+        self._authenticator = authenticator(self._context, config.nodes_secret)
+        greetings = self._socket(zmq.ROUTER)
         self._steps = {node: self._socket(zmq.PUSH) for node in range(1, config.nnodes)}
         try:
-            bind(door, self._host, port)
+            bind(greetings, self._host, port)
             self._ports = {node: bind(steps, self._host) for node, steps in self._steps.items()}
-            self._meeting = _listener("" if self._host == "*" else host)
+            self._listener = _listener("" if self._host == "*" else host)
         except OSError:
-            self._guard.stop()
+            self._authenticator.stop()
             raise
-        self.meeting = str(self._meeting.getsockname()[1])
+        self.meeting = str(self._listener.getsockname()[1])
         monitors = {monitor(steps): node for node, steps in self._steps.items()}
-        threading.Thread(target=self._attend, args=(door, monitors), name="nodes", daemon=True).start()
+        threading.Thread(target=self._serve, args=(greetings, monitors), name="nodes", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until all nodes have joined."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._here) == len(self._steps))
-        logger.info("all %d nodes are in: %s", self._config.nnodes, ", ".join(self._here[node] for node in sorted(self._here)))
+            self._changed.wait_for(lambda: len(self._joined) == len(self._steps))
+        logger.info("all %d nodes are in: %s", self._config.nnodes, ", ".join(self._joined[node] for node in sorted(self._joined)))
 
     def store(self, size: int) -> "Store":
         """Return the rendezvous store of all ranks."""
         from fairlead_worker.sharding.rendezvous import host_store
 
-        return host_store(self._meeting, size)
+        return host_store(self._listener, size)
 
-    def tell(self, data: bytes) -> None:
-        """Send to all nodes, which forward it to their ranks; never blocks."""
+    def send(self, data: bytes) -> None:
+        """Send to all nodes, which forward it to their ranks. Skip nodes that have not joined or have ended."""
         self.report = False
-        for steps in self._steps.values():
-            steps.send(data)
+        self._send_to_all([data])
 
     def fetch(self, wanted: FetchFiles) -> None:
         """Let all nodes download an adapter's files. Sends an `AdapterChanged` when all are done, or when one fails."""
         self._fetching[wanted.number] = set(self._steps)
-        for steps in self._steps.values():
-            steps.send_multipart([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself
+        self._send_to_all([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself
 
-    def wait_gone(self, seconds: float) -> None:
+    def wait_ended(self, seconds: float) -> None:
         """Wait until all joined nodes have ended, at most `seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: set(self._here) <= self._gone, seconds)
+            self._changed.wait_for(lambda: set(self._joined) <= self._ended, seconds)
+
+    def _send_to_all(self, parts: list[bytes]) -> None:
+        for node, steps in self._steps.items():
+            send_unless_ended(steps, parts, functools.partial(self._is_absent, node))
+
+    def _is_absent(self, node: int) -> bool:
+        """Return whether a node has not joined or has ended. A node that has joined connects soon, or counts as ended."""
+        return node not in self._joined or node in self._ended
 
     def _socket(self, kind: int) -> Socket:
-        made = make_socket(self._context, kind)
-        guard(made, self._config.nodes_secret)
-        return made
+        socket = make_socket(self._context, kind)
+        secure_server(socket, self._config.nodes_secret)
+        return socket
 
-    def _attend(self, door: Socket, monitors: dict[Socket, int]) -> None:
+    def _serve(self, greetings: Socket, monitors: dict[Socket, int]) -> None:
         poller = zmq.Poller()
-        for each in (door, *monitors):
+        for each in (greetings, *monitors):
             poller.register(each, zmq.POLLIN)
-        told = 0.0
+        last_report = 0.0
         while True:
-            ready = dict(poller.poll(int(TURN * 1000)))
-            if door in ready:
-                self._hear(door)
+            ready = dict(poller.poll(int(REPORT_SECONDS * 1000)))
+            if greetings in ready:
+                self._receive(greetings)
             for watch, node in monitors.items():
                 events = read_events(watch) if watch in ready else []
                 if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                     self._connected.add(node)
-                if (zmq.EVENT_DISCONNECTED in events and node in self._here) or (
-                    node not in self._connected and time.monotonic() > self._welcomed.get(node, math.inf) + CONNECTS
+                if (zmq.EVENT_DISCONNECTED in events and node in self._joined) or (
+                    node not in self._connected and time.monotonic() > self._welcomed.get(node, math.inf) + CONNECT_SECONDS
                 ):
-                    self._end(door, node)
-            if time.monotonic() >= told + TURN:
-                told = time.monotonic()
-                self._tell_progress()
+                    self._end(greetings, node)
+            if time.monotonic() >= last_report + REPORT_SECONDS:
+                last_report = time.monotonic()
+                self._report_progress()
 
-    def _hear(self, door: Socket) -> None:
-        identity, data = door.recv_multipart()
+    def _receive(self, greetings: Socket) -> None:
+        identity, data = greetings.recv_multipart()
         try:
             message = msgspec.msgpack.decode(data, type=FromNode)
         except msgspec.DecodeError as error:
@@ -154,26 +161,26 @@ class Nodes:
         match message:
             case Hello():
                 answer = self._answer(message)
-                door.send_multipart([identity, msgspec.msgpack.encode(answer)])
+                greetings.send_multipart([identity, msgspec.msgpack.encode(answer)])
             case Progress(node=node):
                 self._loads[node] = message
             case FetchDone():
                 self._count(message)
             case NodeFailed(node=node, reason=reason):
-                self._lost(f"{self._named(node)}: {reason}")
+                self._on_loss(f"{self._describe(node)}: {reason}")
 
-    def _count(self, here: FetchDone) -> None:
+    def _count(self, done: FetchDone) -> None:
         """Count a node that has an adapter's files or failed to download them."""
-        missing = self._fetching.get(here.number)
+        missing = self._fetching.get(done.number)
         if missing is None:  # an adapter of --lora-modules, whose download is not awaited here; or another node failed before
             return
-        missing.discard(here.node)
-        if here.error or not missing:
-            del self._fetching[here.number]
-            self._outbox.send(AdapterChanged(here.number, error=here.error and f"{self._named(here.node)}: {here.error}"))
+        missing.discard(done.node)
+        if done.error or not missing:
+            del self._fetching[done.number]
+            self._outbox.send(AdapterChanged(done.number, error=done.error and f"{self._describe(done.node)}: {done.error}"))
 
     def _answer(self, hello: Hello) -> ToNode:
-        here, ours = self._here.get(hello.node), release()
+        joined, ours = self._joined.get(hello.node), release()
         different = [name for name, value in self._shared.items() if hello.flags.get(name) != msgspec.to_builtins(value)]
         reason = ""
         if hello.version != ours:
@@ -184,45 +191,45 @@ class Nodes:
             names = {name: setting_name(name, WorkerConfig.model_fields[name]) for name in different[:3]}
             some = [f"{shown} {hello.flags.get(name)!r}, {self._shared[name]!r} at the leader" for name, shown in names.items()]
             reason = f"its flags are not the leader's: {', '.join(some)}"
-        elif here is not None and here != hello.name:
-            reason = f"node {hello.node} is in already: {here}"
+        elif joined is not None and joined != hello.name:
+            reason = f"node {hello.node} is in already: {joined}"
         if reason:
-            said = f"{hello.name} was refused: {reason}"
-            if said != self._refused:
-                logger.warning("%s", said)
-            self._refused = said
+            refusal = f"{hello.name} was refused: {reason}"
+            if refusal != self._refused:
+                logger.warning("%s", refusal)
+            self._refused = refusal
             return NodeRejected(reason)
         self._welcomed.setdefault(hello.node, time.monotonic())
         with self._changed:
-            self._here[hello.node] = hello.name
+            self._joined[hello.node] = hello.name
             self._changed.notify_all()
         return Welcome(self._ports[hello.node], int(self.meeting))
 
-    def _end(self, door: Socket, node: int) -> None:
+    def _end(self, greetings: Socket, node: int) -> None:
         """Handle the broken connection of a node. Its own reason may still arrive."""
         with self._changed:
-            self._gone.add(node)
+            self._ended.add(node)
             self._changed.notify_all()
-        deadline = time.monotonic() + LAST_WORDS
+        deadline = time.monotonic() + REASON_SECONDS
         while (left := deadline - time.monotonic()) > 0:
-            if door.poll(int(left * 1000)):
-                self._hear(door)
-        self._lost(f"{self._named(node)} is gone, or the network to it: see its log")
+            if greetings.poll(int(left * 1000)):
+                self._receive(greetings)
+        self._on_loss(f"{self._describe(node)} is gone, or the network to it: see its log")
 
-    def _named(self, node: int) -> str:
-        return f"node {node} of {self._config.nnodes} ({self._here.get(node, 'not in yet')})"
+    def _describe(self, node: int) -> str:
+        return f"node {node} of {self._config.nnodes} ({self._joined.get(node, 'not in yet')})"
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         """Report the progress of missing nodes and of other nodes' loads as this worker's own progress."""
-        missing = sorted(self._steps.keys() - self._here.keys())
+        missing = sorted(self._steps.keys() - self._joined.keys())
         self._beat += 1
         if missing:
             some = ", ".join(map(str, missing[:4])) + (" …" if len(missing) > 4 else "")
             words = f"waits for node {some} of {self._config.nnodes}" + (f"; {self._refused}" if self._refused else "")
-            self._outbox.send(Loading("nodes", 100 * len(self._here) // len(self._steps), words, beat=self._beat))
+            self._outbox.send(Loading("nodes", 100 * len(self._joined) // len(self._steps), words, beat=self._beat))
         elif self.report and self._loads:
             load = min(self._loads.values(), key=lambda each: (each.phase == "weights", each.percent, each.node))
-            words = f"{load.detail} on {self._named(load.node)}".strip()
+            words = f"{load.detail} on {self._describe(load.node)}".strip()
             beats = sum(each.beat for each in self._loads.values())
             self._outbox.send(Loading(load.phase, load.percent, words, load.done, load.total, beats))
 

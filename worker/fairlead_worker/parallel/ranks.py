@@ -20,7 +20,7 @@ from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.ipc.messages import Failed
 from fairlead_worker.parallel.messages import AdapterFetched, End, FetchFiles, LoadModel, ToRank
 from fairlead_worker.parallel.nodes import Nodes
-from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes
+from fairlead_worker.parallel.processes import REASON_SECONDS, Processes
 
 if TYPE_CHECKING:
     from fairlead_worker.sharding.group import Group
@@ -42,11 +42,12 @@ class Ranks:
         self._outbox = outbox
         self._encoder = msgspec.msgpack.Encoder()
         self._ending = threading.Lock()
-        """Held by the side that decides how this process ends: `close`, or the thread of the first lost rank or node."""
-        self._nodes = Nodes(config, outbox, self._lost) if config.nnodes > 1 else None
+        """Acquired once and never released, by the side that decides how this process ends: `close`, or the thread of the first lost rank
+        or node."""
+        self._nodes = Nodes(config, outbox, self._on_loss) if config.nnodes > 1 else None
         meeting = "" if self._nodes is None else self._nodes.meeting
         others = range(1, config.local_ranks)
-        self._processes = Processes(others, self.size, config.model_dump(), self._lost, meeting=meeting, parent=parent)
+        self._processes = Processes(others, self.size, config.model_dump(), self._on_loss, meeting=meeting, parent=parent)
 
     def join(self) -> "Group":
         """Join the other ranks after all nodes are present; wait as long as it takes."""
@@ -58,20 +59,20 @@ class Ranks:
         self._nodes.wait()
         return Group.join(self._nodes.store(self.size), 0, self.size)
 
-    def tell(self, message: ToRank) -> None:
-        """Send to all ranks; never blocks."""
+    def send(self, message: ToRank) -> None:
+        """Send to all ranks. Skip those that have ended: another thread ends this process for each of them."""
         data = self._encoder.encode(message)
         if self._nodes is not None:
-            self._nodes.tell(data)
-        self._processes.tell(data)
+            self._nodes.send(data)
+        self._processes.send(data)
 
     def load(self, folder: Path) -> None:
         """Send the folder of the model's files to the ranks of this node; other nodes locate the files themselves."""
-        self._processes.tell(self._encoder.encode(LoadModel(str(folder.absolute()))))
+        self._processes.send(self._encoder.encode(LoadModel(str(folder.absolute()))))
 
     def fetched(self, number: int, folder: Path) -> None:
         """Send the folder of an adapter's files to the ranks of this node."""
-        self._processes.tell(self._encoder.encode(AdapterFetched(number, str(folder.absolute()))))
+        self._processes.send(self._encoder.encode(AdapterFetched(number, str(folder.absolute()))))
 
     def fetch(self, wanted: FetchFiles) -> None:
         """Let the other nodes download an adapter's files. The result is sent separately."""
@@ -84,7 +85,7 @@ class Ranks:
             self._nodes.report = True
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def collective(self) -> Iterator[None]:
         """Run a collective operation. If another rank has ended, this process ends with that rank's reason."""
         try:
             yield
@@ -92,19 +93,19 @@ class Ranks:
             deadline = time.monotonic() + FOLLOWS_SECONDS * (1 if self._nodes is None else 2)
             while time.monotonic() < deadline:
                 if self._processes.any_ended:
-                    time.sleep(10 * LAST_WORDS_SECONDS)  # meanwhile the thread that waited for the process ends this one
+                    time.sleep(10 * REASON_SECONDS)  # meanwhile `_on_loss` ends this process
                 time.sleep(0.01)
             raise
 
     def close(self, grace: float = GRACE_SECONDS) -> None:
         """End all ranks; kill the rest after `grace` seconds. Returns when all have ended."""
-        with self._ending:
-            self.tell(End())
-            self._processes.wait(grace)
-            if self._nodes is not None:
-                self._nodes.wait_gone(max(grace, LAST_WORDS_SECONDS))
+        self._ending.acquire()
+        self.send(End())
+        self._processes.wait(grace)
+        if self._nodes is not None:
+            self._nodes.wait_ended(max(grace, REASON_SECONDS))
 
-    def _lost(self, reason: str) -> None:
+    def _on_loss(self, reason: str) -> None:
         """End this process because of a lost rank or node; called on the thread that noticed."""
         if not self._ending.acquire(blocking=False):
             return  # it was told to end, or another rank was lost before
@@ -112,6 +113,6 @@ class Ranks:
         self._outbox.send(Failed(reason=reason))
         self._processes.kill()
         # gives the reason time to leave; the main thread may hang in a collective and cannot close its socket
-        time.sleep(LAST_WORDS_SECONDS)
+        time.sleep(REASON_SECONDS)
         logging.shutdown()
         os._exit(1)

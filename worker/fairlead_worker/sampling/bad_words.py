@@ -19,7 +19,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
         (row, token)
         for row, request in enumerate(requests)
         if request.sampling.bad_words
-        for token in _completing(request, ahead[row] if ahead else ())
+        for token in _completing_tokens(request, ahead[row] if ahead else ())
         if token < vocabulary
     ]
     if not forbidden:
@@ -29,7 +29,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
     return torch.where((kept.amax(1) == float("-inf"))[:, None], logits, kept)
 
 
-def _completing(request: Request, draft: Sequence[int]) -> Iterator[int]:
+def _completing_tokens(request: Request, draft: Sequence[int]) -> Iterator[int]:
     """Yield the last tokens of the sequences whose other tokens end the output. The prompt does not count."""
     words = request.sampling.bad_words
     longest = max(map(len, words)) - 1

@@ -96,9 +96,9 @@ class Grammars:
     def compile(self, grammar: str) -> "Future[str]":
         """Compile a grammar; the result is the error, or empty. Implements `engine.grammar_queue.GrammarCompiler`."""
         self.is_used = True
-        told: Future[str] = Future()
-        self._prototype(grammar).add_done_callback(lambda done: told.set_result(str(done.exception() or "")))
-        return told
+        result: Future[str] = Future()
+        self._prototype(grammar).add_done_callback(lambda done: result.set_result(str(done.exception() or "")))
+        return result
 
     @property
     def patience(self) -> float:

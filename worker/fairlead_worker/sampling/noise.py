@@ -34,24 +34,24 @@ def uniform_tensor(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor
     """Compute [n] float64 from seeds and positions [n] int64 on any device; seeds as two's complement. Products wrap around in torch
     too.
     """
-    stream = _mix_signed(seeds + _signed(_GOLDEN))
-    bits = _mix_signed(stream + positions * _signed(_GOLDEN))
-    return _shifted(bits, 11).double() * 2.0**-53
+    stream = _mix_signed(seeds + _to_signed(_GOLDEN))
+    bits = _mix_signed(stream + positions * _to_signed(_GOLDEN))
+    return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def _mix_signed(x: torch.Tensor) -> torch.Tensor:
     """Compute `_mix` with signed integers, which every device of torch can multiply."""
-    x = (x ^ _shifted(x, 30)) * _signed(np.uint64(0xBF58476D1CE4E5B9))
-    x = (x ^ _shifted(x, 27)) * _signed(np.uint64(0x94D049BB133111EB))
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift_right(x, 30)) * _to_signed(np.uint64(0xBF58476D1CE4E5B9))
+    x = (x ^ _shift_right(x, 27)) * _to_signed(np.uint64(0x94D049BB133111EB))
+    return x ^ _shift_right(x, 31)
 
 
-def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift right with zeros; torch's own shift of signed numbers repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(number: np.uint64) -> int:
+def _to_signed(number: np.uint64) -> int:
     return int(number.astype(np.int64))
 
 

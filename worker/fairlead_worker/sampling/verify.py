@@ -25,15 +25,15 @@ def verify(
     ahead = [row.draft[:place] for row in rows for place in range(len(row.draft) + 1)]
     chosen, logprobs = sample(logits, requests, histories, ahead, masks)
     tokens: list[list[int]] = []
-    told: list[tuple[TokenLogprobs, ...]] = []
+    reported: list[tuple[TokenLogprobs, ...]] = []
     first = 0
     for row in rows:
         count = 1 + count_accepted(row.draft, chosen[first:])
         tokens.append(chosen[first : first + count])
         if logprobs:
-            told.append(tuple(each for place in logprobs[first : first + count] for each in place))
+            reported.append(tuple(each for place in logprobs[first : first + count] for each in place))
         first += len(row.draft) + 1
-    return tokens, told
+    return tokens, reported
 
 
 def count_accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:

@@ -47,7 +47,7 @@ class StepBudget:
         """Return how many of `tokens` prompt tokens from `start` may be computed now: all, a whole number of pages, or none."""
         left = self.left
         if self._prefill_budget is not None:
-            left = min(left, max(self._prefill_budget.tokens(start), self._prefill_budget.floor - self.spent))
+            left = min(left, max(self._prefill_budget.count_fitting(start), self._prefill_budget.floor - self.spent))
         if tokens <= left:
             return tokens
         if self._chunking:

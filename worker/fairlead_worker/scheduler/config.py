@@ -60,7 +60,7 @@ class SchedulerConfig:
     initial_new_token_ratio: float = 0.7
     min_new_token_ratio: float = 0.1
     new_token_ratio_decay_steps: int = 600
-    """Steps without retraction in which the ratio falls from its initial to its minimum value. These three are SGLang's defaults."""
+    """Steps without preemption in which the ratio falls from its initial to its minimum value. These three are SGLang's defaults."""
     speculative_break_even: int = 64
     """Tokens per step at which computing takes as long as reading the weights. Draft tokens are nearly free below it.
 

@@ -1,4 +1,4 @@
-"""How large a step can get under a configuration, and a configuration whose steps are no larger than memory allows."""
+"""The largest step of a configuration, and a configuration whose largest step fits into memory."""
 
 from dataclasses import dataclass, replace
 
@@ -7,12 +7,12 @@ from fairlead_worker.scheduler.config import SchedulerConfig
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds of every step that the scheduler plans; `tests/worker/scheduler/test_limits.py` drives it against them."""
+    """Bounds of every step that the scheduler plans (property-tested in `tests/worker/scheduler/test_limits.py`)."""
 
     prefill: int
     """Tokens of prompts."""
     decode: int
-    """Tokens of decodes, the guessed ones included."""
+    """Tokens of decodes, draft tokens included."""
     context: int
     """Tokens of the longest sequence."""
 
@@ -21,24 +21,26 @@ class StepLimits:
         return self.prefill + self.decode
 
     @classmethod
-    def of(cls, config: SchedulerConfig, page_size: int) -> "StepLimits":
-        """Of `config`, as `StepBudget` reads it."""
+    def from_config(cls, config: SchedulerConfig, page_size: int) -> "StepLimits":
+        """Return the limits of `config`. `StepBudget` keeps them."""
         prefill = config.max_prefill_tokens
         if config.itl_target_ms and config.chunks_grow:
-            pass  # the chunk follows the time that it takes, up to max_prefill_tokens
+            pass  # a chunk may grow up to max_prefill_tokens
         elif config.chunked_prefill_size > 0:
             prefill = min(prefill, config.chunked_prefill_size * config.idle_prefill_chunks)
         else:
-            prefill = max(prefill, config.max_model_len)  # a longer prompt has a step to itself
+            prefill = max(prefill, config.max_model_len)  # a longer prompt gets a step of its own
         return cls(max(prefill, page_size), config.max_num_seqs * _rows_per_decode(config), config.max_model_len)
 
 
-def within(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerConfig:
-    """`config`, or as much of it as keeps every step to `tokens` tokens: fewer chunks in idle steps; where one is too much already, half of
-    the tokens for decodes at most and the rest for prompts."""
-    while (large := StepLimits.of(config, page_size).tokens > tokens) and config.idle_prefill_chunks > 1:
+def limit_steps(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerConfig:
+    """Return `config`, changed only as far as no step has more than `tokens` tokens.
+
+    Idle steps get fewer chunks first. If a single chunk is still too large, decodes get at most half of the tokens, and prompts the rest.
+    """
+    while (is_large := StepLimits.from_config(config, page_size).tokens > tokens) and config.idle_prefill_chunks > 1:
         config = replace(config, idle_prefill_chunks=config.idle_prefill_chunks - 1)
-    if not large:
+    if not is_large:
         return config
     seqs = min(config.max_num_seqs, max(1, tokens // 2 // _rows_per_decode(config)))
     prefill = max(page_size, tokens - seqs * _rows_per_decode(config))

@@ -1,35 +1,38 @@
-"""Prompt lookup: what came after the latest tokens when they were there before (Saxena 2023; vLLM's and SGLang's `ngram`)."""
+"""N-gram lookup: propose the tokens that followed an earlier occurrence of the latest ones (Saxena 2023; vLLM's and SGLang's `ngram`)."""
 
 from array import array
 
 _CANDIDATES = 8
-"""Earlier places looked at for one proposal: bounds its cost where a text says the same all the time."""
+"""Most earlier occurrences that one proposal compares. It bounds the cost for a text that repeats itself."""
 _CATCH_UP = 2048
-"""Tokens indexed in one step (about 1 ms): a long prompt is taken in over several steps, and proposes nothing before that."""
+"""Most tokens indexed in one step (about 1 ms). A longer prompt is indexed over several steps, and has no proposals before."""
 
 
 class NgramIndex:
-    """Where the n-grams of one request's tokens are, for n = `shortest`; grows with the tokens.
+    """The occurrences of each n-gram in one request's tokens, for n = `shortest`. It grows with the tokens.
 
-    A table of the last place of each n-gram, and for each place the one before it: a token costs one look-up, a proposal a short walk.
-    Nothing is ever scanned.
+    It has the last occurrence of each n-gram, and for each occurrence the one before it. So a token costs one look-up and a proposal a
+    short walk, whatever the length of the text.
     """
 
     __slots__ = ("_before", "_latest", "_longest", "_shortest", "_tokens")
 
     def __init__(self, tokens: "array[int]", shortest: int, longest: int) -> None:
-        """`tokens`: the request's own, which only grow."""
+        """`tokens`: the request's own array, which only grows. `longest`: tokens compared to choose between occurrences."""
         self._tokens = tokens
         self._shortest = shortest
         self._longest = longest
         self._latest: dict[bytes, int] = {}
-        """N-gram -> the end of its last place: the index of the token after it."""
+        """N-gram -> the end of its last occurrence: the index of the token after it."""
         self._before = array("i", bytes(4 * shortest))
-        """For each end, the end of the same n-gram's place before it; 0: there is none. As long as the tokens indexed, plus one."""
+        """For each end, the end of the same n-gram's occurrence before it; 0: none. Its length is the number of indexed tokens + 1."""
 
     def propose(self, count: int) -> list[int]:
-        """Up to `count` tokens that may come next, or none. Of the places looked at, the one that agrees for longest, up to `longest`
-        tokens, and the latest of equals. A text that repeats itself right now goes on repeating."""
+        """Return up to `count` tokens that may come next.
+
+        They follow the occurrence with the longest match, the latest of equals. If the text ends before `count` tokens, it is continued as
+        a repetition.
+        """
         tokens, end = self._tokens, len(self._tokens)
         if not self._catch_up(end):
             return []
@@ -49,12 +52,12 @@ class NgramIndex:
         if not best:
             return []
         draft = tokens[best : best + count].tolist()
-        for place in range(best + len(draft), best + count):  # it ends at the end of the text: the draft itself goes on from there
+        for place in range(best + len(draft), best + count):  # past the end of the text: repeat the draft
             draft.append(draft[place - end])
         return draft
 
     def _catch_up(self, end: int) -> bool:
-        """Takes in new tokens; False where there are too many for one step."""
+        """Index new tokens. Return False if some are left for the next step."""
         tokens, n, latest, before = self._tokens, self._shortest, self._latest, self._before
         if end < n:
             return False

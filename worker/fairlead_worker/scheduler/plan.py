@@ -43,8 +43,8 @@ class Row:
         return self.start + self.count
 
     @property
-    def guesses(self) -> int:
-        """Number of draft tokens after the last known token; valid until `advance`."""
+    def num_drafts(self) -> int:
+        """Number of draft tokens after the last known token, chosen or not yet. Valid until `advance`."""
         return max(0, self.end - len(self.request.tokens))
 
     def with_draft(self, count: int, draft: Sequence[int] = ()) -> "Row":

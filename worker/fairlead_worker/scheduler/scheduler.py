@@ -17,7 +17,7 @@ from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 from fairlead_worker.scheduler.request import Request, by_arrival, lease_of
 from fairlead_worker.scheduler.speculation import Speculation
 from fairlead_worker.scheduler.stats import EngineStats
-from fairlead_worker.scheduler.step_outputs import StepOutputs, take_tokens
+from fairlead_worker.scheduler.step_outputs import StepOutputs, append_tokens
 from fairlead_worker.scheduler.validation import InvalidRequest, refusal, validate
 
 
@@ -225,7 +225,7 @@ class Scheduler:
     def take_tokens(self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], end_reason: str | None) -> Output:
         """Append sampled tokens until one ends the request, and count them."""
         before = len(request.tokens)
-        output = take_tokens(request, tokens, logprobs, end_reason)
+        output = append_tokens(request, tokens, logprobs, end_reason)
         self.reserve.consume(len(request.tokens) - before)
         self.stats.output_tokens += len(request.tokens) - before
         return output

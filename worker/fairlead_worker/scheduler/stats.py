@@ -1,7 +1,7 @@
-"""What the engine reports of itself: totals, and recent speed from the step times that the runner measured."""
+"""Statistics of the engine: totals, and the recent speed by the step times that the runner measured."""
 
 _KEEP = 0.9
-"""Weight of the past at each step: half of what is reported comes from the last seven steps."""
+"""Weight of the past at each step: half of a reported value comes from the last seven steps."""
 
 
 class EngineStats:
@@ -24,21 +24,22 @@ class EngineStats:
     def __init__(self) -> None:
         self.steps = 0
         self.prompt_tokens = 0
-        """Of requests at their first admission."""
+        """Prompt tokens of all requests, counted at their first admission."""
         self.cached_tokens = 0
-        """Of these, from the prefix cache. Readmission after a retraction counts as neither: it would flatter the hit rate."""
+        """Those of `prompt_tokens` whose KV came from the prefix cache. A readmission is not counted: it would raise the hit rate."""
         self.host_cached_tokens = 0
-        """Of `cached_tokens`, those whose KV came back from the host tier."""
+        """Those of `cached_tokens` whose KV came back from the host tier."""
         self.output_tokens = 0
         self.preemptions = 0
         self.recomputed_tokens = 0
-        """Tokens computed again because of a retraction."""
+        """Tokens computed again after a preemption."""
         self._prefill_tokens = 0.0
         self._prefill_seconds = 0.0
         self._decode_seconds = 0.0
         self._decode_steps = 0.0
 
     def record_step(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
+        """Count one step."""
         self.steps += 1
         if prefill_tokens:
             self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens
@@ -48,15 +49,15 @@ class EngineStats:
             self._decode_seconds = _KEEP * self._decode_seconds + seconds
 
     def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
-        """A step before the first request: nothing is counted, and the rate is known."""
+        """Set the prefill rate by a warm-up step, which is not counted."""
         self._prefill_tokens, self._prefill_seconds = float(prefill_tokens), seconds
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second over recent steps with prefill in them; 0 before the first."""
+        """Prompt tokens per second in recent steps with prefill; 0 before the first."""
         return self._prefill_tokens / self._prefill_seconds if self._prefill_seconds > 0 else 0.0
 
     @property
     def step_seconds(self) -> float:
-        """Mean time of recent steps with decodes in them: the ITL of a running request."""
+        """Mean seconds of recent steps with decodes: the ITL of a running request."""
         return self._decode_seconds / self._decode_steps if self._decode_steps else 0.0

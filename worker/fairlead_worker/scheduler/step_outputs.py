@@ -29,7 +29,7 @@ class StepOutputs:
         yield from self.full
 
 
-def take_tokens(request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], end_reason: str | None = None) -> Output:
+def append_tokens(request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], end_reason: str | None = None) -> Output:
     """Append sampled tokens until one ends the request. Only this function decides how a request finishes by its tokens.
 
     `end_reason`: not None if the grammar ends after these tokens. A non-empty value is the reason of a failure.

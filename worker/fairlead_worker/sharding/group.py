@@ -44,39 +44,37 @@ class Group:
 
     def least(self, number: int) -> int:
         """Return the smallest number of all ranks."""
-        told = torch.tensor(number, device=self.device)
-        dist.all_reduce(told, dist.ReduceOp.MIN)
-        return int(told)
+        smallest = torch.tensor(number, device=self.device)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
 
     def objection(self, error: str, digest: str = "") -> str:
         """Return why the ranks cannot continue, the same text on each; empty if all can and have read the same `digest`.
 
         All ranks must call this at the same point, including ranks that failed before: `error` says why.
         """
-        said = [
-            msgspec.msgpack.decode(words, type=tuple[str, str]) for words in self._gather_bytes(msgspec.msgpack.encode((error, digest)))
-        ]
-        if failed := [rank for rank, (words, _) in enumerate(said) if words]:
-            words, _ = said[failed[0]]
-            alike = len({words for words, _ in said}) == 1
-            return words if alike else f"rank {failed[0]} of {self.size}: {words}"
-        if others := [rank for rank, (_, read) in enumerate(said) if read != said[0][1]]:
+        encoded = self._gather_bytes(msgspec.msgpack.encode((error, digest)))
+        errors, digests = zip(*(msgspec.msgpack.decode(data, type=tuple[str, str]) for data in encoded), strict=True)
+        if failed := [rank for rank, reason in enumerate(errors) if reason]:
+            reason = errors[failed[0]]
+            return str(reason) if len(set(errors)) == 1 else f"rank {failed[0]} of {self.size}: {reason}"
+        if others := [rank for rank, each in enumerate(digests) if each != digests[0]]:
             return f"rank {others[0]} of {self.size} has read other files than rank 0: {SAME_FILES}"
         return ""
 
-    def _gather_bytes(self, words: bytes) -> list[bytes]:
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
         """Return the bytes of each rank, on every rank."""
-        sizes = self.gather(torch.tensor([len(words)], device=self.device)).tolist()
+        sizes = self.gather(torch.tensor([len(data)], device=self.device)).tolist()
         own = torch.zeros(max(sizes), dtype=torch.uint8)
-        own[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = self.gather(own.to(self.device)).cpu().view(self.size, -1).numpy()
         return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     def check_same(self, uri: str, digest: str) -> None:
         """Raise ModelLoadError on every rank if two have read different files, because a branch moved or volumes differ."""
-        told = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).to(self.device)
-        parts = [torch.empty_like(told) for _ in range(self.size)]
-        dist.all_gather(parts, told)
+        own = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).to(self.device)
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own)
         others = [rank for rank, part in enumerate(parts) if not torch.equal(part, parts[0])]
         if others:
             raise ModelLoadError(uri, f"rank {others[0]} has read other files than rank 0: {SAME_FILES}")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 YEARS = 10
 
 
-def credentials(tls: str) -> grpc.ServerCredentials | None:
+def load_credentials(tls: str) -> grpc.ServerCredentials | None:
     """Return the server's credentials: None for `off`, a generated key for `self-signed`, else those of a folder.
 
     The folder holds `tls.crt` and `tls.key`, as in a mounted Kubernetes Secret. It is read again for each new connection, so a renewed
@@ -20,13 +20,13 @@ def credentials(tls: str) -> grpc.ServerCredentials | None:
     if tls == "off":
         return None
     if tls == "self-signed":
-        key, certificate = self_signed()
+        key, certificate = generate_certificate()
         return grpc.ssl_server_credentials([(key, certificate)])
     folder = Path(tls)
     first = _read(folder)
     last = first
 
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
+    def reload() -> grpc.ServerCertificateConfiguration | None:
         nonlocal last
         try:
             now = _read(folder)
@@ -37,10 +37,10 @@ def credentials(tls: str) -> grpc.ServerCredentials | None:
         last = now
         return grpc.ssl_server_certificate_configuration([now])
 
-    return grpc.dynamic_ssl_server_credentials(grpc.ssl_server_certificate_configuration([first]), renewed)
+    return grpc.dynamic_ssl_server_credentials(grpc.ssl_server_certificate_configuration([first]), reload)
 
 
-def self_signed() -> tuple[bytes, bytes]:
+def generate_certificate() -> tuple[bytes, bytes]:
     """Return a private key and its certificate, PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fairlead-endpoint-picker")])

@@ -28,12 +28,14 @@ class Health:
 
     async def watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
         """Yield the status now, and at each change."""
-        said = None
+        sent = None
         while True:
             status = self._status(request.service)
-            if status != said or said is None:
-                yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
-                said = status
+            if status is None:
+                status = HealthCheckResponse.SERVICE_UNKNOWN
+            if status != sent:
+                yield HealthCheckResponse(status=status)
+                sent = status
             await self._picker.wait_for_change(WATCH_SECONDS)
 
     def _status(self, service: str) -> Any:

@@ -39,17 +39,17 @@ def read_headers(headers: HeaderMap) -> Headers:
     return [(header.key.lower().encode("latin-1", "replace"), header.raw_value or header.value.encode()) for header in headers.headers]
 
 
-def endpoints_in(metadata: Metadata, namespace: str, key: str) -> list[str] | None:
+def read_endpoints(metadata: Metadata, namespace: str, key: str) -> list[str] | None:
     """Return the endpoints of a metadata entry: a list, or one comma-separated string (both occur). None without such an entry."""
-    space = metadata.filter_metadata.get(namespace)
-    entry = space.fields.get(key) if space is not None else None
+    namespace_fields = metadata.filter_metadata.get(namespace)
+    entry = namespace_fields.fields.get(key) if namespace_fields is not None else None
     if entry is None:
         return None
-    named = entry.list_value.values if entry.HasField("list_value") else [entry]
-    return [part.strip() for value in named for part in value.string_value.split(",") if part.strip()]
+    values = entry.list_value.values if entry.HasField("list_value") else [entry]
+    return [part.strip() for value in values for part in value.string_value.split(",") if part.strip()]
 
 
-def changes(set_headers: Iterable[tuple[str, str]] = (), removed: Iterable[str] = ()) -> HeaderMutation:
+def build_mutation(set_headers: Iterable[tuple[str, str]] = (), removed: Iterable[str] = ()) -> HeaderMutation:
     options = [
         HeaderValueOption(header=HeaderValue(key=name, raw_value=value.encode("latin-1", "replace")), append_action=REPLACE)
         for name, value in set_headers
@@ -57,46 +57,46 @@ def changes(set_headers: Iterable[tuple[str, str]] = (), removed: Iterable[str] 
     return HeaderMutation(set_headers=options, remove_headers=list(removed))
 
 
-def destination(endpoints: Sequence[str]) -> Struct:
+def build_destination(endpoints: Sequence[str]) -> Struct:
     """Return the dynamic metadata with the endpoints, which must equal the header's."""
-    named = Struct(fields={DESTINATION: Value(string_value=",".join(endpoints))})
-    return Struct(fields={NAMESPACE: Value(struct_value=named)})
+    entry = Struct(fields={DESTINATION: Value(string_value=",".join(endpoints))})
+    return Struct(fields={NAMESPACE: Value(struct_value=entry)})
 
 
-def pieces(body: bytes, end_of_stream: bool) -> Iterator[BodyMutation]:
+def split_body(body: bytes, end_of_stream: bool) -> Iterator[BodyMutation]:
     """Yield a body in the pieces of full duplex mode. An empty body still yields its end of stream."""
     for at in range(0, max(len(body), 1), PIECE):
         last = end_of_stream and at + PIECE >= len(body)
         yield BodyMutation(streamed_response=StreamedBodyResponse(body=body[at : at + PIECE], end_of_stream=last))
 
 
-def request_headers(mutation: HeaderMutation, metadata: Struct | None = None) -> ProcessingResponse:
+def build_request_headers(mutation: HeaderMutation, metadata: Struct | None = None) -> ProcessingResponse:
     common = CommonResponse(header_mutation=mutation, clear_route_cache=metadata is not None)
     return ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=metadata)
 
 
-def request_body(
+def build_request_body(
     mutation: BodyMutation | None = None, headers: HeaderMutation | None = None, metadata: Struct | None = None
 ) -> ProcessingResponse:
     common = CommonResponse(body_mutation=mutation, header_mutation=headers, clear_route_cache=metadata is not None)
     return ProcessingResponse(request_body=BodyResponse(response=common), dynamic_metadata=metadata)
 
 
-def response_headers(mutation: HeaderMutation) -> ProcessingResponse:
+def build_response_headers(mutation: HeaderMutation) -> ProcessingResponse:
     return ProcessingResponse(response_headers=HeadersResponse(response=CommonResponse(header_mutation=mutation)))
 
 
-def response_body(mutation: BodyMutation | None) -> ProcessingResponse:
+def build_response_body(mutation: BodyMutation | None) -> ProcessingResponse:
     return ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
 
 
-def refusal(error: ApiError, request_id: str, path: str = "") -> ProcessingResponse:
+def build_refusal(error: ApiError, request_id: str, path: str = "") -> ProcessingResponse:
     """Return a complete error answer in the format of the path's API, which the gateway sends. `details` go to its access log."""
-    said = [("content-type", "application/json"), ("x-request-id", request_id)]
-    said += [(name.decode("latin-1"), value.decode("latin-1")) for name, value in error.headers if name != b"connection"]
+    headers = [("content-type", "application/json"), ("x-request-id", request_id)]
+    headers += [(name.decode("latin-1"), value.decode("latin-1")) for name, value in error.headers if name != b"connection"]
     immediate = ImmediateResponse(
         status=HttpStatus(code=error.status),
-        headers=changes(said),
+        headers=build_mutation(headers),
         body=error.document(path),
         details=f"fairlead_{error.code or error.status}",
     )

@@ -12,11 +12,11 @@ from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 class PickSession:
     """Session of one request. As in the proxy, its tokens are pending until the answer begins, and it is in flight until its end."""
 
-    def __init__(self, table: WorkerTable, policy: Policy, metrics: Metrics, wanted: RoutingRequest, choice: Choice) -> None:
+    def __init__(self, table: WorkerTable, policy: Policy, metrics: Metrics, request: RoutingRequest, choice: Choice) -> None:
         self._table, self._policy, self._metrics = table, policy, metrics
-        self._request, self.choice = wanted, choice
+        self._request, self.choice = request, choice
         self._canary = policy if isinstance(policy, CanaryPolicy) else None
-        self._pending = max(0, wanted.prompt_tokens - (choice.predicted or 0))
+        self._pending = max(0, request.prompt_tokens - (choice.predicted or 0))
         self._sent_at = monotonic()
         self._worker = choice.worker
         self._worker.in_flight += 1
@@ -32,23 +32,23 @@ class PickSession:
         if self._has_answer or self._has_ended:
             return
         self._release()
-        said = dict(headers)
+        by_name = dict(headers)
         first = self.choice.worker
         if served and served != first.address:
             first.mark_unhealthy()
             self._record_no_answer(first)
             self._move(served)
-        elif status in (502, 503, 504) and b"x-fairlead-pod" not in said:
+        elif status in (502, 503, 504) and b"x-fairlead-pod" not in by_name:
             first.mark_unhealthy()
-            if b"x-fairlead-retry" not in said:
+            if b"x-fairlead-retry" not in by_name:
                 first.breaker.record_failure()  # no worker answered: this status is the gateway's own
                 self._record_no_answer(first)
         else:
             first.breaker.record_success()
-            if self._canary is not None and b"x-fairlead-retry" not in said:
+            if self._canary is not None and b"x-fairlead-retry" not in by_name:
                 self._canary.record_head(first, status, self._sent_at)
         self._metrics.ttfb.observe(monotonic() - self._sent_at)
-        cached = said.get(b"x-fairlead-cached-tokens", b"")
+        cached = by_name.get(b"x-fairlead-cached-tokens", b"")
         if cached.isdigit() and self._worker is first:
             self._metrics.record_prediction(self.choice.predicted, int(cached))
             self._policy.record_answer(self._request, self.choice, int(cached))

@@ -86,7 +86,7 @@ class Picker:
         """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
         if not is_inference(path):
             self._metrics.picks.labels("404").inc()
-            raise ApiError(404, f"There is no {truncate(path)} here.", code="not_found")
+            raise ApiError(404, f"There is no inference path {truncate(path)} here.", code="not_found")
 
     @property
     def max_header_bytes(self) -> int:
@@ -100,60 +100,60 @@ class Picker:
         self._handler.check_quota(account)
         return GatewayRequest(caller, account, self._handler.body_budget)
 
-    async def pick(self, asked: PickRequest) -> PickResult:
+    async def pick(self, request: PickRequest) -> PickResult:
         """Choose the endpoints of a request.
 
         Raises ApiError: 400 and 404 for a request that no worker accepts, 503 without a usable endpoint, 429 when the wait is too long.
         """
         try:
-            prompt = await self._prompt(asked)
-            wanted = build_routing_request(prompt, asked.client.caller, asked.session)
-            choice = await self._choose(wanted, asked.subset)
+            prompt = await self._prompt(request)
+            routing_request = build_routing_request(prompt, request.client.caller, request.session)
+            choice = await self._choose(routing_request, request.subset)
             self._check_wait(choice)
-            self._charge(asked, prompt, choice)
+            self._charge(request, prompt, choice)
         except ApiError as error:
             self._metrics.picks.labels(str(error.status)).inc()
             raise
         self._metrics.picks.labels("200").inc()
-        turn = PickSession(self._table, self._policy, self._metrics, wanted, choice)
+        session = PickSession(self._table, self._policy, self._metrics, routing_request, choice)
         first = choice.worker
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
-        others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, asked.subset)]
+        others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, request.subset)]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
-        return PickResult(endpoints, turn, tokens, prompt.format_tag, worker_headers(prompt, asked.client.caller))
+        return PickResult(endpoints, session, tokens, prompt.format_tag, worker_headers(prompt, request.client.caller))
 
-    def _charge(self, asked: PickRequest, prompt: Prompt, choice: Choice) -> None:
+    def _charge(self, request: PickRequest, prompt: Prompt, choice: Choice) -> None:
         try:
-            if asked.path in PROMPTED or asked.path in UNPROMPTED:
-                asked.client.charge = self._handler.charge(asked.client.account, prompt, len(asked.body or b""))
+            if request.path in PROMPTED or request.path in UNPROMPTED:
+                request.client.charge = self._handler.charge(request.client.account, prompt, len(request.body or b""))
         except ApiError:
             self._policy.release(choice)
             raise
 
-    async def _prompt(self, asked: PickRequest) -> Prompt:
-        if asked.path not in PROMPTED or asked.body is None:
-            return estimate_prompt(asked.length)
+    async def _prompt(self, request: PickRequest) -> Prompt:
+        if request.path not in PROMPTED or request.body is None:
+            return estimate_prompt(request.length)
         if not self._table.any_usable():
-            await self._prompts.validate(asked.path, asked.body)
-        began, caller = monotonic(), asked.client.caller
-        prompt = await self._prompts.read(asked.path, asked.body, caller.salt, asked.session, caller.tenant.name)
+            await self._prompts.validate(request.path, request.body)
+        began, caller = monotonic(), request.client.caller
+        prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name)
         self._metrics.overhead.observe(monotonic() - began)
         self._count_prompt(prompt.length)
         return prompt
 
-    async def _choose(self, wanted: RoutingRequest, subset: list[str] | None) -> Choice:
+    async def _choose(self, routing_request: RoutingRequest, subset: list[str] | None) -> Choice:
         tried = {(worker.address, worker.generation) for worker in self._table if not _is_allowed(worker.address, subset)}
-        while (choice := await self._policy.choose(wanted, tried)) is not None:
+        while (choice := await self._policy.choose(routing_request, tried)) is not None:
             if _is_allowed(choice.worker.address, subset):
                 return choice
             self._policy.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
             tried.add((choice.worker.address, choice.worker.generation))
         where = "" if subset is None else f" among the {len(subset)} endpoints that the gateway allows"
-        said, again = self._scale_up.description, self._scale_up.retry_after
-        raise unavailable(f"No worker is ready{where}{said}. Try again in {again} s.", retry_after=again)
+        status, again = self._scale_up.description, self._scale_up.retry_after
+        raise unavailable(f"No worker is ready{where}{status}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
         wait, limit = choice.worker.expected_wait(), self._config.picker_max_wait

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 
 from fairlead_router.config import RouterConfig
-from fairlead_router.interop.picker.certificates import credentials
+from fairlead_router.errors import ListenError
+from fairlead_router.interop.picker.certificates import load_credentials
 from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from fairlead_router.interop.picker.health import EXT_PROC, Health, health_handler
 from fairlead_router.interop.picker.picker import Picker
@@ -29,7 +30,7 @@ class PickerServer:
         assert config.picker_port is not None
         self._picker, self._config = picker, config
         try:
-            self._credentials = credentials(config.picker_tls)
+            self._credentials = load_credentials(config.picker_tls)
         except (OSError, ValueError) as error:
             hint = "give self-signed, off, or a folder with tls.crt and tls.key"
             raise ValueError(f"--picker-tls {config.picker_tls!r}: {error}; {hint}") from error
@@ -38,7 +39,7 @@ class PickerServer:
         self.port = config.picker_port
 
     async def start(self) -> None:
-        """Listen. Raises RuntimeError if the port is in use."""
+        """Listen. Raises ListenError."""
         options = [
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self._config.max_body_bytes + MESSAGE_MARGIN),
@@ -51,11 +52,11 @@ class PickerServer:
         handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
         server.add_generic_rpc_handlers((handler, health_handler(Health(self._picker))))
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        where, secure = f"{host}:{self.port}", self._credentials
+        address, credentials = f"{host}:{self.port}", self._credentials
         try:
-            self.port = server.add_secure_port(where, secure) if secure else server.add_insecure_port(where)
+            self.port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         except RuntimeError as error:
-            raise RuntimeError(f"--picker-port {self.port}: cannot listen there: {error}") from None
+            raise ListenError(f"--host {self._config.host} --picker-port {self.port}: {error}") from None
         await server.start()
         logger.info("endpoint picker on %s:%d, TLS %s", host, self.port, self._config.picker_tls)
 
@@ -72,11 +73,11 @@ class PickerServer:
             await self._server.stop(None)
 
     async def _process(
-        self, said: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
+        self, requests: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
     ) -> None:
         stream = Stream(self._picker)
         try:
-            async for message in said:
+            async for message in requests:
                 for answer in await stream.answer(message):
                     await context.write(answer)
                 stream.record_written()

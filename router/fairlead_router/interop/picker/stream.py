@@ -27,13 +27,13 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
 )
 from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.picker import Picker, PickRequest, PickResult
-from fairlead_router.request.client_request import request_id
+from fairlead_router.request.client_request import choose_request_id
 from fairlead_router.request.prompts import PROMPTED
 
 logger = logging.getLogger(__name__)
 Answers = list[ProcessingResponse]
 
-_OURS = "x-fairlead-"
+_OWN_PREFIX = "x-fairlead-"
 
 
 class Stream:
@@ -60,7 +60,7 @@ class Stream:
         try:
             match message.WhichOneof("request"):
                 case "request_headers":
-                    self._subset = messages.endpoints_in(message.metadata_context, messages.SUBSET_NAMESPACE, messages.SUBSET)
+                    self._subset = messages.read_endpoints(message.metadata_context, messages.SUBSET_NAMESPACE, messages.SUBSET)
                     return await self._on_request_headers(message.request_headers)
                 case "request_body":
                     return await self._on_request_body(message.request_body)
@@ -79,7 +79,7 @@ class Stream:
                     return []  # a message of a newer Envoy
         except ApiError as error:
             self.is_refused = True
-            return [messages.refusal(error, self._request_id(), self._path())]
+            return [messages.build_refusal(error, self._request_id(), self._path())]
 
     def record_written(self) -> None:
         """Record that the answers to the last message are written, and release the body that was among them."""
@@ -96,72 +96,72 @@ class Stream:
 
     # The request
 
-    async def _on_request_headers(self, said: HttpHeaders) -> Answers:
-        if said.ByteSize() > self._picker.max_header_bytes:
+    async def _on_request_headers(self, head: HttpHeaders) -> Answers:
+        if head.ByteSize() > self._picker.max_header_bytes:
             message = f"The request's headers exceed {self._picker.max_header_bytes} bytes (--max-header-bytes)."
             raise ApiError(431, message, code="headers_too_large")
-        self._headers = dict(messages.read_headers(said.headers))
+        self._headers = dict(messages.read_headers(head.headers))
         self._picker.check_path(self._path())
         self._gateway_request = self._picker.authenticate(self._headers)
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._picker.max_body_bytes:
             raise self._too_large(int(length))
-        shown_later = self._request_mode in (FULL_DUPLEX_STREAMED, BUFFERED, BUFFERED_PARTIAL)
-        if shown_later and not said.end_of_stream and self._path() in PROMPTED:
+        body_follows = self._request_mode in (FULL_DUPLEX_STREAMED, BUFFERED, BUFFERED_PARTIAL)
+        if body_follows and not head.end_of_stream and self._path() in PROMPTED:
             return (
                 []
                 if self._request_mode == FULL_DUPLEX_STREAMED
-                else [messages.request_headers(messages.changes(removed=self._untrusted_headers()))]
+                else [messages.build_request_headers(messages.build_mutation(removed=self._untrusted_headers()))]
             )
         picked = await self._pick(None)
-        return [messages.request_headers(self._request_mutation(picked), messages.destination(picked.endpoints))]
+        return [messages.build_request_headers(self._request_mutation(picked), messages.build_destination(picked.endpoints))]
 
-    async def _on_request_body(self, said: HttpBody) -> Answers:
+    async def _on_request_body(self, piece: HttpBody) -> Answers:
         if self._picked is not None:  # the request was already routed
             if self._request_mode == FULL_DUPLEX_STREAMED:
-                return [messages.request_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
-            return [messages.request_body()]
-        if len(self._body) + len(said.body) > self._picker.max_body_bytes:
+                return [messages.build_request_body(part) for part in messages.split_body(piece.body, piece.end_of_stream)]
+            return [messages.build_request_body()]
+        if len(self._body) + len(piece.body) > self._picker.max_body_bytes:
             raise self._too_large(None)
-        self._client.reserve_body(len(said.body))
-        self._body += said.body
+        self._client.reserve_body(len(piece.body))
+        self._body += piece.body
         if self._request_mode == FULL_DUPLEX_STREAMED:
-            return await self._pick_and_release(end_of_stream=True) if said.end_of_stream else []
+            return await self._pick_and_release(end_of_stream=True) if piece.end_of_stream else []
         body = bytes(self._body)
         self._body.clear()
         picked = await self._pick(body)
-        return [messages.request_body(None, self._request_mutation(picked), messages.destination(picked.endpoints))]
+        return [messages.build_request_body(None, self._request_mutation(picked), messages.build_destination(picked.endpoints))]
 
     async def _pick_and_release(self, end_of_stream: bool) -> Answers:
         """Pick a worker for the buffered body, then release headers and body, with token ids if the workers accept them."""
         body = bytes(self._body)
         self._body.clear()
         picked = await self._pick(body)
-        way, tokens = self._request_mutation(picked), picked.tokens
+        mutation, tokens = self._request_mutation(picked), picked.tokens
         if tokens is not None and len(body) + 4 * len(tokens) <= self._picker.max_body_bytes:
-            said = [("x-fairlead-prompt-tokens", str(len(tokens))), ("x-fairlead-prompt-format", picked.format_tag)]
-            way.MergeFrom(messages.changes(said))  # the tag lets a worker whose format has changed use the text
+            token_headers = [("x-fairlead-prompt-tokens", str(len(tokens))), ("x-fairlead-prompt-format", picked.format_tag)]
+            mutation.MergeFrom(messages.build_mutation(token_headers))  # the tag lets a worker whose format has changed use the text
             body = tokens.tobytes() + body
-        head = messages.request_headers(way, messages.destination(picked.endpoints))
-        return [head, *(messages.request_body(piece) for piece in messages.pieces(body, end_of_stream))]
+        head = messages.build_request_headers(mutation, messages.build_destination(picked.endpoints))
+        return [head, *(messages.build_request_body(piece) for piece in messages.split_body(body, end_of_stream))]
 
     async def _pick(self, body: bytes | None) -> PickResult:
         length = self._headers.get(b"content-length", b"")
         session = self._headers.get(b"x-session-id", b"").decode("latin-1")
-        asked = PickRequest(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._client)
-        self._picked = await self._picker.pick(asked)
+        request = PickRequest(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._client)
+        self._picked = await self._picker.pick(request)
         logger.debug("request %s: to %s", self._request_id(), self._picked.endpoints)
         return self._picked
 
     def _request_mutation(self, picked: PickResult) -> HeaderMutation:
-        ours = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id())]
-        ours += [(name.decode(), value.decode()) for name, value in picked.instructions]
-        return messages.changes(ours, self._untrusted_headers())
+        own = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id())]
+        own += [(name.decode(), value.decode()) for name, value in picked.instructions]
+        return messages.build_mutation(own, self._untrusted_headers())
 
     def _untrusted_headers(self) -> list[str]:
         """Return headers that no worker may see: forged names of the router's own headers, and the client's API key."""
-        ours = [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
-        return [*ours, "authorization", "x-api-key"] if self._client.caller.tenant.name else ours
+        own = [name.decode("latin-1") for name in self._headers if name.startswith(_OWN_PREFIX.encode())]
+        return [*own, "authorization", "x-api-key"] if self._client.caller.tenant.name else own
 
     @property
     def _client(self) -> GatewayRequest:
@@ -172,9 +172,9 @@ class Stream:
         return self._headers.get(b":path", b"").decode("latin-1").partition("?")[0]
 
     def _request_id(self) -> str:
-        said = request_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
-        self._headers[b"x-request-id"] = said.encode()  # a generated id is kept
-        return said
+        chosen = choose_request_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
+        self._headers[b"x-request-id"] = chosen.encode()  # a generated id is kept
+        return chosen
 
     def _too_large(self, length: int | None) -> ApiError:
         size = f"is {length} bytes: it exceeds" if length is not None else "exceeds"
@@ -185,22 +185,22 @@ class Stream:
 
     def _on_response_headers(self, message: ProcessingRequest) -> ProcessingResponse:
         headers = messages.read_headers(message.response_headers.headers)
-        shown: list[tuple[str, str]] = []
+        added: list[tuple[str, str]] = []
         if self._picked is not None:
             status = dict(headers).get(b":status", b"")
-            served = messages.endpoints_in(message.metadata_context, messages.NAMESPACE, messages.SERVED) or [""]
+            served = messages.read_endpoints(message.metadata_context, messages.NAMESPACE, messages.SERVED) or [""]
             self._picked.session.start_answer(int(status) if status.isdigit() else 0, headers, served[0])
             self._client.read_head(int(status) if status.isdigit() else 0, headers)
             predicted = self._picked.session.choice.predicted
-            shown = [("x-fairlead-predicted-tokens", str(predicted))] if predicted is not None else []
+            added = [("x-fairlead-predicted-tokens", str(predicted))] if predicted is not None else []
         if message.response_headers.end_of_stream:
             self.close()
-        return messages.response_headers(messages.changes(shown))
+        return messages.build_response_headers(messages.build_mutation(added))
 
-    def _on_response_body(self, said: HttpBody) -> Answers:
-        self._client.read_body(said.body)
-        if said.end_of_stream:
+    def _on_response_body(self, piece: HttpBody) -> Answers:
+        self._client.read_body(piece.body)
+        if piece.end_of_stream:
             self.close()
         if self._response_mode == FULL_DUPLEX_STREAMED:
-            return [messages.response_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
-        return [messages.response_body(None)]
+            return [messages.build_response_body(part) for part in messages.split_body(piece.body, piece.end_of_stream)]
+        return [messages.build_response_body(None)]

@@ -133,9 +133,9 @@ class Adapters:
     def _folder(self, name: str, uri: str) -> Path:
         """Return the adapter's folder. Raise AdapterError. The download code is imported on first use, because it added 0.2 s to each
         start."""
-        from fairlead_worker.lora.source import warmed_folder
+        from fairlead_worker.lora.source import warm_folder
 
-        return warmed_folder(name, uri, self._cache)
+        return warm_folder(name, uri, self._cache)
 
     def _check_name(self, name: str, in_place: bool) -> Adapter | None:
         """Return the adapter that is replaced, or None. Raise ApiError 400 if the name is taken."""

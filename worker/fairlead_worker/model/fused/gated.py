@@ -34,7 +34,7 @@ class Gated:
     down: nn.Module
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if any(_heard(part) for part in self.projections):
+        if any(_has_active_hook(part) for part in self.projections):
             both = torch.cat([part(hidden_states) for part in self.projections], -1)
         else:
             both = self.gate_up(hidden_states)
@@ -42,7 +42,7 @@ class Gated:
         return answer
 
 
-def _heard(projection: nn.Module) -> bool:
+def _has_active_hook(projection: nn.Module) -> bool:
     """Return whether a hook reads the projection in this step. A hook can have `is_active` to say that it does not."""
     return bool(projection._forward_pre_hooks) or any(getattr(hook, "is_active", True) for hook in projection._forward_hooks.values())
 

@@ -131,7 +131,7 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
     if not isinstance(layers, nn.ModuleList) or final is None:
         raise Unfused("it is not a list of layers followed by a norm")
     parts = [_parts(layer) for layer in layers]
-    ahead = [PrecomputedNorm(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
+    ahead = [PrecomputedNorm(_fused_norm(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
     patches = []
     for number, (layer, norms) in enumerate(zip(layers, parts, strict=True)):
         patches.append(Patch(norms["before_attention"], ahead[number]))
@@ -140,7 +140,7 @@ def residual_patches(model: PreTrainedModel) -> list[Patch]:
             layer.get_submodule("mlp"),
             norms["before_attention"],
             norms.get("after_attention"),
-            _fused(norms["before_mlp"]),
+            _fused_norm(norms["before_mlp"]),
             norms.get("after_mlp"),
             ahead[number + 1],
         )
@@ -156,7 +156,7 @@ def _parts(layer: nn.Module) -> dict[str, nn.Module]:
     return {place: layer.get_submodule(name) for place, name in LAYOUTS[names].items()}
 
 
-def _fused(module: nn.Module) -> RmsNorm:
+def _fused_norm(module: nn.Module) -> RmsNorm:
     forward = vars(module).get("forward")
     if not isinstance(forward, RmsNorm):
         raise Unfused(f"its {type(module).__name__} is not fused")

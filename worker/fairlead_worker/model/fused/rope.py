@@ -70,7 +70,7 @@ def rope_patches(model: PreTrainedModel, library: Library, layers: tuple[LayerSp
         tables = {kind: _table(rotary, kind, limit).to(model.device) for kind in kinds}
     except UnknownStructure as reason:
         raise Unfused(str(reason)) from reason
-    forwards = {kind: rebound(kind.forward, APPLY, turn) for kind in {type(attention) for attention in attentions}}
+    forwards = {kind: rebind_global(kind.forward, APPLY, turn) for kind in {type(attention) for attention in attentions}}
     return [
         Patch(rotary, RopeCache(tables)),
         *(Patch(attention, types.MethodType(forwards[type(attention)], attention)) for attention in attentions),
@@ -87,7 +87,7 @@ def _table(rotary: nn.Module, kind: str | None, limit: int) -> torch.Tensor:
     return table
 
 
-def rebound(forward: Callable[..., Any], name: str, meaning: Callable[..., Any]) -> types.FunctionType:
+def rebind_global(forward: Callable[..., Any], name: str, meaning: Callable[..., Any]) -> types.FunctionType:
     """Return a copy of the function in which the global `name` has another meaning. Raises Unfused if the function does not use it."""
     if not isinstance(forward, types.FunctionType) or inspect.unwrap(forward) is not forward:
         raise Unfused("the forward of its attention is decorated")

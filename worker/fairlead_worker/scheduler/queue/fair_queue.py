@@ -10,7 +10,7 @@ _PROMPT_TOKEN = 1
 _OUTPUT_TOKEN = 2
 """Cost of a prompt and an output token: the paper's weights. Cached tokens cost nothing."""
 _MAX_IDLE_COUNTERS = 4096
-"""Most counters of tenants without waiting requests to keep."""
+"""Maximum number of kept counters of tenants without waiting requests."""
 
 
 class FairOrder:

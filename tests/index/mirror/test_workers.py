@@ -7,7 +7,7 @@ import pytest
 from tests.index.conftest import either_own, eventually
 from tests.servers.redis_server import RedisServer
 
-from fairlead_index.mirror.reservations import Ledger
+from fairlead_index.mirror.reservations import ReservedTokens
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
@@ -15,7 +15,7 @@ from fairlead_index.writer import IndexWriter
 
 
 def test_a_change_counts_until_the_index_certainly_includes_it() -> None:
-    ledger = Ledger()
+    ledger = ReservedTokens()
     ledger.reconcile({b"aa": 100.0}, (5, 0))
     mine, theirs = ledger.record(b"aa", 30.0), ledger.record(b"aa", 7.0, (7, 0))
     assert ledger.get(b"aa") == 137
@@ -63,12 +63,12 @@ async def test_routers_see_each_others_reservations_and_redis_sees_all(
     try:
         await eventually(all_see_it)
         writer._load, writer._load_is_new = None, False  # no later load report releases what follows
-        claims = [[router.reserve("a:1", 100.0 + number) for number in range(20)] for router in routers]
+        reservations = [[router.reserve("a:1", 100.0 + number) for number in range(20)] for router in routers]
         assert all(reserved_on(router) == 20 * 100 + 190 for router in routers)  # its own immediately
         await eventually(lambda: all_reserved(3 * (20 * 100 + 190)))
-        assert not routers[0].release(claims[1][0])  # not its own
-        for router, mine in zip(routers, claims, strict=True):
-            assert all(router.release(claim) for claim in mine[5:])
+        assert not routers[0].release(reservations[1][0])  # not its own
+        for router, mine in zip(routers, reservations, strict=True):
+            assert all(router.release(reservation) for reservation in mine[5:])
             assert not router.release(mine[5])
         await eventually(lambda: all_reserved(3 * (5 * 100 + 10)))
         own_server.kill()
@@ -77,7 +77,7 @@ async def test_routers_see_each_others_reservations_and_redis_sees_all(
             return not any(router.is_fresh for router in routers)
 
         await eventually(no_router_is_fresh)
-        assert routers[0].reserve("a:1", 100.0) == b"" and not routers[0].release(claims[0][0])
+        assert routers[0].reserve("a:1", 100.0) == b"" and not routers[0].release(reservations[0][0])
         own_server.start()
 
         async def all_are_back() -> bool:

@@ -46,7 +46,7 @@ async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
     async def equal() -> bool:
         return mirror.match(CHAIN) == {f"{pod}:1": blocks * BLOCK for pod, blocks in expected.items()}
 
-    await mirror.ready(10)
+    await mirror.wait_until_ready(10)
     await eventually(equal)
 
 
@@ -120,7 +120,7 @@ async def test_the_mirror_is_exact_after_any_faults(server: RedisServer, namespa
                 if [await reader.match(world.chain(prompt)) for prompt in world.prompts] != expected:
                     return False
                 for each in (mirror, *late):
-                    await each.ready(10)
+                    await each.wait_until_ready(10)
                     if [each.match(world.chain(prompt)) for prompt in world.prompts] != expected:
                         return False
                 return True
@@ -243,7 +243,7 @@ async def test_matches_raise_before_the_first_load(namespace: str) -> None:
     mirror = MirrorReader(f"redis://127.0.0.1:{free_port()}/0", namespace, call_seconds=0.2)
     mirror.start()
     with pytest.raises(TimeoutError):
-        await mirror.ready(0.3)
+        await mirror.wait_until_ready(0.3)
     with pytest.raises(IndexUnavailable, match="not mirrored yet"):
         mirror.match(CHAIN)
     await mirror.close()

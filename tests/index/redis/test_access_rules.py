@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.index.test_access import works
+from tests.index.redis.test_access import works
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import VERSIONS, RedisServer, binary
 

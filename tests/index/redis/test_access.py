@@ -73,7 +73,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
         await eventually(lambda: holds(lambda: writer.joined), 5)
         mirror.start()
         fleet.start()
-        await mirror.ready(5)
+        await mirror.wait_until_ready(5)
         await eventually(seen, 5)
         route = await reader.route(CHAIN, 300)
         assert route.candidates[0].cached_tokens == 64 * BLOCK and route.candidates[0].incarnation == writer.incarnation
@@ -110,7 +110,7 @@ async def refused(access: RedisAccess, namespace: str) -> str:
 
 
 async def test_the_documented_rights_of_a_shared_login_are_enough(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operate" / "redis-credentials.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operate" / "redis-credentials.md").read_text()
     [command] = re.findall(r"^redis-cli (ACL SETUSER fairlead (?:.*\\\n)*.*)$", page, re.MULTILINE)
     own_server.command(*shlex.split(command.replace("\\\n", " ").replace("PASSWORD", "one")))
     own_server.command("ACL", "SETUSER", "default", "off")

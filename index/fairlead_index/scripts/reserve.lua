@@ -1,12 +1,12 @@
--- Publishes one router's reservations and releases since its last call, and returns those of the other routers: for routers that choose locally.
--- ARGV: router (8 bytes), its last position in `r:claims` ('' for none), then '+' or '-' before a reservation (slot, id of 8 bytes, cost as a double) each.
+-- Publishes one router's reservations and releases since its last call, and returns those of the other routers: for routers with a mirror.
+-- ARGV: router (8 bytes), its last position in `r:changes` ('' for none), then '+' or '-' before a reservation (slot, id of 8 bytes, cost as a double) each.
 -- Returns {position, changes of the others...}: of each record of theirs its changes, 19 bytes each.
 local p, router, position = KEYS[1], ARGV[1], ARGV[2]
-local RECORDS, SECONDS = 1024, 60  -- limits of `r:claims`: a router that missed records also reads `r:owed`
-local claims, now = p .. 'r:claims', now_ms()
+local RECORDS, SECONDS = 1024, 60  -- limits of `r:changes`: a router that missed records also reads `r:owed`
+local changes, now = p .. 'r:changes', now_ms()
 
 local reply = { position }
-local records = position == '' and call('XREVRANGE', claims, '+', '-', 'COUNT', 1) or call('XRANGE', claims, '(' .. position, '+')
+local records = position == '' and call('XREVRANGE', changes, '+', '-', 'COUNT', 1) or call('XRANGE', changes, '(' .. position, '+')
 for _, record in ipairs(records) do
   reply[1] = record[1]
   if position ~= '' and record[2][2] ~= router then reply[#reply + 1] = record[2][4] end
@@ -35,8 +35,8 @@ for i = 3, #ARGV do
   if change(ARGV[i]) then accepted[#accepted + 1] = ARGV[i] end
 end
 if #accepted > 0 then
-  reply[1] = call('XADD', claims, 'MAXLEN', '~', RECORDS, '*', 'f', router, 'c', table.concat(accepted))
-  call('EXPIRE', claims, SECONDS)
+  reply[1] = call('XADD', changes, 'MAXLEN', '~', RECORDS, '*', 'f', router, 'c', table.concat(accepted))
+  call('EXPIRE', changes, SECONDS)
 end
 if reply[1] == '' then reply[1] = '0-0' end
 return reply

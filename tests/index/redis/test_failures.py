@@ -161,6 +161,94 @@ async def test_a_slow_redis_does_not_break_the_pipeline(server: RedisServer, nam
     await scripts.close()
 
 
+@either
+@pytest.mark.parametrize("leaves", ["at the deadline", "cancelled"])
+async def test_a_reservation_made_after_the_caller_left_is_released(
+    server: RedisServer, namespace: str, leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would release it: the worker reports no load meanwhile."""
+    writer = IndexWriter(server.url, namespace, WorkerCard("a", "a:1", BLOCK), 60.0)
+    writer.start()
+    patient, reader = IndexReader(server.url, namespace, deadline=5.0), IndexReader(server.url, namespace, deadline=0.05)
+
+    async def reserved() -> list[int]:
+        return [worker.reserved_tokens for worker in await patient.workers()]
+
+    await eventually(lambda: is_(reserved, [0]))
+    await eventually(lambda: _async(writer.stats.pending == 0))
+    called: list[str] = []
+    call = reader._scripts.call
+
+    async def record(name: str, *args: bytes | str | int | float, **options: Any) -> list[Any]:
+        called.append(name)
+        return await call(name, *args, **options)
+
+    await reader.match(CHAIN)  # opens the connection
+    await patient.release((await patient.route(CHAIN, 256)).reservation)  # loads the scripts
+    monkeypatch.setattr(reader._scripts, "call", record)
+    server.client().client_pause(300)
+    routing = asyncio.create_task(reader.route(CHAIN, 256))
+    if leaves == "cancelled":
+        await eventually(lambda: _async(called == ["route"]))
+        routing.cancel()
+    with pytest.raises(asyncio.CancelledError if leaves == "cancelled" else IndexUnavailable):
+        await routing
+    await eventually(lambda: _async(called == ["route", "release"]))
+    await eventually(lambda: is_(reserved, [0]))
+    await asyncio.gather(writer.leave(), patient.close(), reader.close())
+
+
+@pytest.mark.parametrize("first", ["reply", "cancellation"])
+async def test_the_reply_to_a_cancelled_call_is_reported_once(first: str) -> None:
+    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
+    client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 20.0)
+    late: list[Any] = []
+    call = asyncio.create_task(client.execute("ECHO", "a", on_late=late.append))
+    await eventually(lambda: _async(client._connection is not None and len(client._connection._requests) == 1))
+    assert client._connection is not None
+    if first == "cancellation":
+        call.cancel()
+        await asyncio.wait({call})
+    client._connection.data_received(b"$1\r\na\r\n")
+    call.cancel()  # in the same iteration as the reply
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert late == [b"a"]
+    await client.close()
+    server.close()
+
+
+async def test_a_connection_that_stays_silent_is_replaced() -> None:
+    """As after the loss of a node: the kernel reports nothing, and no caller waits longer than its deadline."""
+    opened = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        is_lost = opened == 1
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                if not is_lost:
+                    writer.write(b"*0\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    reader = IndexReader(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", "tests/none", deadline=0.05)
+
+    async def matched() -> bool:
+        began = time.monotonic()
+        try:
+            return await reader.match(CHAIN) == {}
+        except IndexUnavailable:
+            assert time.monotonic() - began < 1.0
+            return False
+
+    await eventually(matched, 10.0)
+    assert opened == 2
+    await reader.close()
+    server.close()
+
+
 async def test_a_primary_demoted_to_replica_and_promoted_again(own_server: RedisServer, namespace: str) -> None:
     """READONLY, and MASTERDOWN or an empty data set, from a real server."""
     writer = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)

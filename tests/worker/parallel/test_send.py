@@ -1,0 +1,85 @@
+"""Messages to ranks and nodes that have ended do not block the sender."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from fairlead_worker.parallel import ranks as ranks_module
+from fairlead_worker.parallel.links import send_unless_ended
+from fairlead_worker.parallel.processes import Processes
+from fairlead_worker.parallel.ranks import Ranks
+
+DEADLINE = 20.0
+
+
+def finishes(work: threading.Thread) -> bool:
+    """Return whether the work ends, on a thread that may hang without hanging the tests."""
+    work.daemon = True
+    work.start()
+    work.join(DEADLINE)
+    return not work.is_alive()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Return the process of rank 1."""
+    started = Processes([1], 2, {}, lambda reason: None, parent=str(tmp_path))
+    yield started
+    started.kill()
+
+
+def test_a_message_to_a_rank_that_was_killed_is_dropped(processes: Processes) -> None:
+    processes.kill()
+    assert finishes(threading.Thread(target=processes.send, args=(b"data",)))
+
+
+def test_a_message_waits_for_a_peer_that_connects_later() -> None:
+    context, sent = zmq.Context(), threading.Event()
+    socket = context.socket(zmq.PUSH)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def send() -> None:
+        send_unless_ended(socket, [b"data"], lambda: False)
+        sent.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    assert not sent.wait(0.3)
+    peer = context.socket(zmq.PULL)
+    peer.connect(f"tcp://127.0.0.1:{port}")
+    assert peer.poll(int(DEADLINE * 1000)) and peer.recv() == b"data"
+    context.destroy(0)
+
+
+class FakeProcesses:
+    def send(self, data: bytes) -> None: ...
+
+    def wait(self, grace: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def test_a_rank_that_ends_after_the_close_does_not_change_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed rank is noticed up to half a second later, when the main thread may still be about to exit."""
+    exits: list[int] = []
+    monkeypatch.setattr(ranks_module, "Processes", lambda *_, **__: FakeProcesses())
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    class Config:
+        tensor_parallel_size, nnodes, local_ranks = 2, 1, 2
+
+        def model_dump(self) -> dict[str, object]:
+            return {}
+
+    class Outbox:
+        def send(self, message: object) -> None: ...
+
+    ranks = Ranks(Config(), Outbox())  # type: ignore[arg-type]  # the part of a configuration that is read
+    ranks.close(0)
+    ranks._on_loss("rank 1 of 2 was killed")
+    assert not exits
