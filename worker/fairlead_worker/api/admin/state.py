@@ -1,10 +1,12 @@
 """The worker's state: health, readiness, load, models, prompt format, metrics, version."""
 
 import hmac
+import re
 from typing import Any
 
 import msgspec
 
+from fairlead_common.truncate import quote
 from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixes, WarmPrefix, build_bearer
 from fairlead_worker.api.engine.index_publisher import worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
@@ -85,8 +87,8 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
     if not hmac.compare_digest(context.headers.get(b"authorization", b""), expected.encode()):
         raise ApiError(401, "hot prefixes are only for workers with this service's Redis credential.", code="unauthorized")
     requested = context.path.rpartition("/")[2]
-    if not requested.isdigit():
-        raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
+    if not re.fullmatch("[0-9]{1,9}", requested):
+        raise invalid(f"{quote(requested)} is not a number of tokens; the path is /internal/hot-prefixes/TOKENS, at most 9 digits")
     most = min(worker.config.warmup_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
     prefixes = await worker.engine.hot_prefixes(min(int(requested), most)) if worker.serving and most else ()
     known = worker.recent_roots
