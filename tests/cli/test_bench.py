@@ -46,6 +46,7 @@ class StandIn:
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
         self.now = self.peak = 0
+        self.line_end = "\n"
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 24)
@@ -80,11 +81,12 @@ class StandIn:
             if number:
                 await asyncio.sleep(ITL)
             # Split in the middle of an event: the client must join the parts.
-            data = f"data: {json.dumps({'choices': [{'text': 'x'}]})}\n\n".encode()
+            data = f"data: {json.dumps({'choices': [{'text': 'x'}]})}{2 * self.line_end}".encode()
             await response.write(data[:7])
             await response.write(data[7:])
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": TOKENS, "prompt_tokens_details": {"cached_tokens": 16}}
-        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        for last in (json.dumps({"choices": [], "usage": usage}), "[DONE]"):
+            await response.write(f"data: {last}{2 * self.line_end}".encode())
         self.now -= 1
         return response
 
@@ -143,6 +145,13 @@ async def test_text_prompts_come_from_the_servers_own_detokenizer(server: tuple[
     assert isinstance(stand_in.bodies[0]["prompt"], str) and len(stand_in.bodies[0]["prompt"].split()) == 3
 
 
+async def test_events_that_end_with_carriage_returns_are_read(server: tuple[str, StandIn]) -> None:
+    url, stand_in = server
+    stand_in.line_end = "\r\n"
+    result = await bench(url, "--num-prompts", "1", "--random-input-len", "3")
+    assert (result["completed"], result["total_output_tokens"]) == (1, TOKENS)
+
+
 async def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*--base-url"):
         await bench("http://127.0.0.1:9")
@@ -164,8 +173,22 @@ def test_prompts_are_seeded_and_share_the_requested_prefix(tmp_path: Path) -> No
     first, second = trace_prompts(WORDS, trace, count=10, speed=2, scale=1, seed=0)
     assert (len(first.tokens), len(second.tokens), second.at) == (1100, 1500, 1.5)
     assert first.tokens[: 2 * TRACE_BLOCK] == second.tokens[: 2 * TRACE_BLOCK] and first.tokens[1024:1100] != second.tokens[1024:1100]
-    trace.write_text("{}\n")
-    with pytest.raises(UserError, match="line 1"):
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{}\n", "line 1: not a Mooncake trace entry"),
+        (b'{"timestamp": 0, "input_length": 1e999, "output_length": 5, "hash_ids": []}\n', "line 1: not a Mooncake trace entry"),
+        (b"\x80\xff", "not a text file"),
+        (b"", "contains no request"),
+    ],
+    ids=["no fields", "infinite length", "binary", "empty"],
+)
+def test_an_invalid_trace_is_refused_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(content)
+    with pytest.raises(UserError, match=f"--trace-path {trace}.*{expected}"):
         trace_prompts(WORDS, trace, count=1, speed=1, scale=1, seed=0)
 
 
@@ -193,7 +216,14 @@ def test_the_peak_of_concurrent_requests_counts_a_departure_before_a_simultaneou
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--max-concurrency", "0"], ["--max-concurrency", "-1"], ["--vocab-size", "-1"], ["--save-result", "/no/such/folder/x.json"]]
+    "wrong",
+    [
+        ["--max-concurrency", "0"],
+        ["--max-concurrency", "-1"],
+        ["--vocab-size", "-1"],
+        ["--base-url", "localhost:9"],
+        ["--save-result", "/no/such/folder/x.json"],
+    ],
 )
 def test_an_invalid_flag_is_named_before_anything_is_sent(wrong: list[str]) -> None:
     arguments = build_parser().parse_args(["bench", "serve", "--base-url", "http://127.0.0.1:9", *wrong])

@@ -1,6 +1,7 @@
 """One streaming completion and its times, over aiohttp: its parser is in C, so that the client does not limit the measurement."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ import aiohttp
 from fairlead.bench.datasets import Prompt
 from fairlead.errors import UserError
 
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+
 
 @dataclass
 class Outcome:
@@ -18,7 +21,6 @@ class Outcome:
 
     prompt_len: int
     started: float = 0.0
-    queued: float = 0.0
     ttft: float = 0.0
     latency: float = 0.0
     itl: list[float] = field(default_factory=list)
@@ -60,7 +62,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
     parts: list[str] = []
     async for piece in response.content.iter_any():
         now = time.perf_counter()
-        *events, pending = (pending + piece).split(b"\n\n")
+        *events, pending = _EVENT_END.split(pending + piece)
         for event in events:
             if not event.startswith(b"data:"):
                 continue

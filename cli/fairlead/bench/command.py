@@ -19,7 +19,7 @@ from fairlead.bench.datasets import Prompt, prefix_repetition_prompts, random_pr
 from fairlead.bench.load import arrival_times, send_all
 from fairlead.bench.report import DETAIL, results, show
 from fairlead.console import make_console
-from fairlead.errors import UserError
+from fairlead.errors import UserError, check_http_url
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, flag)
         if value is not None and not value > 0:  # written so that nan is refused too
             raise UserError(f"--{flag.replace('_', '-')} {value}: must be above 0")
+    check_http_url("--base-url", arguments.base_url)
     if arguments.save_result and not arguments.save_result.absolute().parent.is_dir():  # before the measurement
         raise UserError(f"--save-result {arguments.save_result}: its folder does not exist; create it first")
     if arguments.dataset == "trace" and arguments.trace_path is None:
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def serve(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run the benchmark. Return the result as it is saved."""
-    base_url = arguments.base_url.rstrip("/").removesuffix("/v1")
+    base_url = check_http_url("--base-url", arguments.base_url)
     limits = aiohttp.ClientTimeout(total=arguments.timeout)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits, read_bufsize=1 << 20) as session:
         model = arguments.model or await first_model(session, base_url)

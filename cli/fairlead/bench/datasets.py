@@ -70,10 +70,14 @@ def trace_prompts(vocabulary: Sequence[int], path: Path, *, count: int, speed: f
                         tokens += random.Random(f"{seed}/{block_id}").choices(vocabulary, k=block)
                     tokens += random.Random(f"{seed}/{number}/rest").choices(vocabulary, k=max(0, length - len(tokens)))
                     prompts.append(Prompt(tuple(tokens[:length]), output, entry["timestamp"] / 1000 / speed))
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, OverflowError) as error:
                     raise UserError(f"--trace-path {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
     except OSError as error:
         raise UserError(f"--trace-path {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--trace-path {path}: not a text file ({error.reason})") from None
+    if not prompts:
+        raise UserError(f"--trace-path {path}: it contains no request")
     return prompts
 
 
