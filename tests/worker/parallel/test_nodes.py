@@ -106,7 +106,7 @@ def nodes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 WRONG = [
     (("--nnodes", "4", "--tensor-parallel-size", "4"), SECRET, "it is node 1 of 4, and the leader's --nnodes is 2"),
     (("--page-size", "32"), SECRET, "its flags are not the leader's: --page-size 32, 16 at the leader"),
-    ((), "another secret, as long", "does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same"),
+    ((), "another secret, as long", "rejects this node's secret: set FAIRLEAD_NODES_SECRET to the same value"),
 ]
 
 
@@ -185,7 +185,7 @@ def test_a_node_that_is_gone_or_silent_ends_the_group(nodes: Nodes, killed: str)
     else:
         leader.kill()
         status, words = other.ended()
-        assert status == 1 and f"the leader at {nodes.address} is gone" in words
+        assert status == 1 and f"lost the connection to the leader at {nodes.address}" in words
     other.process.send_signal(signal.SIGCONT)
     until(lambda: all(map(gone, ranks)), "the end of its ranks", 60)
 
@@ -194,7 +194,7 @@ def test_a_stop_ends_both_in_order_and_a_sigterm_of_the_other_waits_for_the_lead
     leader, other = nodes.leader(), nodes.other()
     leader.wait_ready()
     other.process.send_signal(signal.SIGTERM)
-    other.says("SIGTERM: goes on until the leader")
+    other.says("SIGTERM: this node continues until the leader")
     assert leader.complete(prompt="x", max_tokens=2)["choices"]
     assert leader.stop() == 0
     assert other.ended() == (0, "")
