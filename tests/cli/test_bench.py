@@ -12,8 +12,8 @@ from aiohttp import web
 from fairlead.bench.client import Outcome
 from fairlead.bench.command import serve
 from fairlead.bench.datasets import TRACE_BLOCK, Prompt, prefix_repetition_prompts, random_prompts, trace_prompts
-from fairlead.bench.load import arrival_times
-from fairlead.bench.report import percentile, results
+from fairlead.bench.load import schedule_arrivals
+from fairlead.bench.report import compute_figures, percentile
 from fairlead.errors import UserError
 from fairlead.main import build_parser
 
@@ -194,10 +194,10 @@ def test_an_invalid_trace_is_refused_with_its_line(tmp_path: Path, content: byte
 
 def test_arrivals_keep_the_rate_and_a_traces_own_times() -> None:
     prompts = [Prompt((1,), 1)] * 50
-    times = arrival_times(prompts, rate=10, burstiness=1, seed=3)
+    times = schedule_arrivals(prompts, rate=10, burstiness=1, seed=3)
     assert times[-1] == pytest.approx(5.0) and times == sorted(times)
-    assert arrival_times([Prompt((1,), 1, 2.5)], rate=1, burstiness=1, seed=0) == [2.5]
-    assert arrival_times(prompts, rate=float("inf"), burstiness=1, seed=0) == [0.0] * 50
+    assert schedule_arrivals([Prompt((1,), 1, 2.5)], rate=1, burstiness=1, seed=0) == [2.5]
+    assert schedule_arrivals(prompts, rate=float("inf"), burstiness=1, seed=0) == [0.0] * 50
 
 
 def test_percentiles_interpolate_as_numpy_does() -> None:
@@ -212,7 +212,7 @@ def test_percentiles_interpolate_as_numpy_does() -> None:
 def test_the_peak_of_concurrent_requests_counts_a_departure_before_a_simultaneous_arrival() -> None:
     start = time.perf_counter()
     outcomes = [Outcome(1, started=start + n, ttft=0.5, latency=1.0, output_tokens=1) for n in range(3)]
-    assert results(outcomes, 3.0)["max_concurrent_requests"] == 1
+    assert compute_figures(outcomes, 3.0)["max_concurrent_requests"] == 1
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
     outcome.output_tokens = outcome.output_tokens or len(outcome.itl) + 1
 
 
-def request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
+def build_request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
     """Return a `/v1/completions` body. The prompt is token ids, so its length is exact, unless `text` is given."""
     body: dict[str, Any] = {
         "model": model,
@@ -106,7 +106,7 @@ def request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: f
     return body
 
 
-async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+async def fetch_first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     answer = await _json(session, "GET", f"{base_url}/v1/models")
     try:
         return str(answer["data"][0]["id"])
@@ -114,7 +114,7 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
         raise UserError(f"{base_url}/v1/models lists no model: give --model") from None
 
 
-async def vocabulary(session: aiohttp.ClientSession, base_url: str, model: str, text: str) -> Sequence[int]:
+async def fetch_vocabulary(session: aiohttp.ClientSession, base_url: str, model: str, text: str) -> Sequence[int]:
     """Return the token ids of ordinary text, from the server's tokenizer. They include no special token."""
     answer = await _json(session, "POST", f"{base_url}/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
     try:

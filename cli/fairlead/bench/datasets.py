@@ -32,7 +32,7 @@ def random_prompts(
     prefix = tuple(rng.choices(vocabulary, k=prefix_len))
     prompts = []
     for _ in range(count):
-        length, output = _around(rng, input_len, range_ratio), _around(rng, output_len, range_ratio)
+        length, output = _vary(rng, input_len, range_ratio), _vary(rng, output_len, range_ratio)
         prompts.append(Prompt(prefix + tuple(rng.choices(vocabulary, k=length)), output))
     return prompts
 
@@ -81,5 +81,5 @@ def trace_prompts(vocabulary: Sequence[int], path: Path, *, count: int, speed: f
     return prompts
 
 
-def _around(rng: random.Random, length: int, ratio: float) -> int:
+def _vary(rng: random.Random, length: int, ratio: float) -> int:
     return max(1, rng.randint(int(length * (1 - ratio)), int(length * (1 + ratio))))

@@ -11,7 +11,7 @@ from fairlead.bench.client import Outcome
 from fairlead.bench.datasets import Prompt
 
 
-def arrival_times(prompts: Sequence[Prompt], *, rate: float, burstiness: float, seed: int) -> list[float]:
+def schedule_arrivals(prompts: Sequence[Prompt], *, rate: float, burstiness: float, seed: int) -> list[float]:
     """Return the send time of each prompt in seconds after the start.
 
     A trace keeps its times. Otherwise gaps are gamma-distributed and add up to count / rate.

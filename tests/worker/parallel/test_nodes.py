@@ -175,10 +175,10 @@ def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_wi
 @pytest.mark.parametrize("killed", ["other", "leader", "none, and the other hangs"])
 def test_a_node_that_is_gone_or_silent_ends_the_group(nodes: Nodes, killed: str) -> None:
     leader, other = nodes.leader(), nodes.other()
-    other.says("in, as node 1 of 2")
+    other.says("as node 1 of 2")
     ranks = until(lambda: children(other.process.pid), "its ranks")
     if killed != "leader":
-        other.says("steps of the leader")
+        other.says("connected to the leader's steps")
         other.process.send_signal(signal.SIGKILL if killed == "other" else signal.SIGSTOP)
         assert leader.wait() == 1
         assert "node 1 of 2 (other) is gone, or the network to it" in leader.termination_log.read_text()
