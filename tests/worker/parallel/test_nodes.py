@@ -212,7 +212,7 @@ def test_a_node_without_a_leader_ends_at_once(nodes: Nodes) -> None:
     [
         (["--nnodes=2"], "--nnodes 2 needs --master-addr HOST"),
         (["--nnodes=3", "--master-addr=a:1"], "--tensor-parallel-size 2 is not a multiple of --nnodes 3"),
-        (["--nnodes=2", "--master-addr=a:1", "--node-rank=2"], "--node-rank 2 is none of --nnodes 2"),
+        (["--nnodes=2", "--master-addr=a:1", "--node-rank=2"], "--node-rank 2 is not below --nnodes 2"),
         (["--nnodes=2", "--master-addr=a:1"], "set FAIRLEAD_NODES_SECRET to the same 16 characters or more"),
         (["--master-addr=a:1"], "give --nnodes too"),
         (["--nnodes=2", "--master-addr=a:99999"], "--nnodes 2 needs --master-addr HOST"),
