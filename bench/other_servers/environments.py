@@ -17,7 +17,6 @@ from pathlib import Path
 
 PINS = Path(__file__).parent / "pins"
 PYTHON = "3.11"
-TORCH = "2.13.0"
 LLAMA = "0.3.36"
 LLAMA_AT = {"avx2": ("NATIVE=OFF", "AVX=ON", "AVX2=ON", "FMA=ON", "F16C=ON", "BMI2=ON")}
 """Build options of ggml where `FAIRLEAD_CPU_ISA` forces a level. Otherwise it is built for this machine."""
