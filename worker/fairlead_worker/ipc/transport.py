@@ -1,7 +1,7 @@
 """Messages between the API process and the engine: msgspec structs as msgpack over ZeroMQ PUSH/PULL.
 
-The API side is asynchronous and binds; the engine side blocks and connects. Sending never blocks. Messages for a slow reader wait in memory,
-bounded by the requests in flight, so that the engine does not stall.
+The API side is asynchronous and binds; the engine side blocks and connects. Sending never blocks, so that the engine does not stall.
+Messages for a slow reader wait in memory, bounded by the requests in flight.
 """
 
 import asyncio
