@@ -19,10 +19,10 @@ def main() -> int:
         return 0 if arguments else 2
     name, *options = arguments
     if name == "list":
-        print(catalog.listing())
+        print(catalog.format_list())
         return 0
     if name not in catalog.benchmarks():
-        near = catalog.similar(name)
+        near = catalog.find_similar(name)
         hint = f" Did you mean {near}?" if near else ""
         print(f"bench: no benchmark is called {name!r}.{hint} `python -m bench list` shows all names.", file=sys.stderr)
         return 2

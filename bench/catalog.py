@@ -22,7 +22,7 @@ def benchmarks() -> dict[str, str]:
     return found
 
 
-def listing() -> str:
+def format_list() -> str:
     """Return a table of names and summaries, grouped by folder."""
     width = max(map(len, benchmarks()))
     lines: list[str] = []
@@ -36,7 +36,7 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def similar(name: str) -> str:
+def find_similar(name: str) -> str:
     """Return the name that is most like `name`; empty if none is."""
     by_module = [known for known in benchmarks() if known.rpartition("/")[2] == name]
     return next(iter(by_module or difflib.get_close_matches(name, benchmarks(), 1)), "")

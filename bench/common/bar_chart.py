@@ -18,7 +18,7 @@ class Panel:
 
 
 def draw(title: str, panels: list[Panel], table: Mapping[str, Mapping[str, float]], to: Path) -> None:
-    """`table`: figures by side. Panels are scaled each on its own, from zero."""
+    """Write the chart to `to`. `table`: figures by side. Each panel has its own scale, from zero."""
     parts = [f'<text x="{GAP}" y="20" font-size="13" font-weight="600">{escape(title)}</text>']
     for number, panel in enumerate(panels):
         parts += _panel(GAP + number * (WIDTH + GAP), panel, {side: row[panel.figure] * panel.scale for side, row in table.items()})

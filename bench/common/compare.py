@@ -28,7 +28,10 @@ def parse_options(module: str, description: str | None, *, repeats: int = 3) -> 
 
 
 def take_turns(sides: Mapping[str, Callable[[], Figures]], repeats: int, *, warm: bool = True) -> dict[str, list[Figures]]:
-    """Every side once in each repeat, in turned order each time, so that a busy machine slows all of them; `warm`: once unseen too."""
+    """Run every side once in each repeat, in alternating order, so that a busy machine slows all of them.
+
+    `warm`: also run each side once before, without recording it.
+    """
     runs: dict[str, list[Figures]] = {name: [] for name in sides}
     for repeat in range(-1 if warm else 0, repeats):
         for name in sides if repeat % 2 else reversed(list(sides)):
@@ -39,12 +42,13 @@ def take_turns(sides: Mapping[str, Callable[[], Figures]], repeats: int, *, warm
 
 
 def medians(runs: dict[str, list[Figures]]) -> dict[str, Figures]:
+    """Return the median of each figure, by side."""
     return {name: {key: median(run[key] for run in found) for key in found[0]} for name, found in runs.items()}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of one figure between two sides: better / worse where more is better, else worse / better."""
+    """A ratio of one figure between two sides: better / worse if more is better, else worse / better."""
 
     name: str
     figure: str
@@ -54,7 +58,7 @@ class Target:
     more_is_better: bool = False
 
     def ratios(self, runs: dict[str, list[Figures]]) -> list[float]:
-        """Repeat by repeat."""
+        """Return the ratio of each repeat."""
         pairs = zip(runs[self.better], runs[self.worse], strict=True)
         values = [(a[self.figure], b[self.figure]) for a, b in pairs]
         return [a / b if self.more_is_better else b / a for a, b in values]

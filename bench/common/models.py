@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[str, dict[str, object]]] = {
 
 @contextmanager
 def saved(shape: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[str]:
-    """A folder with the model, for `load_model`; gone afterwards."""
+    """Yield a folder with the model, for `load_model`. It is removed when the context ends."""
     transformers_logging.disable_progress_bar()
     kind, settings = SHAPES[shape]
     torch.manual_seed(1)

@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 
 
 def schema(seed: int) -> Schema:
-    """The schema of one seed, always the same."""
+    """Return the schema of a seed. The same seed gives the same schema."""
     chance = random.Random(seed)
     if seed % 5 == 4:
         return _recursive(chance)
@@ -24,7 +24,7 @@ def schema(seed: int) -> Schema:
 
 
 def _recursive(chance: random.Random) -> Schema:
-    """A list or a tree of itself."""
+    """Return the schema of a list or a tree that refers to itself."""
     value = _leaf(chance)
     link: Schema = {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
     if chance.random() < 0.4:

@@ -34,17 +34,17 @@ class Arrival:
     output: int
     """Tokens."""
     after: tuple[int, int] | None = None
-    """Or: as soon as request `after[0]` has put out `after[1]` tokens, if that is later."""
+    """Start when request `after[0]` has `after[1]` output tokens, if that is later than `at`."""
     adapter: int = 0
     """Number of its LoRA adapter."""
     temperature: float = 0.0
     grammar: str = ""
-    """As lowered; the runner needs `grammars` for it."""
+    """A lowered grammar. The runner needs `grammars` for it."""
 
 
 @dataclass
 class Served:
-    """What the client saw. Times in seconds, from the workload's start."""
+    """What the client saw. Times are seconds from the workload's start."""
 
     arrivals: list[float]
     tokens: list[list[float]]
@@ -64,13 +64,13 @@ class Served:
         return [times[0] - arrival for arrival, times in zip(self.arrivals, self.tokens, strict=True)]
 
     def itls(self, requests: Sequence[int] | None = None) -> list[float]:
-        """Gaps between tokens, of all requests together or of those numbered."""
+        """Return the gaps between tokens of all requests, or of the `requests` with these numbers."""
         chosen = self.tokens if requests is None else [self.tokens[i] for i in requests]
         return [after - before for times in chosen for before, after in pairwise(times)]
 
     @property
     def output_rate(self) -> float:
-        """Output tokens a second."""
+        """Return the output tokens per second."""
         return sum(map(len, self.tokens)) / self.seconds
 
     def figures(self) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Served:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """With interpolation, as numpy's."""
+    """Return the percentile with linear interpolation, as numpy does."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = int(place)
@@ -101,18 +101,18 @@ def runner_for(loaded: LoadedModel, pages: int, backend: str = "auto") -> ModelR
 
 
 def scheduler_for(runner: ModelRunner, **settings: object) -> Scheduler:
-    """A scheduler with an empty cache over the runner's pages; the engine's defaults but for `settings`."""
+    """Return a scheduler with an empty cache over the runner's pages. `settings` replace the engine's defaults."""
     config = SchedulerConfig(runner.loaded.max_model_len, **settings)  # type: ignore[arg-type]  # each setting has its field's type
     return Scheduler(config, PrefixCache(PagePool(runner.backend.pages, PAGE_SIZE), BLOCK_TOKENS, extend))
 
 
 def serve(runner: ModelRunner, workload: Sequence[Arrival], **settings: object) -> Served:
-    """Runs the workload on an engine with these settings, in real time."""
+    """Run the workload on an engine with these settings, in real time."""
     return serve_on(scheduler_for(runner, **settings), runner, workload)
 
 
 def serve_on(scheduler: Scheduler, runner: ModelRunner, workload: Sequence[Arrival], adapters: AdapterSet | None = None) -> Served:
-    """The same, on a scheduler that is new, for benches that look into it afterwards."""
+    """Run the workload on a new scheduler, which the caller may inspect afterwards."""
     client = _Client(workload)
     if run_plain(scheduler, runner, client, client, adapters=adapters, compiler=runner.grammars) != 0:
         raise RuntimeError(client.failure)

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def prepare(names: list[str], cache: Path) -> tuple[dict[str, Setting], Environment | None, dict[str, str]]:
-    """Where each server runs, the client's environment, and why what is missing is."""
+    """Return each server's environment, the client's environment, and the reason of each missing one."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     print(f"== {len(cores)} cores; model and environments in {cache}", flush=True)
     folder = bench_model.make(cache / "model")
@@ -91,7 +91,7 @@ def one_life(
     scratch: Path,
     runs: dict[tuple[str, str], list[Measured]],
 ) -> None:
-    """Start the server, load it with each kind of data, end it. Raises NotServing, LoadFailed."""
+    """Start the server, send it each kind of load, and end it. Raises NotServing, LoadFailed."""
     port = free_port()
     command = server.command(replace(setting, port=port))
     with Running(command, port, scratch / f"{server.name}.log") as running:
@@ -103,7 +103,7 @@ def one_life(
 
 
 def row(name: str, kind: str, runs: list[Measured]) -> str:
-    """One line of the table: medians; throughput with its range where there are several."""
+    """Return one line of the table: medians, and the range of the throughput if there are several runs."""
     middle = {field: figure(runs, field) for field in runs[0].as_dict()}
     rates = [run.tokens_per_second for run in runs]
     spread = f"({min(rates):.0f}-{max(rates):.0f})" if len(rates) > 1 else ""

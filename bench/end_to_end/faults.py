@@ -37,7 +37,7 @@ def folder() -> Iterator[Path]:
 
 
 def run(times: Times, wanted: str) -> Iterator[tuple[Scenario, dict[str, Any], list[str]]]:
-    """Each scenario with its outcomes and the promises that it broke."""
+    """Yield each scenario with its outcomes and the promises that it broke."""
 
     def asked(scenario: Scenario) -> bool:
         return wanted.lower() in scenario.name.lower()

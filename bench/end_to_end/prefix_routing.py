@@ -39,7 +39,7 @@ QUESTIONS = (
     "What has changed about this over the years?",
 )
 BAR = 0.5
-"""Of RoundRobin's: the median time to the first token, and the fleet's prefill tokens."""
+"""Upper limits of PrefixAware / RoundRobin: the median TTFT, and the fleet's prefill tokens."""
 MANIFEST = f"""
 apiVersion: fairlead.dev/v1alpha1
 kind: InferenceService
@@ -56,7 +56,7 @@ spec:
 
 
 def people(run: str, count: int) -> list[Conversation]:
-    """`count` users with a document each, of about 650 tokens, and questions about it."""
+    """Return `count` conversations: each user has a document of about 650 tokens and questions about it."""
     documents = [text.strip()[:DOCUMENT_CHARACTERS] for _, text in sorted(topics.items()) if len(text) > DOCUMENT_CHARACTERS]
     assert count <= len(documents), f"at most {len(documents)} users"
     return [
@@ -66,7 +66,7 @@ def people(run: str, count: int) -> list[Conversation]:
 
 
 async def prefill_tokens(session: aiohttp.ClientSession, router: str) -> int:
-    """Computed by all workers since their start."""
+    """Return the prefill tokens that all workers computed since their start."""
     async with session.get(f"{router}/fairlead/workers") as answer:
         addresses = [worker["address"] for worker in (await answer.json())["workers"]]
     total = 0.0
@@ -79,7 +79,7 @@ async def prefill_tokens(session: aiohttp.ClientSession, router: str) -> int:
 
 
 async def hold(cluster: LocalCluster, manifest: Manifest, policy: str, run: str, users: int) -> dict[str, Any]:
-    """All conversations through a router of that policy."""
+    """Play all conversations through a router with this policy."""
     service = manifest.services[0]
     cluster.apply(with_policy(manifest, policy))
     await cluster.wait_ready(300)
@@ -124,7 +124,7 @@ async def measure(repeats: int, users: int, console: Console) -> list[dict[str, 
 
 
 def ratios(runs: Sequence[dict[str, Any]], figure: str) -> list[float]:
-    """PrefixAware / RoundRobin, one for each repeat."""
+    """Return PrefixAware / RoundRobin for each repeat."""
     ours, theirs = ([run[figure] for run in sorted(runs, key=lambda run: run["repeat"]) if run["policy"] == policy] for policy in POLICIES)
     return [round(left / right, 3) for left, right in zip(ours, theirs, strict=True)]
 

@@ -30,22 +30,22 @@ from bench.common.report import make_parser, write_report
 
 ROUTER_FLAGS = ("--header-timeout", "300", "--body-timeout", "300")
 WORKER_FLAGS = ("--limits", "header_timeout=300,body_timeout=300")
-"""The connections are there to be held, not to be ended by the bounds on time."""
+"""Long timeouts, so that the connections stay open."""
 MOST_GROWTH_KIB = 64
 MOST_STALL_MS = 50
 SMALL_BUFFER = 4096
 PACE = 500
-"""New connections in a second: more at once would measure how fast connections are taken."""
+"""New connections per second. More would measure the rate at which a server accepts connections."""
 COMPLETION = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 LARGE_PAGE = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
 TICKS = 50
-"""Parts of a second in which a part of the connections sends: slow clients do not send in step."""
+"""Parts of a second. In each part other connections send, because slow clients are not synchronized."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`first` is sent at once, `each` every second. None of them reads."""
+    """A kind of client. It sends `first` immediately and `each` every second, and never reads."""
 
     name: str
     first: bytes
@@ -63,33 +63,33 @@ KINDS = (
 
 @dataclass
 class Row:
-    """What one kind did to one process. Latencies in milliseconds, memory in KiB."""
+    """The effect of one kind on one process. Latencies in milliseconds, memory in KiB."""
 
     side: str
     kind: str
     connections: int
     held: int
-    """Still open at the end."""
+    """Connections that are open at the end."""
     kib_a_connection: float
     good: int
-    """Good requests that were answered."""
+    """Well-behaved requests that were answered."""
     failed: int
     p50: float
     p99: float
     slowest: float
     stall: float
-    """Most CPU time of the server's event loop during one good answer."""
+    """Largest CPU time of the server's event loop during one well-behaved request."""
     alone: float
-    """The slowest good answer without these connections."""
+    """Largest latency of a well-behaved request without these connections."""
 
 
 def loop_seconds(pid: int) -> float:
-    """Seconds on a core of a process's main thread, which runs its event loop."""
+    """Return the CPU seconds of a process's main thread, which runs its event loop."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def good_client(port: int, pid: int, stop: Event, results: "multiprocessing.Queue[tuple[str, list[float], list[float]]]") -> None:
-    """Ask for /health every 10 ms and for a completion every second until `stop`.
+    """Request /health every 10 ms and a completion every second until `stop`.
 
     Puts what failed, and of each /health its seconds and those that the server's event loop used meanwhile.
     """
@@ -120,7 +120,7 @@ def good_client(port: int, pid: int, stop: Event, results: "multiprocessing.Queu
 
 @contextmanager
 def watched(port: int, pid: int, into: list[Any]) -> Iterator[None]:
-    """A good client while the block runs; `into` gets what it puts."""
+    """Run a well-behaved client while the context lasts. Its results go to `into`."""
     context = multiprocessing.get_context("spawn")
     stop, results = context.Event(), context.Queue()
     client = context.Process(target=good_client, args=(port, pid, stop, results))
@@ -157,12 +157,12 @@ class Crowd:
             self._send(one, kind.first)
 
     def go_on(self, tick: int) -> None:
-        """Send for one part of the connections."""
+        """Send on one part of the connections."""
         for one in self._open[tick % TICKS :: TICKS] if self._kind.each else ():
             self._send(one, self._kind.each)
 
     def held(self) -> int:
-        """How many the other side has not closed."""
+        """Return the number of connections that the server has not closed."""
         poll = select.poll()
         for one in self._open:
             poll.register(one, select.POLLRDHUP)
@@ -180,7 +180,7 @@ class Crowd:
 
 
 def measure(side: str, port: int, pid: int, kind: Kind, count: int, seconds: float, tell: Callable[[str], None]) -> Row:
-    """Hold `count` connections of a kind for `seconds` to the process `pid` that listens on `port`."""
+    """Keep `count` connections of a kind open for `seconds` to the process `pid`, which listens on `port`."""
     first: list[Any] = []
     with watched(port, pid, first):
         time.sleep(3)

@@ -29,7 +29,7 @@ PAGE = 16
 
 
 class Engine:
-    """A device with pages for one prompt, and a host tier for four."""
+    """An engine with device pages for one prompt and a host tier for four."""
 
     def __init__(self, folder: str, prompt: int) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,7 +42,7 @@ class Engine:
         self.asked = 0
 
     def first_token(self, prompt: "array[int]") -> tuple[float, int, int]:
-        """Seconds, cached tokens, and those of them that came from the host."""
+        """Return (seconds, cached tokens, cached tokens from the host tier)."""
         self.asked += 1
         before = self.scheduler.load()
         self.scheduler.submit(Submit(str(self.asked), prompt.tobytes(), Sampling(max_tokens=1, temperature=0), 1))

@@ -23,11 +23,11 @@ from fairlead_worker.model.loader import LoadedModel, load_model
 RANK, PROMPT = 16, 32
 TARGETS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 ADAPTERS = {"model": (0,), "one adapter": (1,), "three adapters": (1, 2, 3), "three and the model": (0, 1, 2, 3)}
-"""Whose requests take turns in the workload."""
+"""Adapters by side. Their requests alternate in the workload."""
 
 
 def write_adapter(loaded: LoadedModel, folder: Path, seed: int) -> None:
-    """Random, of RANK."""
+    """Write a random adapter of rank RANK to `folder`."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for path, module in loaded.model.named_modules():

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     "top_p 0.95, flat": ({"top_p": 0.95}, 0.1),
     "min_p 0.05": ({"min_p": 0.05}, 1.5),
 }
-"""Sampling, and how steeply the probabilities fall."""
+"""Sampling parameters, and the steepness of the distribution."""
 
 
 def sample_as_before(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
@@ -87,7 +87,7 @@ def requests(rows: int, settings: dict[str, Any]) -> list[Request]:
 
 
 def measure(ways: dict[str, Callable[..., Any]], logits: torch.Tensor, asked: list[Request], repeats: int) -> dict[str, float]:
-    """Median CPU milliseconds of each way, taking turns."""
+    """Return the median CPU milliseconds of each implementation. They run in turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():

@@ -35,13 +35,13 @@ TEXTS: dict[str, dict[str, Any]] = {
     "unguessable": {"temperature": 1.0},
 }
 TARGETS = {("certain", 1): 3.0, ("certain", 8): 2.0, ("unguessable", 1): 0.95, ("unguessable", 8): 0.95}
-"""How many times the tokens a second of plain decoding at least."""
+"""Lower limit of the decode rate divided by that of plain decoding."""
 
 
 def decode(
     runner: ModelRunner, method: SpeculativeMethod, rows: int, settings: dict[str, Any], clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Seconds of the steps after the prompts, and what they brought."""
+    """Decode `rows` requests. Return the seconds and the tokens of the steps after their prompts."""
     pages = rows * -(-(PROMPT + TOKENS) // PAGE)
     scheduler = Scheduler(SchedulerConfig(4096, speculative_method=method), PrefixCache(PagePool(pages, PAGE), PAGE, extend))
     for row in range(rows):

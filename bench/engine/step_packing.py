@@ -23,14 +23,14 @@ PAGE = 16
 
 
 def decodes(rows: int, length: int) -> StepPlan:
-    """`rows` requests that have computed all but the last of `length` tokens."""
+    """Return `rows` requests that have computed all but the last of `length` tokens."""
     tables = [array("i", range(i * -(-length // PAGE), (i + 1) * -(-length // PAGE))) for i in range(rows)]
     requests = [Request(str(i), array("I", range(length)), length - 1, Sampling(max_tokens=64), root=0, arrival=i) for i in range(rows)]
     return StepPlan([Row(r, length - 1, 1, t, samples=True) for r, t in zip(requests, tables, strict=True)])
 
 
 def pack_by_rows(plan: StepPlan, page_size: int, device: torch.device) -> tuple[object, ...]:
-    """As it was: every row's table, slots and positions one by one."""
+    """Pack a step as before: build every row's table, slots and positions one by one."""
     tokens = array("I")
     slots, positions, tables, sampling = [], [], [], []
     for row in plan.rows:
@@ -54,7 +54,7 @@ def pack_by_rows(plan: StepPlan, page_size: int, device: torch.device) -> tuple[
 
 
 def measure(ways: dict[str, Callable[..., object]], plan: StepPlan, repeats: int) -> dict[str, float]:
-    """Median CPU microseconds of each way, taking turns."""
+    """Return the median CPU microseconds of each implementation. They run in turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():

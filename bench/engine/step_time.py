@@ -41,9 +41,9 @@ TARGETS = {
     ("float32", "decode"): 1.8,
     ("float32", "prefill"): 1.8,
 }
-"""How many times faster than plain `native` is at least."""
+"""Lower limit of the speed-up of `native` over `plain`."""
 BANDWIDTH_TARGETS = {"90M": 0.55, "500M": 0.70}
-"""Least share of the read bandwidth in a bfloat16 decode."""
+"""Lower limit of the share of the read bandwidth that a bfloat16 decode reaches."""
 READ = 1 << 28
 """Bytes read to measure the bandwidth: far more than any cache."""
 
@@ -56,7 +56,7 @@ def save(shape: str, folder: str) -> None:
 
 
 def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
-    """The four ways, by name; `modules` and `native` share their weights."""
+    """Return the four implementations by name. `modules` and `native` share their weights."""
     with patch.object(loader, "fuse_projections"), patch.object(loader, "pack_linears"):
         plain = loader.load_model(folder, dtype=dtype)
     with patch.object(packed, "native", return_value=None):
@@ -72,14 +72,14 @@ def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
 
 
 def step_bytes(runner: ModelRunner) -> int:
-    """What a decode step reads at least: every packed weight, and the KV of its rows."""
+    """Return the bytes that a decode step must read: every packed weight, and the KV of its rows."""
     model, spec = runner.loaded.model, runner.backend.spec
     weights = {id(module): module.weights.numel() for module in model.modules() if isinstance(module, NativeLinear)}
     return sum(weights.values()) + ROWS * (PROMPT + 1) * spec.page_bytes // spec.page_size
 
 
 def bandwidth(clock: Callable[[], float]) -> float:
-    """Bytes a second that the threads of a step read at best."""
+    """Return the read bandwidth of a step's threads in bytes per second."""
     memory, best = torch.ones(READ // 4), 0.0
     for _ in range(8):
         began = clock()
@@ -109,7 +109,7 @@ def plans(rows: int = ROWS) -> dict[str, StepPlan]:
 
 
 def measure(sides: dict[str, ModelRunner], plan: StepPlan, repeats: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Median seconds of a step for each side, taking turns."""
+    """Return the median seconds of a step for each side. They run in turns."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats + 3):
         for name, runner in sides.items():

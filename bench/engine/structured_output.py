@@ -36,12 +36,12 @@ from fairlead_worker.sampling.grammars import Grammars
 SCHEMAS, MOST_TOKENS = 200, 500
 WATCHED, BESIDE, OUTPUT, APART_SECONDS = 8, 8, 240, 0.15
 NESTABLE = [seed for seed in range(2 * BESIDE) if seed % 5 != 4][:BESIDE]
-"""Seeds of schemas that refer to nothing of their own."""
+"""Seeds of schemas without references to themselves."""
 TARGETS = [Target("structured_itl_p99", "itl_p99_ms", "structured", "free", 1 / 1.1)]
 
 
 def answers(runner: ModelRunner, compiler: Compiler, tokenizer: Tokenizer, count: int) -> Counter[str]:
-    """How the schemas' answers ended: "valid", "length", or "invalid"."""
+    """Return how the answers ended: "valid", "length" or "invalid"."""
     grammars = runner.grammars = Grammars(compiler)
     scheduler = scheduler_for(runner, eos_token_ids=compiler.eos)
     gate = GrammarQueue(scheduler.submit, grammars)

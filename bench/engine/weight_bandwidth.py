@@ -26,7 +26,7 @@ from fairlead_worker.native.memory import Arena, room
 from fairlead_worker.platform.isa import at_least
 
 TARGETS = {"90M": 0.55, "500M": 0.70}
-"""Of the machine's read bandwidth, bfloat16."""
+"""Lower limits of the share of the machine's read bandwidth, in bfloat16."""
 STEP_ROWS = (1, 4, 8)
 """A CPU without products of bfloat16 computes 8 rows more slowly than it reads the weights: there 8 rows have no target."""
 PROBE = 768 << 20
@@ -34,7 +34,7 @@ Times = dict[str, list[float]]
 
 
 def take_turns(sides: Mapping[str, Callable[[], object]], repeats: int) -> Times:
-    """Seconds of each call, one side after the other, so that a busy machine slows all; the first three rounds do not count.
+    """Return the seconds of each call. The sides run in turns, so that a busy machine slows all; the first three rounds are dropped.
 
     With one thread its CPU time, which a busy machine lengthens less.
     """
@@ -50,7 +50,7 @@ def take_turns(sides: Mapping[str, Callable[[], object]], repeats: int) -> Times
 
 
 class Probe:
-    """Reads PROBE bytes on all threads."""
+    """Read PROBE bytes on all threads."""
 
     def __init__(self) -> None:
         self._memory = Arena(PROBE).take(PROBE).view(torch.int64).fill_(3)
@@ -63,7 +63,7 @@ class Probe:
 
 
 def decode(shape: str, quantization: str, probe: Probe, repeats: int) -> Iterator[dict[str, float]]:
-    """Yield the figures of each of STEP_ROWS."""
+    """Yield the figures of a step for each number of rows in STEP_ROWS."""
     with tempfile.TemporaryDirectory() as folder:
         save(shape, folder)
         loaded = load_model(folder, dtype="bfloat16", quantization=quantization)
@@ -90,7 +90,7 @@ def decode(shape: str, quantization: str, probe: Probe, repeats: int) -> Iterato
 
 @torch.inference_mode()
 def linears(shape: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of all linear layers of a step, by rows."""
+    """Return the milliseconds of all linear layers of a step, by number of rows."""
     size = SHAPES[shape]
     hidden, inner = size["hidden_size"], size["intermediate_size"]
     attended = size["num_attention_heads"] * 64

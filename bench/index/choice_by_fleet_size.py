@@ -29,16 +29,16 @@ WORKERS = (16, 64, 500)
 CASES = ("cold", "few", "all")
 BLOCKS, BLOCK_TOKENS, FEW = 64, 64, 3
 BOUND = 1.5
-"""Of the cost with the most workers to that with the fewest."""
+"""Upper limit of the cost with the most workers divided by that with the fewest."""
 
 
 def prompts(draw: random.Random) -> dict[str, "array[int]"]:
-    """By case; what all hold is a common beginning of half the prompt, as a system prompt."""
+    """Return the blocks of each case's prompt. All workers hold at most its first half, as they would hold a system prompt."""
     return {case: array("Q", [draw.getrandbits(64) for _ in range(BLOCKS)]) for case in CASES}
 
 
 async def fill(scripts: Scripts, count: int, asked: dict[str, "array[int]"]) -> tuple[list[str], dict[str, str]]:
-    """Addresses, and each one's incarnation."""
+    """Return the addresses of the workers and their incarnations."""
     draw, addresses, incarnations = random.Random(3), list[str](), dict[str, str]()
     for number in range(count):
         address, epoch = f"10.0.{number // 250}.{number % 250 + 1}:8000", os.urandom(8)
@@ -57,13 +57,13 @@ async def fill(scripts: Scripts, count: int, asked: dict[str, "array[int]"]) -> 
 
 
 def spent(server: RedisServer) -> float:
-    """Microseconds of the server in scripts."""
+    """Return the microseconds that the server spent in scripts."""
     stats = server.client().info("commandstats")
     return float(sum(row["usec"] for name, row in stats.items() if name in ("cmdstat_evalsha", "cmdstat_fcall")))
 
 
 async def measure(server: RedisServer, count: int, rounds: int, each: int) -> dict[str, dict[str, float]]:
-    """By way of choosing and case."""
+    """Return the figures by method and case."""
     namespace, asked = f"bench/scaling{count}", prompts(random.Random(2))
     scripts = Scripts(server.url, namespace, timeout=10.0)
     addresses, incarnations = await fill(scripts, count, asked)

@@ -47,20 +47,20 @@ context = multiprocessing.get_context("spawn")
 
 
 def prompt(number: int) -> "array[int]":
-    """The blocks of one of the prompts that routers ask for."""
+    """Return the blocks of a prompt that routers look up."""
     draw = random.Random(number)
     return array("Q", draw.randbytes(8 * max(1, min(LONGEST, int(draw.lognormvariate(4.16, 1.2))))))
 
 
 def held(pod: int) -> list["array[int]"]:
-    """What a pod holds of the prompts from the start: some part of one in four."""
+    """Return the blocks that a pod holds at the start: a random part of a quarter of the prompts."""
     draw = random.Random(10_000 + pod)
     chosen = [prompt(number) for number in draw.sample(range(PROMPTS), PROMPTS // 4)]
     return [chain[: max(1, int(len(chain) * draw.random()))] for chain in chosen]
 
 
 def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, report: Any) -> None:
-    """One process of pods. `rate`: blocks stored a second by each."""
+    """Run one process of pods. `rate`: blocks that each stores per second."""
 
     take_precedence(0, WRITER)
 
@@ -114,7 +114,7 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
 
 
 def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, seconds: float, together: Barrier, report: Any) -> None:
-    """One router, seconds long: microseconds of each `route`, of each PING, and of each PING to the idle server."""
+    """Run one router for some seconds. Return the microseconds of each `route`, each PING, and each PING to the idle server."""
     take_precedence(0, ROUTER)
     wire, beside, draw = Wire(path), Wire(idle), random.Random(router)
     prompts = [hash_bytes(prompt(number)) for number in range(PROMPTS)]
@@ -141,7 +141,7 @@ def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, secon
 
 @contextmanager
 def writing(path: str, blocks_per_second: float) -> Iterator[Callable[[], Numbers]]:
-    """Writers at work; what is yielded stops them and tells what they did."""
+    """Run writers. The yielded function stops them and returns their figures."""
     stop, report, processes = context.Event(), context.Queue(), []
     for n in range(PROCESSES):
         started = context.Event()
@@ -167,7 +167,7 @@ def writing(path: str, blocks_per_second: float) -> Iterator[Callable[[], Number
 
 
 def measure(path: str, idle: str, blocks_per_second: float, seconds: float, progress: bool = True) -> Numbers:
-    """Routers and writers at once. `idle`: a server that does nothing else."""
+    """Run routers and writers at the same time. `idle`: a server without other load."""
     if progress:
         print(f"   {ROUTERS} routers, {blocks_per_second:,.0f} blocks/s for {seconds:.0f} s ...", flush=True)
     client = redis.Redis(unix_socket_path=path)
@@ -206,7 +206,7 @@ def measure(path: str, idle: str, blocks_per_second: float, seconds: float, prog
 
 
 def machine_seconds() -> float:
-    """CPU seconds that all processes of this machine have used."""
+    """Return the CPU seconds that all processes of this machine have used."""
     with open("/proc/stat") as stat:  # noqa: PTH123  # not a file of ours
         user, nice, system, _, _, irq, soft, *_ = map(int, stat.readline().split()[1:])
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")

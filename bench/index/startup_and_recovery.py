@@ -22,7 +22,7 @@ POD_BLOCKS = 100_000
 
 
 def mirror(path: str, chain: "array[int]", expected: dict[str, int]) -> Numbers:
-    """Seconds from its start to exact answers, how long it holds the event loop meanwhile, and memory for a block."""
+    """Return the seconds from a mirror's start to exact answers, the longest event-loop block, and the memory per block."""
 
     async def follow() -> Numbers:
         before, gaps, last = resident(), [0.0], time.perf_counter()
@@ -64,7 +64,7 @@ def mirror(path: str, chain: "array[int]", expected: dict[str, int]) -> Numbers:
 
 
 def engine_call(repeats: int) -> Numbers:
-    """CPU of the engine's side, nanoseconds a block: what the worker's event loop pays to say that it stored or removed blocks."""
+    """Return the CPU nanoseconds per block in which the worker's event loop reports stored or removed blocks."""
     costs = {"stored_ns": [], "removed_ns": []}  # type: dict[str, list[float]]
     for seed in range(repeats):
         changes = Changes()
@@ -81,7 +81,7 @@ def engine_call(repeats: int) -> Numbers:
 
 
 def convergence(path: str, pods: int = 4) -> Numbers:
-    """Seconds until a match is the truth again, each pod with 100,000 blocks: one is recalled; the whole index flushed."""
+    """Return the seconds until matches are exact again, with 100,000 blocks per pod: after a recall, and after a flush of the index."""
 
     async def life() -> Numbers:
         url = f"unix://{path}"
@@ -93,7 +93,7 @@ def convergence(path: str, pods: int = 4) -> Numbers:
         reader = IndexReader(url, CONVERGE, deadline=2.0)
 
         async def report() -> None:
-            """As an idle engine does, once a second."""
+            """Report as an idle engine does, once a second."""
             while True:
                 for writer in writers:
                     writer.report(WorkerLoad())

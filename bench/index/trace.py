@@ -24,11 +24,11 @@ PYTHON = "3.11"
 
 
 class Missing(Exception):
-    """What the comparison needs and this machine lacks; what to do, for people."""
+    """The comparison cannot run on this machine. The message says what is missing and what to do."""
 
 
 def find_trace(given: Path | None) -> Path:
-    """Raises Missing."""
+    """Return the path of the trace. Raises Missing."""
     if given is not None and given.is_file():
         return given
     raise Missing(
@@ -38,7 +38,7 @@ def find_trace(given: Path | None) -> Path:
 
 
 def peer_python(cache: Path) -> Path:
-    """The peer's environment, from the cache or made now. Raises Missing."""
+    """Return the peer's environment, from the cache or newly created. Raises Missing."""
     folder = cache / f"dynamo-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:10]}"
     python, done = folder / "bin" / "python", folder / ".complete"
     if done.exists():
@@ -55,7 +55,7 @@ def peer_python(cache: Path) -> Path:
 
 
 def requests(trace: Path) -> list["array[int]"]:
-    """The hashes of each request's blocks: the trace's ids are chained already; they are spread over 64 bits."""
+    """Return the block hashes of each request. The trace's ids are chained already; hashing spreads them over 64 bits."""
     known: dict[int, int] = {}
     found = []
     for line in trace.read_text().splitlines():
@@ -70,7 +70,7 @@ def requests(trace: Path) -> list["array[int]"]:
 
 
 def ours(chains: list["array[int]"]) -> Numbers:
-    """Microseconds of a lookup, and blocks stored a second."""
+    """Return the microseconds of a lookup and the blocks stored per second."""
     table, times, storing, blocks, hits = PrefixTable(), [], 0.0, 0, 0
     slots = [n.to_bytes(2, "big") for n in range(WORKERS)]
     for n, slot in enumerate(slots):
@@ -102,7 +102,7 @@ def peer(python: Path, trace: Path) -> Numbers:
 
 
 def compare(given: Path | None, cache: Path, repeats: int) -> dict[str, list[Numbers]]:
-    """Both sides, by turns. Raises Missing."""
+    """Run both sides in turns. Raises Missing."""
     trace = find_trace(given)
     python = peer_python(cache)
     chains = requests(trace)

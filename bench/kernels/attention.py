@@ -19,7 +19,7 @@ from fairlead_worker.kernels.native import NativeBackend
 
 PAGE = 16
 CACHE = 64 << 20
-"""KV of all layers together at least: more than the last level of a core's cache."""
+"""Lower limit of the KV of all layers, in bytes: more than a core's last-level cache."""
 SHAPES = {
     "decode 8 x 320": [(319, 1)] * 8,
     "decode 8 x 4096": [(4095, 1)] * 8,
@@ -33,7 +33,7 @@ SHAPES = {
 
 
 def packed(rows: list[tuple[int, int]]) -> PackedStep:
-    """The step, with every page of all rows somewhere else."""
+    """Return the step. Its rows have shuffled pages."""
     needed = [-(-(start + count) // PAGE) for start, count in rows]
     free = random.Random(1).sample(range(sum(needed)), sum(needed))
     indices = torch.tensor(free, dtype=torch.int32)
@@ -48,7 +48,7 @@ def packed(rows: list[tuple[int, int]]) -> PackedStep:
 
 
 def measure(layer: LayerSpec, dtype: torch.dtype, rows: list[tuple[int, int]], seconds: float) -> dict[str, float]:
-    """Median milliseconds of a layer for each backend."""
+    """Return the median milliseconds of a layer for each backend."""
     step = packed(rows)
     pages = len(step.page_indices)
     one = KVSpec((layer,), PAGE, dtype, torch.device("cpu"))

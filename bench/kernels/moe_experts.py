@@ -15,7 +15,7 @@ from bench.common.report import make_parser, write_report
 WAYS = ("eager", "batched_mm", "grouped_mm")
 TOKENS = (1, 8, 64, 256)
 MOST_BATCHED = 64
-"""`batched_mm` copies the weights of each token's experts: of more tokens that takes gigabytes."""
+"""Token limit of `batched_mm`, which copies the weights of each token's experts: gigabytes for more tokens."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(model: Any, tokens: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way; they take turns."""
+    """Return the median milliseconds of each implementation. They run in turns."""
     ways = [way for way in WAYS if way != "batched_mm" or tokens <= MOST_BATCHED]
     taken: dict[str, list[float]] = {way: [] for way in ways}
     ids = torch.randint(1024, (1, tokens))

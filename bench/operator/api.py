@@ -1,4 +1,4 @@
-"""The API server as the bench uses it: requests and watches over one pool of connections, as its administrator."""
+"""A client of the API server with administrator rights: requests and watches over one connection pool."""
 
 import json
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ class Api:
         return aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout(None), read_bufsize=2**22)
 
     async def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
-        """The answer; None for 404 and 409. Raises RuntimeError for other refusals."""
+        """Return the answer, or None for 404 and 409. Raises RuntimeError for other errors."""
         data = None if body is None else json.dumps(body).encode()
         async with self._session.request(method, self._url + path, data=data, headers={"Content-Type": content_type}) as answer:
             text = await answer.read()
@@ -36,14 +36,14 @@ class Api:
             return json.loads(text)
 
     async def list(self, path: str) -> Any:
-        """Every object of a path that has our label, and the list's metadata."""
+        """Return every object of a path that has our label, and the list's metadata."""
         return await self.request("GET", f"{path}?{OURS}")
 
     async def patch(self, path: str, patch: Any) -> Any:
         return await self.request("PATCH", path, patch, MERGE)
 
     async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, Any]]:
-        """(type, object) of everything after `version`, until cancelled."""
+        """Yield (type, object) of every event after `version`, until cancelled."""
         url = f"{self._url}{path}?watch=true&resourceVersion={version}&{OURS}"
         async with self._session.get(url) as answer:
             async for line in answer.content:

@@ -1,4 +1,4 @@
-"""Plays the Deployment controller and the kubelets: every Deployment of ours gets its pods, with bodies and statuses like real ones.
+"""A fake Deployment controller and kubelets: every Deployment of ours gets pods with bodies and statuses like real ones.
 
 Pods are made from the Deployment's template, so that they are as large as real ones (kwok does the same); they are ready at once.
 """
@@ -17,7 +17,7 @@ LANES = 16  # Deployments that are worked on at the same time
 
 
 class Player:
-    """`pods` is how many pods there are. One task for each Deployment whose event is not worked off yet."""
+    """The fake cluster. `pods`: number of pods. There is one task for each Deployment with an unprocessed event."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -91,7 +91,7 @@ class Player:
 
 
 def running(spec: Any, number: int) -> dict[str, Any]:
-    """The status that a kubelet writes for a pod whose containers are all ready."""
+    """Return the status that a kubelet writes for a pod whose containers are all ready."""
     ready = {"status": "True", "lastProbeTime": None, "lastTransitionTime": THEN}
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
     containers = [

@@ -10,7 +10,7 @@ from aiohttp import web
 
 @dataclass
 class Routers:
-    """`answering` false: connections are taken, and no request is ever answered, as behind a policy that drops packets."""
+    """The server. `answering` False: it accepts connections and answers nothing, as behind a policy that drops packets."""
 
     answering: bool = True
     asked: int = 0

@@ -1,4 +1,4 @@
-"""What is measured of the operator; each returns figures by name."""
+"""Measurements of the operator. Each returns figures by name."""
 
 import asyncio
 import random
@@ -24,17 +24,17 @@ PAUSE = (0.02, 0.1)  # seconds between two edits: one at a time, on an otherwise
 
 
 def service(number: int) -> dict[str, Any]:
-    """A manifest as people write them."""
+    """Return a manifest as users write them."""
     return manifest(f"s{number:04}", replicas=WORKERS, resources={"cpu": "4", "memory": "32Gi", "gpus": 1})
 
 
 def writes(server: ApiServer, user: str) -> list[dict[str, Any]]:
-    """All that the operator wrote, but for its lease."""
+    """Return the operator's writes, without those of its lease."""
     return [event for event in server.writes(user) if event["objectRef"]["resource"] != "leases"]
 
 
 async def quiet(server: ApiServer, operator: Operator, seconds: float = 5.0) -> None:
-    """Waits until nothing was written for so long: proofs and rollouts of what was edited last are over."""
+    """Wait until nothing was written for some seconds: probes and rollouts of the last edits are over."""
     before = -1
     while before != (now := len(writes(server, operator.user))):
         before = now
@@ -42,7 +42,7 @@ async def quiet(server: ApiServer, operator: Operator, seconds: float = 5.0) -> 
 
 
 class Deployments:
-    """The watch by which an edit is seen in the child: what the API server holds of each worker Deployment."""
+    """A watch of all worker Deployments, by which an edit is seen in the child object."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class Deployments:
                 self._changed.notify_all()
 
     async def has(self, name: str, path: str, value: Any) -> None:
-        """Waits until `path` (dotted) of this Deployment is `value`."""
+        """Wait until the dotted `path` of this Deployment is `value`."""
 
         def there() -> bool:
             found: Any = self._seen.get(name)
@@ -79,7 +79,7 @@ class Deployments:
 
 
 async def edits(api: Api, services: int, count: int, first: int) -> Figures:
-    """ms from the API server's answer to an edit of one service until its Deployment's new content is there, seen through a watch."""
+    """Return the milliseconds from the answer to an edit of a service until a watch shows its Deployment's new content."""
     took: dict[str, list[float]] = {"scale": [], "deadline": []}
     choose = random.Random(first)
     async with Deployments.watched(api) as seen:
@@ -105,7 +105,7 @@ async def edits(api: Api, services: int, count: int, first: int) -> Figures:
 
 
 async def all_ready(api: Api, services: int, tell: Any) -> None:
-    """Waits until every service says Ready."""
+    """Wait until every service is Ready."""
     while True:
         ready = 0
         for body in (await api.request("GET", SERVICES))["items"]:
@@ -119,14 +119,14 @@ async def all_ready(api: Api, services: int, tell: Any) -> None:
 
 
 async def idle(server: ApiServer, operator: Operator, seconds: float) -> Figures:
-    """Writes (without the lease's) and CPU of a time in which nothing changes."""
+    """Return the writes (without the lease's) and the CPU time while nothing changes."""
     before, cpu = len(writes(server, operator.user)), operator.cpu
     await asyncio.sleep(seconds)
     return {"writes": len(writes(server, operator.user)) - before, "cpu_percent": 100 * (operator.cpu - cpu) / seconds}
 
 
 async def cold_start(api: Api, server: ApiServer, services: int, start: Any) -> tuple[Operator, Figures]:
-    """A new operator finds everything there; edits that were made while none ran tell when each service has had its pass."""
+    """Start an operator on an existing fleet. Edits made before its start show when each service was reconciled."""
     chosen = range(services - 1, -1, -max(1, services // 10))
     async with Deployments.watched(api) as seen:
         for number in chosen:
@@ -146,7 +146,7 @@ async def cold_start(api: Api, server: ApiServer, services: int, start: Any) -> 
 
 
 async def failover(api: Api, server: ApiServer, leader: Operator, other: Operator, services: int) -> Figures:
-    """The leader is killed -9 and a service is edited at once: seconds until the other has applied it, and whether both ever acted."""
+    """Kill the leader with -9 and edit a service. Return the seconds until the other applied it, and whether both ever wrote."""
     name = f"s{services // 2:04}"
     earlier = len(writes(server, other.user))  # of a process that had led before, under this name
     leader.process.kill()
@@ -162,7 +162,7 @@ async def failover(api: Api, server: ApiServer, leader: Operator, other: Operato
 
 
 def sizes(server: ApiServer) -> Figures:
-    """Bytes of the CRD and of everything that the chart renders; the CRD is applied as people do it, on the client's side."""
+    """Return the bytes of the CRD and of all that the chart renders. Apply the CRD client-side, as users do."""
     applied = server.kubectl("apply", "-f", str(CRD))
     if applied.returncode:
         raise SystemExit(f"kubectl apply of {CRD}: {applied.stderr}")

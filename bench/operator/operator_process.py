@@ -20,7 +20,7 @@ BUSY = 0.25  # of a core: below this for a sample an operator has settled
 
 
 class Operator:
-    """Started at once. `user` is its name in the audit log (one of apiserver.USERS)."""
+    """An operator process, started on creation. `user`: its name in the audit log, one of apiserver.USERS."""
 
     def __init__(self, server: ApiServer, user: str, router: str, folder: Path) -> None:
         self.user = user
@@ -35,19 +35,19 @@ class Operator:
 
     @property
     def resident(self) -> tuple[float, float]:
-        """MiB: now, and the most there ever were."""
+        """Return the memory in MiB: now, and the peak."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         now, most = (int(re.search(rf"{name}:\s+(\d+) kB", text).group(1)) for name in ("VmRSS", "VmHWM"))  # type: ignore[union-attr]
         return now / 1024, most / 1024
 
     @property
     def cpu(self) -> float:
-        """Seconds of CPU so far."""
+        """Return the CPU seconds so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def ready(self) -> bool:
-        """It leads, and all watches are up; or it stands by."""
+        """Return whether it leads with all watches up, or is a standby."""
         self.check()
         found = re.search(r"health on port (\d+)", self._log.read_text())
         if found is None:
@@ -59,7 +59,7 @@ class Operator:
             return False
 
     def check(self) -> None:
-        """Ends the bench if the operator has ended: a starved machine makes it lose its lease, and no kubelet starts it anew here."""
+        """End the benchmark if the operator has ended. On an overloaded machine it loses its lease, and no kubelet restarts it here."""
         if self.process.poll() is not None:
             raise SystemExit(f"the operator has ended:\n{self._log.read_text()[-3000:]}")
 

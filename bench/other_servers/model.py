@@ -16,7 +16,7 @@ MARK = "bench.json"
 
 
 def make(folder: Path) -> Path:
-    """The model's folder; made in seconds where it is not there yet."""
+    """Return the model's folder. Create the model if it does not exist."""
     shape = SHAPES["90M"] | {
         "num_key_value_heads": 4,
         "head_dim": 64,

@@ -1,4 +1,4 @@
-"""A server's life under the clock: started, ready when a completion is answered with 200, weighed, ended with all its processes."""
+"""A measured server process: start, time to the first completion, memory, CPU time, end of all its processes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ LOG_LINES = 6
 
 
 class NotServing(Exception):
-    """The server ended or did not answer in time; what it said last."""
+    """The server ended or did not answer in time. The message is the end of its output."""
 
 
 class Running:
@@ -63,12 +63,12 @@ class Running:
         self._output.close()
 
     def wait_ready(self) -> float:
-        """Seconds from the process's start to the first completion. Raises NotServing."""
+        """Return the seconds from the process's start to the first completion. Raises NotServing."""
         body = json.dumps({"model": NAME, "prompt": "ready", "max_tokens": 1, "temperature": 0}).encode()
         url = f"http://127.0.0.1:{self.port}/v1/completions"
         while time.monotonic() - self.began < READY_SECONDS:
             if self._process.poll() is not None:
-                raise NotServing(f"ended with status {self._process.returncode}: {self._said()}")
+                raise NotServing(f"ended with status {self._process.returncode}: {self._last_output()}")
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
             try:
                 with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
@@ -80,10 +80,10 @@ class Running:
                 time.sleep(POLL_SECONDS)
             except OSError:
                 time.sleep(POLL_SECONDS)
-        raise NotServing(f"no completion within {READY_SECONDS:.0f} s: {self._said()}")
+        raise NotServing(f"no completion within {READY_SECONDS:.0f} s: {self._last_output()}")
 
     def processes(self) -> list[int]:
-        """The server and everything that it has started: its session, orphans included, and its descendants in sessions of their own."""
+        """Return the pids of the server, of its session (with orphans), and of its descendants in other sessions."""
         family, children = [self._process.pid], dict[int, list[int]]()
         for path in Path("/proc").glob("[0-9]*"):
             pid = int(path.name)
@@ -98,7 +98,7 @@ class Running:
         return family
 
     def proportional_bytes(self) -> int:
-        """PSS of the whole family: shared pages counted once."""
+        """Return the PSS of these processes in bytes: shared pages count once."""
         total = 0
         for pid in self.processes():
             try:
@@ -109,10 +109,10 @@ class Running:
         return total * 1024
 
     def cpu_seconds(self) -> float:
-        """CPU time of the family so far."""
+        """Return the CPU time of these processes so far."""
         return sum(_cpu_nanoseconds(pid) for pid in self.processes()) / 1e9
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         return " | ".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
@@ -124,13 +124,13 @@ def free_port() -> int:
 
 
 def machine_cpu_seconds() -> float:
-    """CPU time that everything on this machine has used since it started, all cores."""
+    """Return the CPU time that all processes have used on all cores since the machine's start."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + irq + softirq) / TICK
 
 
 def _cpu_nanoseconds(pid: int) -> int:
-    """CPU time of all threads of a process, to the nanosecond (/proc counts in hundredths of a second); 0 when it has gone."""
+    """Return the CPU time of a process in nanoseconds (/proc counts hundredths of a second); 0 after its end."""
     try:
         return time.clock_gettime_ns((~pid << 3) | 2)  # clock_getcpuclockid(3) of Linux
     except OSError:
@@ -138,7 +138,7 @@ def _cpu_nanoseconds(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; empty when the process has gone."""
+    """Return the fields of /proc/PID/stat from the state on; empty after the process's end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

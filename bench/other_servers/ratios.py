@@ -1,4 +1,4 @@
-"""What Fairlead is asked to be, beside each peer; medians over the repeats."""
+"""Fairlead's targets relative to each peer, and the measured ratios: medians over the repeats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Runs = Mapping[tuple[str, str], Sequence[Measured]]
 
 @dataclass(frozen=True)
 class Promise:
-    """Fairlead's figure over the peer's: at least `bound` where more is better, at most `bound` else."""
+    """A target: Fairlead's figure divided by the peer's is at least `bound` if more is better, else at most `bound`."""
 
     peer: str
     figure: str
@@ -23,7 +23,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Kept:
-    """A promise beside what was measured."""
+    """A target and the measured ratio."""
 
     promise: Promise
     data: str
@@ -53,12 +53,12 @@ PROMISES = (
 
 
 def figure(runs: Sequence[Measured], name: str) -> float:
-    """Median of one figure over the repeats."""
+    """Return the median of one figure over the repeats."""
     return float(median(getattr(run, name) for run in runs))
 
 
 def kept(runs: Runs) -> list[Kept]:
-    """Every promise for which both sides were measured."""
+    """Return every target for which both sides were measured."""
     found = []
     for promise in PROMISES:
         for name, data in runs:

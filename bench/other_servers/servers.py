@@ -1,4 +1,4 @@
-"""The servers and how each is started: its best settings for this machine, two cores, the model's own bf16."""
+"""The servers and their command lines: the best settings for a machine with two cores and a bfloat16 model."""
 
 import os
 from abc import ABC, abstractmethod
@@ -9,10 +9,10 @@ from pathlib import Path
 from bench.other_servers.environments import Environment, Say
 
 NAME = "bench"
-"""What the model is called in requests."""
+"""Name of the model in requests."""
 KV_GIB = 2
 LAYERS, KV_WIDTH = 12, 4 * 64
-"""Of the model: what a token's KV takes follows from them."""
+"""Shape of the model, which determines the KV bytes of a token."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Command:
-    """How a server is started."""
+    """The command line of a server."""
 
     arguments: list[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     headers: tuple[str, ...] = ()
-    """KEY=VALUE, for the client."""
+    """Extra headers of the client's requests, as KEY=VALUE."""
 
 
 class Server(ABC):
@@ -41,18 +41,18 @@ class Server(ABC):
 
     name: str
     environment: str | None = None
-    """The recipe it needs; None: this checkout's own."""
+    """Name of its recipe; None: this checkout."""
 
     def prepare(self, setting: Setting) -> None:  # noqa: B027  # most have nothing to do
-        """What is done once, before any clock runs."""
+        """Prepare the server once, before the measurements."""
 
     @abstractmethod
     def command(self, setting: Setting) -> Command:
-        """How it is started."""
+        """Return its command line."""
 
 
 class Fairlead(Server):
-    """With its defaults."""
+    """Fairlead's worker with its defaults."""
 
     name = "fairlead"
 
@@ -76,7 +76,7 @@ class Vllm(Server):
 
 
 class VllmTuned(Vllm):
-    """As its CPU documentation tunes it: every core computes, tcmalloc and Intel's OpenMP preloaded."""
+    """vLLM tuned as its CPU documentation recommends: every core computes, tcmalloc and Intel's OpenMP preloaded."""
 
     name = "vllm-tuned"
 

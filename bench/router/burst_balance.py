@@ -23,7 +23,7 @@ from bench.common.report import make_parser, write_report
 
 ROUTERS, WORKERS, REQUESTS = 4, 8, 256
 TARGET = 1.3
-PREFIX = "a system prompt that nobody has seen before, " * 40
+PREFIX = "a system prompt that is in no cache, " * 40
 
 
 class Burst:
@@ -42,13 +42,13 @@ class Burst:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return self._times[-1] - self._times[0]
 
 
 @asynccontextmanager
 async def router(redis: RedisServer, workers: list[StandIn], mode: str) -> AsyncIterator[str]:
-    """A router's URL, once it is ready and reads the index as wanted."""
+    """Yield the URL of a router that is ready and reads the index in this mode."""
     url = f"http://127.0.0.1:{free_port()}"
     flags = {
         "host": "127.0.0.1",
@@ -79,7 +79,7 @@ async def router(redis: RedisServer, workers: list[StandIn], mode: str) -> Async
 
 
 async def measure(mode: str, away: bool) -> tuple[float, float]:
-    """Busiest over mean, and how long the burst took to arrive, seconds."""
+    """Return the load of the busiest worker divided by the mean, and the seconds in which the burst arrived."""
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         burst = Burst()

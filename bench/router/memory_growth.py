@@ -1,4 +1,4 @@
-"""Many streams for a long time through one router: is its memory flat, and does anything stay behind?"""
+"""Memory growth and leftover connections of one router under many streams for a long time."""
 
 import threading
 import time
@@ -11,11 +11,11 @@ from fairlead_router.wire.connection_pool import IDLE_SECONDS
 PACE_US, CHUNKS = 100_000, 50
 SAMPLE_SECONDS = 1.0
 SETTLE = 0.25
-"""Of the run, before the slope is taken: allocators and pools fill first."""
+"""Share of the run before the slope is measured, because allocators and pools fill first."""
 
 
 def watch(tools: Tools, router: Running, streams: int, seconds: float, cores: list[int], scratch: Path) -> dict[str, float]:
-    """Resident memory sampled while `streams` streams of 5 s follow each other; bytes, bytes a minute, and what is open afterwards."""
+    """Run `streams` concurrent streams of 5 s. Return memory in bytes, its slope per minute, and the files that stay open."""
     print(f"== {streams} streams for {seconds:.0f} s", flush=True)
     samples: list[tuple[float, int]] = []
     over = threading.Event()
@@ -33,7 +33,7 @@ def watch(tools: Tools, router: Running, streams: int, seconds: float, cores: li
     finally:
         over.set()
         sampler.join()
-    give_up = time.monotonic() + IDLE_SECONDS + 10  # the client is gone: what it had open closes, what is idle at the worker after its time
+    give_up = time.monotonic() + IDLE_SECONDS + 10  # the client's connections close now, idle ones to the worker after IDLE_SECONDS
     while open_files(router) > files + 2 and time.monotonic() < give_up:
         time.sleep(SAMPLE_SECONDS)
     settled = samples[int(len(samples) * SETTLE) :]
@@ -62,7 +62,7 @@ def watch(tools: Tools, router: Running, streams: int, seconds: float, cores: li
 
 
 def slope(samples: list[tuple[float, int]]) -> float:
-    """Of the least squares line, bytes a second."""
+    """Return the slope of the least-squares line in bytes per second."""
     if len(samples) < 2:
         return 0.0
     middle = sum(at for at, _ in samples) / len(samples)

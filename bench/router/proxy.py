@@ -34,7 +34,7 @@ SCENARIOS = (
 DIRECT = "direct"
 BASELINE = "@baseline"
 PAIRED = ("rps", "rps_cpu", "chunks_per_second")
-"""Figures that are compared with the baseline's: more is better."""
+"""Figures that are compared with the baseline's. More is better."""
 Figures = dict[str, float]
 BARS = (
     ("python", "busy", "rps", 5.0, True),
@@ -46,7 +46,7 @@ BARS = (
     ("sglang-router", "stream-64", "chunks_per_second", 0.5, True),
     ("sglang-router", "paced", "cpu_chunk", 2.0, False),
 )
-"""Peer, scenario, figure, and Fairlead's over the peer's: at least (True) or at most."""
+"""(peer, scenario, figure, bound, whether the ratio must be at least the bound, else at most)."""
 
 
 def main() -> int:
@@ -128,7 +128,7 @@ def compare_routers() -> int:
 def start(
     names: list[str], worker: int, core: int, cache: Path, scratch: Path, stack: ExitStack, missing: dict[str, str]
 ) -> dict[str, Running]:
-    """The routers that could be installed and answer."""
+    """Return the routers that could be installed and that answer."""
     running = {}
     for name in names:
         router, port = ROUTERS[name], free_port()
@@ -147,7 +147,7 @@ def start(
 def measure(
     tools: Tools, router: Running | None, port: int, scenario: Scenario, cores: list[int], scratch: Path, seconds: float
 ) -> Figures:
-    """One load on one router (None: straight to the worker). Latencies and `cpu_*` in microseconds."""
+    """Put one load on one router (None: on the worker directly). Latencies and `cpu_*` are in microseconds."""
     before = router.cpu_seconds() if router else 0.0
     seen = load(tools, port, scenario, cores[1:], scratch, seconds, warm=0.0)
     cpu = 1e6 * ((router.cpu_seconds() if router else 0.0) - before)
@@ -161,7 +161,7 @@ def measure(
 
 
 def ratios(table: dict[tuple[str, str], Figures]) -> list[dict[str, object]]:
-    """What Fairlead is asked to be, beside each peer that was measured."""
+    """Return Fairlead's figure divided by that of each measured peer, with its target."""
     found: list[dict[str, object]] = []
     for peer, scenario, figure, bound, at_least in BARS:
         if (peer, scenario) in table and ("fairlead", scenario) in table:
@@ -173,7 +173,7 @@ def ratios(table: dict[tuple[str, str], Figures]) -> list[dict[str, object]]:
 
 
 def beside_baseline(runs: dict[tuple[str, str], list[Figures]]) -> list[dict[str, Any]]:
-    """Each figure over the baseline's of the same repeat: median and range of the ratios."""
+    """Return the median and the range of each figure divided by the baseline's of the same repeat."""
     found: list[dict[str, Any]] = []
     for (name, kind), others in runs.items():
         if not name.endswith(BASELINE):

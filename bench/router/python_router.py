@@ -1,4 +1,4 @@
-"""What a Python router on FastAPI and aiohttp does at the least for each request: `python_router.py PORT WORKER_URL`.
+"""A minimal router on FastAPI and aiohttp: `python_router.py PORT WORKER_URL`.
 
 It stands for production-stack's router (vLLM), which is built so (its request service reads the body as JSON, sends it on with aiohttp and
 streams `iter_any()` back) and has no wheel: what PyPI calls vllm-router is another, in Rust. Statistics, discovery and logs of the real one
@@ -30,7 +30,7 @@ app = FastAPI(lifespan=lifespan)
 
 
 async def relay(request: Request, body: bytes) -> AsyncIterator[Any]:
-    """First status and headers, then the body's pieces."""
+    """Yield status and headers, then the parts of the body."""
     headers = {name: value for name, value in request.headers.items() if name not in NOT_PASSED}
     forever = aiohttp.ClientTimeout(total=None)
     async with app.state.session.post(WORKER + request.url.path, headers=headers, data=body, timeout=forever) as answer:

@@ -32,7 +32,7 @@ REQUESTS, RUNS, WORKERS = 20_000, 9, 64
 
 
 class Behind(Proxy):
-    """The admission's part of a proxied request, and nothing else."""
+    """A proxy without I/O: it runs only the admission part of a request."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -56,7 +56,7 @@ def front_of(key_file: str) -> RequestHandler:
 
 
 async def run(handler: RequestHandler, keyed: bool) -> float:
-    """Microseconds a request."""
+    """Return the microseconds per request."""
     began = perf_counter()
     prompt = Prompt(length=100, params=RequestParams(max_output=16))
     for _ in range(REQUESTS):

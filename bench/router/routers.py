@@ -1,4 +1,4 @@
-"""How each router is started in front of one worker. Every one passes requests round robin, but for the rows that say otherwise."""
+"""The command line of each router in front of one worker. All of them use round robin unless the row names another policy."""
 
 import sys
 from collections.abc import Callable
@@ -15,9 +15,9 @@ class Router:
 
     name: str
     environment: str | None
-    """The recipe it needs; None: this checkout's own."""
+    """Name of its recipe; None: this checkout."""
     command: Callable[[Environment, int, int], list[str]]
-    """From the environment, its own port and the worker's."""
+    """Returns the command for (environment, own port, worker's port)."""
 
 
 def fairlead(*flags: str) -> Callable[[Environment, int, int], list[str]]:

@@ -26,7 +26,7 @@ Chat = list[dict[str, Any]]
 
 
 def make_format() -> PromptFormat:
-    """A tokenizer of 9,000 tokens and its template."""
+    """Return a tokenizer of 9,000 tokens and its template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
@@ -48,7 +48,7 @@ def make_format() -> PromptFormat:
 
 
 def conversation(turns: int, words: int, seed: int) -> Chat:
-    """`turns` questions and answers of `words` words together, and one more question."""
+    """Return `turns` questions with answers of `words` words together, and one more question."""
     source = " ".join(corpus()).split()
     chance = random.Random(seed)
 
@@ -63,14 +63,14 @@ def conversation(turns: int, words: int, seed: int) -> Chat:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds and the result."""
+    """Return the milliseconds and the result."""
     began = time.perf_counter()
     result = work()
     return 1000 * (time.perf_counter() - began), result
 
 
 def measure(format: PromptFormat, turns: int, words: int, seed: int) -> dict[str, float]:
-    """Medians over the last quarter of one conversation's turns."""
+    """Return the medians over the last quarter of a conversation's turns."""
     plain, cache = PromptEncoder(format), TokenCache(64 << 20)
     cached = PromptEncoder(format, cache)
     chat = conversation(turns, words, seed)
@@ -97,7 +97,7 @@ def measure(format: PromptFormat, turns: int, words: int, seed: int) -> dict[str
 
 
 class PromptCold(PromptEncoder):
-    """An encoder whose cache is empty: the tokenizer is not loaded again."""
+    """Return an encoder with an empty cache, without loading the tokenizer again."""
 
     @classmethod
     def of(cls, other: PromptEncoder) -> "PromptCold":
@@ -107,7 +107,7 @@ class PromptCold(PromptEncoder):
 
 
 def main() -> None:
-    """Print a table, and write JSON where asked."""
+    """Print a table, and write the report if `--json` is given."""
     parser = make_parser(__name__, __doc__)
     parser.add_argument("--turns", type=int, default=64)
     parser.add_argument("--words", type=int, default=330, help="words of one turn, question and answer")

@@ -1,4 +1,4 @@
-"""The mock worker and the load client: compiled once into the cache, started on the cores that the routers do not have."""
+"""The mock worker and the load client: compiled once into the cache, run on other cores than the routers."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ PROMPT = "A prompt of a few words, as people write them; nothing in it is ever c
 
 
 class NoCompiler(Exception):
-    """Nothing here compiles C. A mock in Python would be the bottleneck, and the figures its own."""
+    """There is no C compiler. A mock in Python would be the bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Tools:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the client asks for, on how many connections."""
+    """The client's requests and its number of connections."""
 
     name: str
     connections: int
     chunks: int = 0
     """Events of a stream; 0: one whole answer."""
     pace_us: int = 0
-    """Microseconds between them; 0: as fast as the sockets take them."""
+    """Microseconds between them; 0: as fast as the sockets accept them."""
 
     def body(self) -> bytes:
         prompt = f"{PROMPT} chunks={self.chunks}; pace={self.pace_us};"
@@ -51,7 +51,7 @@ class Scenario:
 
 
 def build(cache: Path) -> Tools:
-    """Raises NoCompiler."""
+    """Compile both programs if needed. Raises NoCompiler."""
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if compiler is None:
         raise NoCompiler("no C compiler (cc, gcc or clang): install gcc; the mock worker and the load client are written in C")
@@ -69,13 +69,13 @@ def build(cache: Path) -> Tools:
 
 
 def on_cores(cores: Sequence[int], *command: str | Path) -> list[str]:
-    """The command, bound to these cores."""
+    """Return the command, bound to these cores."""
     return ["taskset", "-c", ",".join(map(str, cores)), *map(str, command)]
 
 
 @contextmanager
 def mock_worker(tools: Tools, port: int, cores: Sequence[int], scratch: Path) -> Iterator[None]:
-    """Runs while the context lasts. Its prompt format is the tests': one token for each byte."""
+    """Run the mock worker while the context lasts. It uses the tests' prompt format: one token per byte."""
     format = scratch / "prompt-format.json"
     format.write_bytes(msgspec.json.encode(make_format("bench")))
     process = subprocess.Popen(on_cores(cores, tools.mock, str(port), format))
@@ -97,10 +97,10 @@ def _listens(port: int) -> bool:
 
 
 def load(tools: Tools, port: int, scenario: Scenario, cores: Sequence[int], scratch: Path, seconds: float, warm: float) -> dict[str, Any]:
-    """What load.c prints. Raises CalledProcessError where the router cannot be reached."""
+    """Return the figures that load.c prints. Raises CalledProcessError if the router cannot be reached."""
     body = scratch / f"{scenario.name}.json"
     body.write_bytes(scenario.body())
     command: list[str | Path] = [tools.load, str(port), str(scenario.connections), str(warm), str(seconds), body, "/v1/completions"]
-    said = subprocess.run(on_cores(cores, *command), check=True, stdout=subprocess.PIPE, timeout=seconds + warm + 60)
-    figures: dict[str, Any] = json.loads(said.stdout)
+    result = subprocess.run(on_cores(cores, *command), check=True, stdout=subprocess.PIPE, timeout=seconds + warm + 60)
+    figures: dict[str, Any] = json.loads(result.stdout)
     return figures

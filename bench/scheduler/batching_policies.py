@@ -17,7 +17,7 @@ from bench.scheduler.static_batching import pages_for, serve_statically
 from fairlead_worker.model.loader import load_model
 
 BATCH = 8
-"""Requests that run at once, on all sides."""
+"""Concurrent requests of every side."""
 SIDES: dict[str, dict[str, object]] = {
     "iteration-level": {"chunked_prefill_size": 0, "enable_mixed_chunk": False},
     "chunked": {"chunked_prefill_size": 128, "enable_mixed_chunk": False},
@@ -28,7 +28,7 @@ TARGETS = [
     Target("batching_ttft_p50", "ttft_p50_ms", "chunked and mixed", "static", 1.0),
     Target("batching_itl_p99", "itl_p99_ms", "chunked and mixed", "iteration-level", 1.0),
 ]
-"""Better at all; how much is what the table is for."""
+"""The ratios need only be better than 1. The table shows by how much."""
 PANELS = [
     Panel("output_tokens_s", "output tokens/s", "more is better"),
     Panel("ttft_p50_ms", "TTFT p50, ms", "less is better"),
@@ -39,7 +39,7 @@ PLOT = ROOT / "docs" / "batching.svg"
 
 
 def workload(requests: int, rate: float, longest: int) -> list[Arrival]:
-    """Prompts of 16 to `longest` tokens, mostly short; outputs of 4 to 96."""
+    """Return prompts of 16 to `longest` tokens, mostly short, with outputs of 4 to 96 tokens."""
     draw_from, now, made = random.Random(3), 0.0, []
     for _ in range(requests):
         now += draw_from.expovariate(rate)

@@ -14,7 +14,7 @@ from fairlead_worker.model.loader import load_model
 
 STREAMS, PROMPT, OUTPUT, LONG = 8, 64, 160, 4096
 BEFORE = 32
-"""Tokens that each stream has put out when the long prompt comes."""
+"""Output tokens of each stream when the long prompt arrives."""
 SIDES: dict[str, dict[str, object]] = {"whole": {"chunked_prefill_size": 0}, "chunked": {}, "chunked, 256": {"chunked_prefill_size": 256}}
 TARGETS = [
     Target("stall_worst_itl", "worst_itl_ms", "chunked", "whole", 5.0),

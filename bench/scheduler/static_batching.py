@@ -15,7 +15,7 @@ from fairlead_worker.scheduler.request import Request
 
 
 def serve_statically(runner: ModelRunner, workload: Sequence[Arrival], size: int) -> Served:
-    """Batches of the (at most `size`) requests that are there, oldest first. Tokens are handed out as they come, as generously as can be.
+    """Run batches of at most `size` waiting requests, oldest first. Tokens are sent as they come, in favour of this policy.
 
     Prompts are padded on the left to the longest of the batch, and every row is computed until the longest output is out. Those positions
     are run through the model as real ones are, which is what padding costs. Masking them changes tokens, not times, and is left out.
@@ -48,7 +48,7 @@ def serve_statically(runner: ModelRunner, workload: Sequence[Arrival], size: int
 
 
 def pages_for(workload: Sequence[Arrival], size: int) -> int:
-    """What the largest batch could need: every row as long as the longest prompt and output, as static batching reserves them."""
+    """Return the pages that the largest batch reserves: every row is as long as the longest prompt and output."""
     return size * -(-(max(len(w.prompt) for w in workload) + max(w.output for w in workload)) // PAGE_SIZE)
 
 

@@ -31,7 +31,7 @@ TARGET_GROWTH_MIB = 4
 
 
 class Crowd:
-    """A scheduler, and requests enough."""
+    """A scheduler with a supply of requests."""
 
     def __init__(self, running: int, waiting: int) -> None:
         self._draw, self._waiting, self._submitted = random.Random(1), waiting, 0
@@ -40,7 +40,7 @@ class Crowd:
         self._stems = [self._draw.choices(range(30_000), k=256) for _ in range(20)]
 
     def refill(self) -> None:
-        """As many wait as are to."""
+        """Fill the queue up to the number of waiting requests."""
         draw = self._draw
         while len(self.scheduler.waiting) < self._waiting:
             prompt = draw.choice(self._stems)[: draw.choice([64, 128, 256])] + draw.choices(range(30_000), k=64)
@@ -53,7 +53,7 @@ class Crowd:
 
 
 def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float]]:
-    """Microseconds of plan, advance and both, over the steps with all `running` requests there."""
+    """Return the microseconds of plan, of advance and of both, over the steps in which all `running` requests run."""
     crowd = Crowd(running, waiting)
     scheduler = crowd.scheduler
     times: list[tuple[float, float]] = []
@@ -77,14 +77,14 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float
 
 
 def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
-    """Median microseconds of plan, advance_placeholder and reconcile, and of all three, over the same steps."""
+    """Return the median microseconds of plan, advance_placeholder, reconcile and all three, over the same steps."""
     crowd = Crowd(running, waiting)
     scheduler = OverlapScheduler(crowd.scheduler)
     times: list[tuple[float, float, float]] = []
     out: tuple[StepPlan, StepResult] | None = None
 
     def reconcile() -> float:
-        """The step that is out, if one is."""
+        """Reconcile the step in flight, if there is one. Return the CPU seconds."""
         nonlocal out
         start = process_time()
         if out is not None:
@@ -111,7 +111,7 @@ def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
 
 
 def report_cost(rows: int, steps: int = 500) -> dict[str, float]:
-    """Median microseconds of what the loop does beside: the `Step` made, and encoded for ZeroMQ; all rows decode."""
+    """Return the median microseconds to build a `Step` and to encode it for ZeroMQ. All rows decode."""
     requests = [Request(f"cmpl-0123456789abcdef-{i}", array("I", (1,)), 1, Sampling(max_tokens=9), 1, i) for i in range(rows)]
     outputs = StepOutputs(decoded=requests, tokens=[30_000 + i for i in range(rows)])
     plan, result = StepPlan([], decodes=rows, samples=rows), StepResult([], seconds=0.01)
@@ -128,7 +128,7 @@ def report_cost(rows: int, steps: int = 500) -> dict[str, float]:
 
 
 def soak(requests: int, waiting: int) -> tuple[float, float]:
-    """MiB resident after a tenth of `requests` short requests, when every pool is warm, and after all of them."""
+    """Return the resident MiB after a tenth of `requests` short requests, when every pool is warm, and after all of them."""
     draw = random.Random(2)
     cache = PrefixCache(PagePool(4096, 16), 64, extend)
     scheduler = Scheduler(SchedulerConfig(max_model_len=8192, policy="lpm"), cache)

@@ -1,4 +1,4 @@
-"""Errors that a user can correct: a command prints them as one line and exits with 2, without a traceback."""
+"""Errors that a user can correct: a command prints one line and exits with 2, without a traceback."""
 
 import argparse
 import os
@@ -6,10 +6,23 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 
 class UserError(Exception):
-    """What is wrong, the value, and what to do next. The user sees nothing but the message."""
+    """An error whose message is all that the user sees: what is wrong, the value, and what to do next."""
+
+
+def check_http_url(source: str, url: str) -> str:
+    """Return the URL without a final slash or `/v1`. `source`: the flag or argument that gave it. Raises UserError."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UserError(f"{source} {url}: must be http://HOST[:PORT] or https://HOST[:PORT]")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:

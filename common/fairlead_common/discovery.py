@@ -1,6 +1,8 @@
 """Discovery of workers: `dns://HOST:PORT` (every address record), `file:///path` (one HOST:PORT a line), `static://a:1,b:2`."""
 
 import asyncio
+import contextlib
+import re
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +15,7 @@ _NO_RECORDS = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAM
 def split_address(address: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`. Raises ValueError with the address."""
     host, colon, port = address.strip().rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
@@ -23,11 +25,15 @@ class DiscoveryError(Exception):
 
 
 class Source(Protocol):
+    """The interface of all sources."""
+
     async def addresses(self) -> set[str]:
         """Return `host:port` of every current worker. Raises DiscoveryError."""
 
 
 class StaticSource:
+    """A fixed list. Raises ValueError, which names `flag`, if it is empty or has an invalid address."""
+
     def __init__(self, listed: str, flag: str = "--workers") -> None:
         self._addresses = {part.strip() for part in listed.split(",") if part.strip()}
         if not self._addresses:
@@ -60,7 +66,7 @@ class FileSource:
 
 
 class DnsSource:
-    """A headless Service: every A record of its name, or AAAA if it has no A (in a dual-stack cluster each pod has both)."""
+    """A headless Service: every A record of its name, or AAAA if it has no A. In a dual-stack cluster each pod has both."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -84,11 +90,12 @@ class DnsSource:
 
 def create_source(url: str, flag: str = "--workers") -> Source:
     """Create the source for `url`, the value of `flag`. Raises ValueError."""
-    parts = urlsplit(url)
-    if parts.scheme == "static":
+    if url.startswith("static://"):
         return StaticSource(url.removeprefix("static://"), flag)
-    if parts.scheme == "file":
-        return FileSource(Path(parts.path))
-    if parts.scheme == "dns" and parts.hostname and parts.port:
-        return DnsSource(parts.hostname, parts.port)
+    with contextlib.suppress(ValueError):  # urlsplit raises it for a port or an IPv6 address that is not valid
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            return FileSource(Path(parts.path))
+        if parts.scheme == "dns" and parts.hostname and parts.port:
+            return DnsSource(parts.hostname, parts.port)
     raise ValueError(f"{flag} {url!r}: give dns://HOST:PORT, file:///path or static://host:port,host:port")

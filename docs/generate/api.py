@@ -21,11 +21,11 @@ from fairlead_worker.api.reference.fields import (
     LORA_NOTES,
     NOTES,
     OWN_NOTES,
-    POOLED,
+    POOLED_BY_PATH,
     POOLED_NOTES,
     REFUSED,
+    TOKEN_BY_PATH,
     TOKEN_NOTES,
-    TOKENS,
     VALUES,
 )
 from fairlead_worker.api.schema import LoadLoraRequest
@@ -92,8 +92,14 @@ def pages() -> dict[str, str]:
         "chat": [INTRODUCTIONS[CHAT], *_openai_sections(CHAT)],
         "responses": [INTRODUCTIONS[RESPONSES], *_protocol_sections(RESPONSES)],
         "messages": [INTRODUCTIONS[MESSAGES], *_protocol_sections(MESSAGES)],
-        "embeddings": [INTRODUCTIONS[EMBEDDINGS], *(_section(_title(paths), _notes(body, POOLED_NOTES)) for paths, body in POOLED.items())],
-        "tokenize": [INTRODUCTIONS["/tokenize"], *(_section(_title(paths), _notes(body, TOKEN_NOTES)) for paths, body in TOKENS.items())],
+        "embeddings": [
+            INTRODUCTIONS[EMBEDDINGS],
+            *(_section(_title(paths), _notes(body, POOLED_NOTES)) for paths, body in POOLED_BY_PATH.items()),
+        ],
+        "tokenize": [
+            INTRODUCTIONS["/tokenize"],
+            *(_section(_title(paths), _notes(body, TOKEN_NOTES)) for paths, body in TOKEN_BY_PATH.items()),
+        ],
         "lora": [INTRODUCTIONS["/v1/load_lora_adapter"], _section("Request fields", _notes(LoadLoraRequest, LORA_NOTES))],
     }
     return {f"reference/api/{name}.md": GENERATED + "\n".join(sections) for name, sections in made.items()}

@@ -12,8 +12,8 @@ from aiohttp import web
 from fairlead.bench.client import Outcome
 from fairlead.bench.command import serve
 from fairlead.bench.datasets import TRACE_BLOCK, Prompt, prefix_repetition_prompts, random_prompts, trace_prompts
-from fairlead.bench.load import arrival_times
-from fairlead.bench.report import percentile, results
+from fairlead.bench.load import schedule_arrivals
+from fairlead.bench.report import compute_figures, percentile
 from fairlead.errors import UserError
 from fairlead.main import build_parser
 
@@ -46,6 +46,7 @@ class StandIn:
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
         self.now = self.peak = 0
+        self.line_end = "\n"
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 24)
@@ -80,11 +81,12 @@ class StandIn:
             if number:
                 await asyncio.sleep(ITL)
             # Split in the middle of an event: the client must join the parts.
-            data = f"data: {json.dumps({'choices': [{'text': 'x'}]})}\n\n".encode()
+            data = f"data: {json.dumps({'choices': [{'text': 'x'}]})}{2 * self.line_end}".encode()
             await response.write(data[:7])
             await response.write(data[7:])
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": TOKENS, "prompt_tokens_details": {"cached_tokens": 16}}
-        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        for last in (json.dumps({"choices": [], "usage": usage}), "[DONE]"):
+            await response.write(f"data: {last}{2 * self.line_end}".encode())
         self.now -= 1
         return response
 
@@ -143,6 +145,13 @@ async def test_text_prompts_come_from_the_servers_own_detokenizer(server: tuple[
     assert isinstance(stand_in.bodies[0]["prompt"], str) and len(stand_in.bodies[0]["prompt"].split()) == 3
 
 
+async def test_events_that_end_with_carriage_returns_are_read(server: tuple[str, StandIn]) -> None:
+    url, stand_in = server
+    stand_in.line_end = "\r\n"
+    result = await bench(url, "--num-prompts", "1", "--random-input-len", "3")
+    assert (result["completed"], result["total_output_tokens"]) == (1, TOKENS)
+
+
 async def test_an_unreachable_server_is_named() -> None:
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*--base-url"):
         await bench("http://127.0.0.1:9")
@@ -164,17 +173,31 @@ def test_prompts_are_seeded_and_share_the_requested_prefix(tmp_path: Path) -> No
     first, second = trace_prompts(WORDS, trace, count=10, speed=2, scale=1, seed=0)
     assert (len(first.tokens), len(second.tokens), second.at) == (1100, 1500, 1.5)
     assert first.tokens[: 2 * TRACE_BLOCK] == second.tokens[: 2 * TRACE_BLOCK] and first.tokens[1024:1100] != second.tokens[1024:1100]
-    trace.write_text("{}\n")
-    with pytest.raises(UserError, match="line 1"):
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"{}\n", "line 1: not a Mooncake trace entry"),
+        (b'{"timestamp": 0, "input_length": 1e999, "output_length": 5, "hash_ids": []}\n', "line 1: not a Mooncake trace entry"),
+        (b"\x80\xff", "not a text file"),
+        (b"", "contains no request"),
+    ],
+    ids=["no fields", "infinite length", "binary", "empty"],
+)
+def test_an_invalid_trace_is_refused_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(content)
+    with pytest.raises(UserError, match=f"--trace-path {trace}.*{expected}"):
         trace_prompts(WORDS, trace, count=1, speed=1, scale=1, seed=0)
 
 
 def test_arrivals_keep_the_rate_and_a_traces_own_times() -> None:
     prompts = [Prompt((1,), 1)] * 50
-    times = arrival_times(prompts, rate=10, burstiness=1, seed=3)
+    times = schedule_arrivals(prompts, rate=10, burstiness=1, seed=3)
     assert times[-1] == pytest.approx(5.0) and times == sorted(times)
-    assert arrival_times([Prompt((1,), 1, 2.5)], rate=1, burstiness=1, seed=0) == [2.5]
-    assert arrival_times(prompts, rate=float("inf"), burstiness=1, seed=0) == [0.0] * 50
+    assert schedule_arrivals([Prompt((1,), 1, 2.5)], rate=1, burstiness=1, seed=0) == [2.5]
+    assert schedule_arrivals(prompts, rate=float("inf"), burstiness=1, seed=0) == [0.0] * 50
 
 
 def test_percentiles_interpolate_as_numpy_does() -> None:
@@ -189,11 +212,18 @@ def test_percentiles_interpolate_as_numpy_does() -> None:
 def test_the_peak_of_concurrent_requests_counts_a_departure_before_a_simultaneous_arrival() -> None:
     start = time.perf_counter()
     outcomes = [Outcome(1, started=start + n, ttft=0.5, latency=1.0, output_tokens=1) for n in range(3)]
-    assert results(outcomes, 3.0)["max_concurrent_requests"] == 1
+    assert compute_figures(outcomes, 3.0)["max_concurrent_requests"] == 1
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--max-concurrency", "0"], ["--max-concurrency", "-1"], ["--vocab-size", "-1"], ["--save-result", "/no/such/folder/x.json"]]
+    "wrong",
+    [
+        ["--max-concurrency", "0"],
+        ["--max-concurrency", "-1"],
+        ["--vocab-size", "-1"],
+        ["--base-url", "localhost:9"],
+        ["--save-result", "/no/such/folder/x.json"],
+    ],
 )
 def test_an_invalid_flag_is_named_before_anything_is_sent(wrong: list[str]) -> None:
     arguments = build_parser().parse_args(["bench", "serve", "--base-url", "http://127.0.0.1:9", *wrong])

@@ -28,8 +28,8 @@ def service(**status: Any) -> dict[str, Any]:
 
 def shown(*rows: Any) -> str:
     console = Console(file=StringIO(), width=160, highlight=False)
-    console.print(table.services(rows, namespaces=True))
-    table.words(console, rows)
+    console.print(table.build_table(rows, namespaces=True))
+    table.print_messages(console, rows)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -79,10 +79,10 @@ def test_nodes_show_free_gpus_and_what_keeps_pods_away() -> None:
     used = gpus_in_use([{"spec": asks, "status": {"phase": "Running"}}, {"spec": asks, "status": {"phase": "Failed"}}])
     assert used == {"a": 3}
     nodes = [node("a", 8), node("b", 4, unschedulable=True, taints=[{"key": "gpu", "effect": "NoSchedule"}]), node("c", 0)]
-    lines = [(line.text, line.ok) for line in sections.nodes(Facts(service(), nodes=nodes, gpus_in_use=used))]
+    lines = [(line.text, line.ok) for line in sections.describe_nodes(Facts(service(), nodes=nodes, gpus_in_use=used))]
     assert lines == [("a: 8 GPUs, 5 free", True), ("b: 4 GPUs, 4 free, cordoned, taints gpu:NoSchedule", False)]
-    assert [line.ok for line in sections.nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
-    assert list(sections.nodes(Facts(service()))) == [], "unknown values are reported elsewhere"
+    assert [line.ok for line in sections.describe_nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
+    assert list(sections.describe_nodes(Facts(service()))) == [], "unknown values are reported elsewhere"
 
 
 def test_claims_and_secrets_of_a_manifest_are_found_in_all_places() -> None:

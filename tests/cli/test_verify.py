@@ -138,7 +138,12 @@ def test_the_key_is_read_from_its_file(service: tuple[type[Service], str], tmp_p
     (tmp_path / "key").write_text("secret\n")
     assert run(url, f"--api-key-file={tmp_path / 'key'}") == 1 and "first:" in capsys.readouterr().out
     assert run(url, f"--api-key-file={tmp_path / 'none'}") == 2
-    assert run("qwen.default.svc/v1") == 2 and "must begin with http://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["qwen.default.svc/v1", "http://[/v1", "http://"])
+def test_an_invalid_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(url, "--wait=0") == 2
+    assert f"URL {url}: must be http://HOST[:PORT] or https://HOST[:PORT]" in capsys.readouterr().err
 
 
 def test_an_unreachable_service_is_an_error_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

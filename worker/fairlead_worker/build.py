@@ -63,7 +63,7 @@ def build_adapters(config: WorkerConfig, loaded: "LoadedModel", group: "Group | 
     return AdapterSet(loaded, config.max_loras, config.max_lora_rank, growing=config.allow_runtime_lora_updating, group=group)
 
 
-def make(
+def build_runner(
     config: WorkerConfig,
     loaded: "LoadedModel",
     group: "Group | None" = None,
@@ -97,16 +97,16 @@ def make(
     )
 
 
-def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
-    """Return the decodes of the largest CUDA graph; 0 if there can be none. `tell`: log the reason."""
+def graph_rows(config: WorkerConfig, device: str, log_reason: bool = True) -> int:
+    """Return the decodes of the largest CUDA graph; 0 if there can be none. `log_reason`: log why there are none."""
     ranks, most = config.tensor_parallel_size, config.max_cudagraph_capture_size
     reasons = {
         f"--tensor-parallel-size {ranks} (a graph would have to contain the all-reduces)": ranks > 1,
         "--deterministic (decodes are computed like prefills)": config.deterministic,
         f"a {device.upper()}": device != "cuda",
     }
-    found = [name for name, there in reasons.items() if there]
-    if found and most and tell:
+    found = [name for name, applies in reasons.items() if applies]
+    if found and most and log_reason:
         logger.warning("--max-cudagraph-capture-size %d is ignored: no CUDA graphs with %s", most, ", ".join(found))
     return 0 if found else most
 

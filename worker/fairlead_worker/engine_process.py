@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, describe_error, load, make, scheduler_config
+from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, build_runner, describe_error, load, scheduler_config
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready
 from fairlead_worker.ipc.transport import EngineEnd, ZmqEngineEnd
@@ -45,6 +45,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
+    """Run the engine and return the process's exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
     # The API process decides when the engine ends. A terminal's Ctrl-C and a container's SIGTERM to all processes are ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -152,7 +153,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     adapters = build_adapters(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora_modules), detail=name))
-        assert adapters is not None, "the configuration counts them"
+        assert adapters is not None, "the configuration allows no more adapters than --max-loras"
         folder = adapter_folder(name, uri, _progress_reporter(end, f"of adapter {name}"), cache)
         if ranks is not None:
             ranks.fetched(number, folder)
@@ -163,7 +164,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
 
         configure_torch(loaded.device)
         fix_rows(loaded.model)
-    runner = make(config, loaded, group, draft, adapters, _progress_reporter(end))
+    runner = build_runner(config, loaded, group, draft, adapters, _progress_reporter(end))
     if config.deterministic:
         check_invariance(runner)
     if ranks is not None:
@@ -239,7 +240,7 @@ def _open_trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
 def _build_grammars(
     config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], end: EngineEnd
 ) -> "Grammars | None":
-    """Return None if structured output is turned off, or if grammars do not support the tokenizer's kind."""
+    """Return the grammars of structured output, or None if it is turned off or does not support the tokenizer."""
     from fairlead_worker.grammar.compiler import Compiler, GrammarError
     from fairlead_worker.sampling.grammars import Grammars
 

@@ -1,5 +1,7 @@
-"""`fairlead-worker`: one model replica, or one node of it. Reads the configuration, binds the port, and serves until a signal or the
-engine's end."""
+"""`fairlead-worker`: one model replica, or one node of it.
+
+It reads the configuration, binds the port, and serves until a signal or the engine's end.
+"""
 
 import asyncio
 import logging
@@ -23,6 +25,7 @@ TERMINATION_BYTES = 4096
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the worker and return its exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("uvicorn", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -36,12 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     if has_password(config.redis_url):
         logger.warning("FAIRLEAD_REDIS_URL holds a password, which manifests show: use FAIRLEAD_REDIS_PASSWORD_FILE")
     if config.node_rank:
-        from fairlead_worker.node import serve as serve_ranks
+        from fairlead_worker.parallel.node import serve as serve_ranks
 
         try:
             failure = serve_ranks(config)
         except Exception as error:
-            logger.exception("this node ends")
+            logger.exception("this node failed")
             failure = f"{type(error).__name__}: {error}"
         status = _fail(config, failure) if failure else 0
         logging.shutdown()

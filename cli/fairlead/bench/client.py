@@ -1,6 +1,7 @@
 """One streaming completion and its times, over aiohttp: its parser is in C, so that the client does not limit the measurement."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ import aiohttp
 from fairlead.bench.datasets import Prompt
 from fairlead.errors import UserError
 
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+
 
 @dataclass
 class Outcome:
@@ -18,7 +21,6 @@ class Outcome:
 
     prompt_len: int
     started: float = 0.0
-    queued: float = 0.0
     ttft: float = 0.0
     latency: float = 0.0
     itl: list[float] = field(default_factory=list)
@@ -60,7 +62,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
     parts: list[str] = []
     async for piece in response.content.iter_any():
         now = time.perf_counter()
-        *events, pending = (pending + piece).split(b"\n\n")
+        *events, pending = _EVENT_END.split(pending + piece)
         for event in events:
             if not event.startswith(b"data:"):
                 continue
@@ -89,7 +91,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
     outcome.output_tokens = outcome.output_tokens or len(outcome.itl) + 1
 
 
-def request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
+def build_request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
     """Return a `/v1/completions` body. The prompt is token ids, so its length is exact, unless `text` is given."""
     body: dict[str, Any] = {
         "model": model,
@@ -104,7 +106,7 @@ def request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: f
     return body
 
 
-async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+async def fetch_first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     answer = await _json(session, "GET", f"{base_url}/v1/models")
     try:
         return str(answer["data"][0]["id"])
@@ -112,7 +114,7 @@ async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
         raise UserError(f"{base_url}/v1/models lists no model: give --model") from None
 
 
-async def vocabulary(session: aiohttp.ClientSession, base_url: str, model: str, text: str) -> Sequence[int]:
+async def fetch_vocabulary(session: aiohttp.ClientSession, base_url: str, model: str, text: str) -> Sequence[int]:
     """Return the token ids of ordinary text, from the server's tokenizer. They include no special token."""
     answer = await _json(session, "POST", f"{base_url}/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
     try:

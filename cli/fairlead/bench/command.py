@@ -14,12 +14,12 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from fairlead.bench.client import Outcome, complete, detokenize, first_model, request_body, vocabulary
+from fairlead.bench.client import Outcome, build_request_body, complete, detokenize, fetch_first_model, fetch_vocabulary
 from fairlead.bench.datasets import Prompt, prefix_repetition_prompts, random_prompts, trace_prompts
-from fairlead.bench.load import arrival_times, send_all
-from fairlead.bench.report import DETAIL, results, show
+from fairlead.bench.load import schedule_arrivals, send_all
+from fairlead.bench.report import DETAIL, compute_figures, print_figures
 from fairlead.console import make_console
-from fairlead.errors import UserError
+from fairlead.errors import UserError, check_http_url
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, flag)
         if value is not None and not value > 0:  # written so that nan is refused too
             raise UserError(f"--{flag.replace('_', '-')} {value}: must be above 0")
+    check_http_url("--base-url", arguments.base_url)
     if arguments.save_result and not arguments.save_result.absolute().parent.is_dir():  # before the measurement
         raise UserError(f"--save-result {arguments.save_result}: its folder does not exist; create it first")
     if arguments.dataset == "trace" and arguments.trace_path is None:
@@ -87,16 +88,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def serve(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run the benchmark. Return the result as it is saved."""
-    base_url = arguments.base_url.rstrip("/").removesuffix("/v1")
+    base_url = check_http_url("--base-url", arguments.base_url)
     limits = aiohttp.ClientTimeout(total=arguments.timeout)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits, read_bufsize=1 << 20) as session:
-        model = arguments.model or await first_model(session, base_url)
+        model = arguments.model or await fetch_first_model(session, base_url)
         prompts = make_prompts(arguments, await _vocabulary(arguments, session, base_url, model))
         texts = await _texts(arguments, session, base_url, model, prompts)
-        times = arrival_times(prompts, rate=arguments.request_rate, burstiness=arguments.burstiness, seed=arguments.seed)
+        times = schedule_arrivals(prompts, rate=arguments.request_rate, burstiness=arguments.burstiness, seed=arguments.seed)
 
         async def send(number: int, prompt: Prompt) -> Outcome:
-            body = request_body(
+            body = build_request_body(
                 model, prompt, ignore_eos=arguments.ignore_eos, temperature=arguments.temperature, text=texts[number] if texts else None
             )
             return await complete(session, f"{base_url}/v1/completions", body, len(prompt.tokens))
@@ -107,8 +108,8 @@ async def serve(arguments: argparse.Namespace, console: Console) -> dict[str, An
             outcomes, duration = await send_all(
                 prompts, times, send, max_concurrency=arguments.max_concurrency, progress=lambda: bar.advance(task)
             )
-    result = _header(arguments, model, len(prompts)) | results(outcomes, duration)
-    show(console, result)
+    result = _header(arguments, model, len(prompts)) | compute_figures(outcomes, duration)
+    print_figures(console, result)
     if arguments.save_result:
         saved = {key: value for key, value in result.items() if arguments.save_detailed or key not in DETAIL}
         arguments.save_result.write_text(json.dumps(saved, indent=1) + "\n")
@@ -143,7 +144,7 @@ def make_prompts(arguments: argparse.Namespace, words: Sequence[int]) -> list[Pr
 async def _vocabulary(arguments: argparse.Namespace, session: aiohttp.ClientSession, base_url: str, model: str) -> Sequence[int]:
     if arguments.vocab_size:
         return range(arguments.vocab_size)
-    return await vocabulary(session, base_url, model, "\n".join(topics[name] for name in sorted(topics))[:100_000])
+    return await fetch_vocabulary(session, base_url, model, "\n".join(topics[name] for name in sorted(topics))[:100_000])
 
 
 async def _texts(

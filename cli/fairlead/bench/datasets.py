@@ -32,7 +32,7 @@ def random_prompts(
     prefix = tuple(rng.choices(vocabulary, k=prefix_len))
     prompts = []
     for _ in range(count):
-        length, output = _around(rng, input_len, range_ratio), _around(rng, output_len, range_ratio)
+        length, output = _vary(rng, input_len, range_ratio), _vary(rng, output_len, range_ratio)
         prompts.append(Prompt(prefix + tuple(rng.choices(vocabulary, k=length)), output))
     return prompts
 
@@ -70,12 +70,16 @@ def trace_prompts(vocabulary: Sequence[int], path: Path, *, count: int, speed: f
                         tokens += random.Random(f"{seed}/{block_id}").choices(vocabulary, k=block)
                     tokens += random.Random(f"{seed}/{number}/rest").choices(vocabulary, k=max(0, length - len(tokens)))
                     prompts.append(Prompt(tuple(tokens[:length]), output, entry["timestamp"] / 1000 / speed))
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, OverflowError) as error:
                     raise UserError(f"--trace-path {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
     except OSError as error:
         raise UserError(f"--trace-path {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--trace-path {path}: not a text file ({error.reason})") from None
+    if not prompts:
+        raise UserError(f"--trace-path {path}: it contains no request")
     return prompts
 
 
-def _around(rng: random.Random, length: int, ratio: float) -> int:
+def _vary(rng: random.Random, length: int, ratio: float) -> int:
     return max(1, rng.randint(int(length * (1 - ratio)), int(length * (1 + ratio))))

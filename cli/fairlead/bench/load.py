@@ -11,11 +11,10 @@ from fairlead.bench.client import Outcome
 from fairlead.bench.datasets import Prompt
 
 
-def arrival_times(prompts: Sequence[Prompt], *, rate: float, burstiness: float, seed: int) -> list[float]:
+def schedule_arrivals(prompts: Sequence[Prompt], *, rate: float, burstiness: float, seed: int) -> list[float]:
     """Return the send time of each prompt in seconds after the start.
 
     A trace keeps its times. Otherwise gaps are gamma-distributed and add up to count / rate.
-
     `burstiness` 1 is a Poisson process, below 1 burstier, above 1 more even; an infinite `rate` sends everything immediately.
     """
     if prompts and all(prompt.at is not None for prompt in prompts):
@@ -40,15 +39,13 @@ async def send_all(
     progress: Callable[[], None],
 ) -> tuple[list[Outcome], float]:
     """Send all prompts. Return the outcomes in the order of `prompts`, and the duration in seconds."""
-    turn: contextlib.AbstractAsyncContextManager[object] = (
+    slot: contextlib.AbstractAsyncContextManager[object] = (
         asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     )
 
-    async def one(number: int, prompt: Prompt) -> Outcome:
-        arrived = time.perf_counter()
-        async with turn:
+    async def send_one(number: int, prompt: Prompt) -> Outcome:
+        async with slot:
             outcome = await send(number, prompt)
-        outcome.queued = outcome.started - arrived
         progress()
         return outcome
 
@@ -59,5 +56,5 @@ async def send_all(
             wait = began + at - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
-            tasks.append(group.create_task(one(number, prompt)))
+            tasks.append(group.create_task(send_one(number, prompt)))
     return [task.result() for task in tasks], time.perf_counter() - began

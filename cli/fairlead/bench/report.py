@@ -15,7 +15,7 @@ DETAIL = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "erro
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
-def results(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
+def compute_figures(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
     """Return all figures; `_ms`: milliseconds.
 
     TPOT is (latency - TTFT) / (tokens - 1), ITL is the gap between two events.
@@ -75,7 +75,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def show(console: Console, result: dict[str, Any]) -> None:
+def print_figures(console: Console, result: dict[str, Any]) -> None:
     """Print the figures as a table."""
     console.print(
         f"{result['completed']} completed, {result['failed']} failed in {result['duration']:.2f} s   "

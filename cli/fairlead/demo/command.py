@@ -73,12 +73,12 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
     screen = Screen(console, cluster.pods)
     runs: list[list[Turn]] = []
 
-    async def both() -> None:
+    async def run_both_policies() -> None:
         for manifest in (prefix_aware, with_policy(prefix_aware, "Random")):
             runs.append(await run_conversations(cluster, manifest, screen, console, arguments.ready_timeout))
 
     async with cluster:
-        if not await run_until_stopped(both(), stop):
+        if not await run_until_stopped(run_both_policies(), stop):
             console.print("stopped")
             return 130
     console.print(side_by_side(*runs))
@@ -121,11 +121,12 @@ async def run_conversations(cluster: LocalCluster, manifest: Manifest, screen: S
 def with_policy(manifest: Manifest, policy: str) -> Manifest:
     """Return the same services with another `spec.routing.policy`. Applying it replaces only the router."""
 
-    def changed(routing: Routing) -> Routing:
+    def set_policy(routing: Routing) -> Routing:
         return Routing.model_validate(routing.model_dump() | {"policy": policy})
 
     services = tuple(
-        replace(service, spec=service.spec.model_copy(update={"routing": changed(service.spec.routing)})) for service in manifest.services
+        replace(service, spec=service.spec.model_copy(update={"routing": set_policy(service.spec.routing)}))
+        for service in manifest.services
     )
     return replace(manifest, services=services)
 

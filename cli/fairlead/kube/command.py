@@ -16,7 +16,7 @@ from fairlead.errors import UserError
 from fairlead.kube import table, top
 from fairlead.kube.api import Kube
 from fairlead.kube.explain import Report, explain
-from fairlead.kube.facts import gather
+from fairlead.kube.facts import read_facts
 from fairlead.kube.sections import Line
 from fairlead.kube.snapshot import ServiceRow, read
 
@@ -77,8 +77,8 @@ def run_status(arguments: argparse.Namespace) -> int:
     else:
         console = make_console()
         if rows:
-            console.print(table.services(rows, namespaces=not namespace, pods=not arguments.no_pods))
-            table.words(console, rows)
+            console.print(table.build_table(rows, namespaces=not namespace, pods=not arguments.no_pods))
+            table.print_messages(console, rows)
         else:
             console.print(
                 f"no InferenceServices{f' in namespace {namespace}' if namespace else ''}. examples/ has manifests to start with."
@@ -89,24 +89,24 @@ def run_status(arguments: argparse.Namespace) -> int:
 def run_top(arguments: argparse.Namespace) -> int:
     kube, namespace = _where(arguments)
 
-    def look() -> list[ServiceRow]:
+    def read_rows() -> list[ServiceRow]:
         return read(kube, namespace, arguments.name)
 
     if arguments.output == "json":
-        rows, problem = next(top.frames(look, arguments.interval))
+        rows, problem = next(top.frames(read_rows, arguments.interval))
         if problem:
             raise UserError(problem)
         _print_json([row.as_json() for row in rows])
         return 0
     return top.run(
-        make_console(), look, interval=arguments.interval, once=arguments.once, namespaces=not namespace, pods=not arguments.no_pods
+        make_console(), read_rows, interval=arguments.interval, once=arguments.once, namespaces=not namespace, pods=not arguments.no_pods
     )
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """Print the report. Return 0 if the service is ready, else 1."""
     kube = Kube.connect(arguments.kubeconfig, arguments.context)
-    report = explain(gather(kube, arguments.namespace or kube.namespace, arguments.name), datetime.now(UTC))
+    report = explain(read_facts(kube, arguments.namespace or kube.namespace, arguments.name), datetime.now(UTC))
     if arguments.output == "json":
         _print_json(report.as_json())
     else:

@@ -10,7 +10,6 @@ from fairlead.kube.facts import Facts
 from fairlead.kube.sections import Line
 from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause, creation, unresponsive
-from fairlead_operator.causes.events import newest_relevant
 
 Body = Mapping[str, Any]
 
@@ -38,14 +37,14 @@ def explain(facts: Facts, now: datetime) -> Report:
     found = list(_causes(facts, now))
     report = Report(metadata["namespace"], metadata["name"], serves, _headline(facts, ready, current, found))
     report.sections = {
-        "service": list(sections.service(facts, current)),
-        "conditions": [sections.condition(one, ready, now) for one in conditions.values()],
-        "workers": list(sections.component(facts, names.WORKER, ready)),
-        "canary": list(sections.canary(facts)),
-        "routers": list(sections.component(facts, names.ROUTER, ready)),
-        "events": list(sections.events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
-        "needs": list(sections.references(facts)),
-        "nodes with GPUs": list(sections.nodes(facts)),
+        "service": list(sections.describe_service(facts, current)),
+        "conditions": [sections.describe_condition(one, ready, now) for one in conditions.values()],
+        "workers": list(sections.describe_component(facts, names.WORKER, ready)),
+        "canary": list(sections.describe_canary(facts)),
+        "routers": list(sections.describe_component(facts, names.ROUTER, ready)),
+        "events": list(sections.describe_events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
+        "needs": list(sections.describe_references(facts)),
+        "nodes with GPUs": list(sections.describe_nodes(facts)),
         "not known": [Line(text) for text in facts.unknown],
     }
     report.next = _next(facts, ready, current, serves, found)
@@ -69,8 +68,7 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
         if body is None:
             words = f"{kind} {name}, which {facts.why[kind, name]} refers to, does not exist. Create it in this namespace."
             yield Cause(f"{kind}Missing", words, fault=True)
-    events = {pod["metadata"]["name"]: newest_relevant(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
-    telling = {name: event for name, event in events.items() if event is not None}
+    relevant = {pod["metadata"]["name"]: event for pod in facts.pods if (event := sections.find_pod_event(facts, pod)) is not None}
     for part, component in ((names.WORKER, names.WORKER), (names.CANARY, names.WORKER), (names.ROUTER, names.ROUTER)):
         deployment = facts.deployments.get(part)
         if deployment is None and part == names.CANARY:
@@ -79,7 +77,7 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             if one["type"] == "ReplicaFailure" and one["status"] == "True":
                 yield creation.make_failure_cause(one["reason"], one.get("message", ""))
         revision = _revision(deployment)
-        cause = causes.find_worst_cause(facts.pods, component, revision, telling)
+        cause = causes.find_worst_cause(facts.pods, component, revision, relevant)
         if cause is not None and cause.fault:
             yield cause
         if deployment is not None and (deployment.get("spec") or {}).get("paused"):

@@ -1,4 +1,4 @@
-"""The facts that `explain` needs about one service, read once. What the user may not read is noted; the rest is read all the same."""
+"""The facts that `explain` needs about one service, read once. What the user may not read is listed in `unknown`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,17 +28,17 @@ class Facts:
     pods: list[Body] = field(default_factory=list)
     events: list[Body] = field(default_factory=list)  # of the service and its objects
     references: dict[tuple[str, str], Body | None] = field(default_factory=dict)
-    why: dict[tuple[str, str], str] = field(default_factory=dict)  # … → the field that refers to it
+    why: dict[tuple[str, str], str] = field(default_factory=dict)  # as `references` → the field of the manifest that refers to it
     nodes: list[Body] | None = None
     gpus_in_use: Mapping[str, int] | None = None  # node → GPUs that its pods request
     live: Live = field(default_factory=Live)
     unknown: list[str] = field(default_factory=list)
 
 
-def gather(kube: Kube, namespace: str, name: str) -> Facts:
+def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
     """Read the facts. Raises UserError only if the service itself cannot be read."""
     facts = Facts(kube.service(namespace, name))
-    of = f"{names.MANAGED_BY}=fairlead,{names.INSTANCE}={name}"
+    selector = f"{names.MANAGED_BY}=fairlead,{names.INSTANCE}={name}"
 
     def attempt(right: str, read: Callable[[], T]) -> T | None:
         try:
@@ -49,24 +49,24 @@ def gather(kube: Kube, namespace: str, name: str) -> Facts:
             facts.unknown.append(f"{right}: {error}")
         return None
 
-    def listed(path: str, right: str, **query: str) -> list[Body]:
+    def list_items(path: str, right: str, **query: str) -> list[Body]:
         return attempt(right, lambda: kube.items(path, right=right, **query)) or []
 
     apps, core = f"/apis/apps/v1/namespaces/{namespace}", f"/api/v1/namespaces/{namespace}"
-    deployments = listed(f"{apps}/deployments", "list deployments.apps", selector=of)
+    deployments = list_items(f"{apps}/deployments", "list deployments.apps", selector=selector)
     by_component = {component_of(one): one for one in deployments}
-    facts.replica_sets = listed(f"{apps}/replicasets", "list replicasets.apps", selector=of)
-    facts.pods = listed(f"{core}/pods", "list pods", selector=of)
+    facts.replica_sets = list_items(f"{apps}/replicasets", "list replicasets.apps", selector=selector)
+    facts.pods = list_items(f"{core}/pods", "list pods", selector=selector)
     if ((facts.service.get("spec") or {}).get("engine") or {}).get("nodes", 1) > 1:
         sets = f"/apis/{groups.API_VERSION}/namespaces/{namespace}/leaderworkersets"
-        for one in listed(sets, "list leaderworkersets.leaderworkerset.x-k8s.io", selector=of):
+        for one in list_items(sets, "list leaderworkersets.leaderworkerset.x-k8s.io", selector=selector):
             by_component[component_of(one)] = group_view.as_deployment(one, facts.pods)
     facts.deployments = by_component
     ours = {("InferenceService", name)}
     ours |= {(one.get("kind", "Deployment"), one["metadata"]["name"]) for one in facts.deployments.values()}
     ours |= {("ReplicaSet", one["metadata"]["name"]) for one in facts.replica_sets}
     ours |= {("Pod", one["metadata"]["name"]) for one in facts.pods}
-    events = listed(f"{core}/events", "list events")
+    events = list_items(f"{core}/events", "list events")
     facts.events = [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) in ours]
     for kind, plural, needed, where in list_references(facts.service):
         facts.why[kind, needed] = where

@@ -21,5 +21,5 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Exit status as that of `fairlead`."""
+    """Run the command line. The exit statuses are those of `fairlead`."""
     run_command(build_parser(), argv)

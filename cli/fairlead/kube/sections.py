@@ -15,7 +15,7 @@ from fairlead_operator.observed import PodEvent
 
 Body = Mapping[str, Any]
 MOST_EVENTS = 8
-_TROUBLE_WHEN_TRUE = {"Degraded"}
+_BAD_WHEN_TRUE = {"Degraded"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Line:
     ok: bool | None = None
 
 
-def service(facts: Facts, current: bool) -> Iterator[Line]:
+def describe_service(facts: Facts, current: bool) -> Iterator[Line]:
     spec, status = facts.service.get("spec") or {}, facts.service.get("status") or {}
     model = (spec.get("model") or {}).get("uri")
     yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {ready_counts(status)}")
@@ -61,21 +61,21 @@ def service(facts: Facts, current: bool) -> Iterator[Line]:
         yield Line(f"loading: {seen.loading}")
 
 
-def condition(one: Body, ready: Body, now: datetime) -> Line:
-    wanted = "False" if one["type"] in _TROUBLE_WHEN_TRUE else "True"
+def describe_condition(one: Body, ready: Body, now: datetime) -> Line:
+    wanted = "False" if one["type"] in _BAD_WHEN_TRUE else "True"
     since = f" for {_ago(one['lastTransitionTime'], now)}" if one.get("lastTransitionTime") else ""
     ok = None if one["type"] == "Progressing" and one.get("reason") == "Complete" else one["status"] == wanted
     words = "same message as Ready" if one is not ready and one.get("message") == ready.get("message") else one.get("message") or "-"
     return Line(f"{one['type']} {one['status']}{since}, {one.get('reason')}: {words}", ok)
 
 
-def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[Line]:
+def describe_component(facts: Facts, component: str, ready_condition: Body) -> Iterator[Line]:
     deployment = facts.deployments.get(component)
     if deployment is None:
         if not any(text.startswith("list deployments") for text in facts.unknown):
             yield Line("no Deployment: the operator has not created it, or lacks the permission (see conditions)", False)
         return
-    yield _counts(deployment)
+    yield _describe_counts(deployment)
     for replica_set in facts.replica_sets:
         own = (replica_set["metadata"].get("labels") or {}).get(names.COMPONENT) == component
         wants = int((replica_set.get("spec") or {}).get("replicas") or 0)
@@ -85,10 +85,10 @@ def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[L
             yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(observed.get("readyReplicas") or 0) >= wants)
     for pod in facts.pods:
         if component_of(pod) in names.pod_components(component):
-            yield _pod(pod, newest_relevant(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
+            yield _describe_pod(pod, find_pod_event(facts, pod), str(ready_condition.get("message")))
 
 
-def _counts(deployment: Body) -> Line:
+def _describe_counts(deployment: Body) -> Line:
     spec, status = deployment.get("spec") or {}, deployment.get("status") or {}
     wanted, ready, updated = int(spec.get("replicas") or 0), int(status.get("readyReplicas") or 0), int(status.get("updatedReplicas") or 0)
     paused = ", paused" if spec.get("paused") else ""
@@ -99,17 +99,17 @@ def _counts(deployment: Body) -> Line:
     )
 
 
-def canary(facts: Facts) -> Iterator[Line]:
+def describe_canary(facts: Facts) -> Iterator[Line]:
     """Yield the progress of a canary and its Deployment, if there is one. The section of the workers shows its pods."""
     trial = (facts.service.get("status") or {}).get("canary") or {}
     if trial:
         share = f", {trial['trafficPercent']} % of the requests" if trial.get("trafficPercent") else ""
         yield Line(f"{trial.get('phase')}, revision {trial.get('revision')}{share}", False if trial.get("phase") == "Failed" else None)
     if (deployment := facts.deployments.get(names.CANARY)) is not None:
-        yield _counts(deployment)
+        yield _describe_counts(deployment)
 
 
-def _pod(pod: Body, event: PodEvent | None, ready_message: str) -> Line:
+def _describe_pod(pod: Body, event: PodEvent | None, ready_message: str) -> Line:
     """Return the line of one pod. `ready_message`: the message of condition Ready, which is not repeated."""
     name, node = pod["metadata"]["name"], (pod.get("spec") or {}).get("nodeName")
     where = f" on {node}" if node else ""
@@ -124,11 +124,14 @@ def _pod(pod: Body, event: PodEvent | None, ready_message: str) -> Line:
     return Line(f"pod {name}{where}: {cause.reason}: {words}", False if cause.fault else None)
 
 
-def of(events: Iterable[Body], kind: str, name: str) -> list[Body]:
-    return [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) == (kind, name)]
+def find_pod_event(facts: Facts, pod: Body) -> PodEvent | None:
+    """Return the newest event of a pod that tells why it is not ready, or None."""
+    involved = ("Pod", pod["metadata"]["name"])
+    events = [one for one in facts.events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) == involved]
+    return newest_relevant(events)
 
 
-def events(events: Iterable[Body], shown: set[str], now: datetime) -> Iterator[Line]:
+def describe_events(events: Iterable[Body], shown: set[str], now: datetime) -> Iterator[Line]:
     """Yield the newest warnings, each text once, without the messages of conditions (`shown`)."""
     seen: set[tuple[str, str]] = set()
     for event in sorted((one for one in events if one.get("type") == "Warning"), key=_when, reverse=True):
@@ -146,7 +149,7 @@ def _when(event: Body) -> str:
     return str((event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def references(facts: Facts) -> Iterator[Line]:
+def describe_references(facts: Facts) -> Iterator[Line]:
     for (kind, name), body in facts.references.items():
         where = facts.why[kind, name]
         if body is None:
@@ -160,15 +163,15 @@ def references(facts: Facts) -> Iterator[Line]:
             yield Line(f"{kind} {name} ({where}): exists", True)
 
 
-def nodes(facts: Facts) -> Iterator[Line]:
+def describe_nodes(facts: Facts) -> Iterator[Line]:
     if facts.nodes is None:
         return
-    some = False
+    has_gpus = False
     for node in facts.nodes:
         gpus = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))
         if not gpus:
             continue
-        some = True
+        has_gpus = True
         name = node["metadata"]["name"]
         used = None if facts.gpus_in_use is None else facts.gpus_in_use.get(name, 0)
         spec, conditions = (
@@ -181,7 +184,7 @@ def nodes(facts: Facts) -> Iterator[Line]:
         extra = "".join(f", {one}" for one in [*faults, *([f"taints {' '.join(taints)}"] if taints else [])])
         free = "" if used is None else f", {max(0, gpus - used)} free"
         yield Line(f"{name}: {gpus} GPUs{free}{extra}", not faults and (used is None or used < gpus))
-    if not some:
+    if not has_gpus:
         yield Line(f"no node offers {GPU}: does the NVIDIA device plugin run? To run on CPUs, set spec.resources.gpus: 0", False)
 
 

@@ -12,8 +12,8 @@ COLUMNS = ("RUNNING", "QUEUE", "KV USE", "HIT RATE", "TOKENS/S")
 _GOOD, _UNDER_WAY = {"Ready", "Serving"}, {"Starting", "Loading", "RollingOut", "Probing", "Draining", "Terminating", "NotReady", "Avoided"}
 
 
-def services(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True) -> Table:
-    """`namespaces`: with a column of their names."""
+def build_table(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True) -> Table:
+    """Return the table. `namespaces`: with a column of namespaces. `pods`: with a row for each pod."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     if namespaces:
         table.add_column("NAMESPACE", no_wrap=True)
@@ -24,17 +24,17 @@ def services(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True)
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         start = [row.namespace] if namespaces else []
-        table.add_row(*start, f"[bold]{row.name}[/]", row.counts, _state(row.reason, row.ready), row.loading, *figures(row.figures))
+        table.add_row(*start, f"[bold]{row.name}[/]", row.counts, _state(row.reason, row.ready), row.loading, *_format(row.figures))
         for number, pod in enumerate(row.pods if pods else ()):
             branch = "└ " if number == len(row.pods) - 1 else "├ "
             restarts = f" ({pod.restarts} restarts)" if pod.restarts else ""
             state = _state(pod.state, pod.state == "Ready") + restarts
-            table.add_row(*([""] if namespaces else []), branch + pod.name, "", state, pod.loading, *figures(pod.figures))
+            table.add_row(*([""] if namespaces else []), branch + pod.name, "", state, pod.loading, *_format(pod.figures))
     return table
 
 
-def words(console: Console, rows: Sequence[ServiceRow]) -> None:
-    """Below the table: why, of each service that is not ready."""
+def print_messages(console: Console, rows: Sequence[ServiceRow]) -> None:
+    """Print why each service is not ready, and its notes."""
     for row in rows:
         reasons = [f"{row.reason}: {row.message}"] if not row.ready else []
         for one in [*reasons, *row.notes]:
@@ -42,13 +42,13 @@ def words(console: Console, rows: Sequence[ServiceRow]) -> None:
             console.print(escape(f"{row.namespace}/{row.name}: {one}"), style=style, highlight=False, soft_wrap=True)
 
 
-def figures(found: Figures) -> list[str]:
+def _format(figures: Figures) -> list[str]:
     return [
-        "-" if found.running is None else str(found.running),
-        "-" if found.queued is None else str(found.queued),
-        "-" if found.kv_use is None else f"{found.kv_use:.0%}",
-        "-" if found.hit_rate is None else f"{found.hit_rate:.0%}",
-        "-" if found.tokens_per_second is None else f"{found.tokens_per_second:,.0f}",
+        "-" if figures.running is None else str(figures.running),
+        "-" if figures.queued is None else str(figures.queued),
+        "-" if figures.kv_use is None else f"{figures.kv_use:.0%}",
+        "-" if figures.hit_rate is None else f"{figures.hit_rate:.0%}",
+        "-" if figures.tokens_per_second is None else f"{figures.tokens_per_second:,.0f}",
     ]
 
 

@@ -33,7 +33,6 @@ class Container:
     env: Mapping[str, str]
     port: int
     readiness: Probe | None
-    startup: Probe | None
     liveness: Probe | None
 
 
@@ -126,7 +125,6 @@ def local_container(
         env={**inherited, **own, **variables, "PYTHONUNBUFFERED": "1"},
         port=port,
         readiness=_probe(container, "readinessProbe", port),
-        startup=_probe(container, "startupProbe", port),
         liveness=_probe(container, "livenessProbe", port),
     )
 

@@ -44,12 +44,12 @@ class Workload:
 
     @property
     def revision(self) -> str:
-        """A digest that changes when pods must be replaced."""
+        """Return a digest that changes when pods must be replaced."""
         return hashlib.sha256(json.dumps([self.template, self.port], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def grace(self) -> float:
-        """Seconds from SIGTERM to SIGKILL."""
+        """Return the seconds from SIGTERM to SIGKILL."""
         return float(self.template["spec"].get("terminationGracePeriodSeconds", 30))
 
     @property
@@ -86,7 +86,7 @@ class Workload:
 
     @property
     def _key_file(self) -> str:
-        """The key file that replaces the Secret."""
+        """Return the key file that replaces the Secret. Raises UserError without one."""
         path = os.environ.get(KEY_FILE_VARIABLE, "")
         if not path:
             raise UserError(
@@ -96,7 +96,7 @@ class Workload:
 
     @property
     def _sets_threads(self) -> bool:
-        """Whether the manifest sets the number of threads of a worker."""
+        """Return whether the manifest sets the number of threads of a worker."""
         args = self.template["spec"]["containers"][0].get("args", ())
         return any(arg.startswith("--threads=") and arg != "--threads=0" for arg in args)
 

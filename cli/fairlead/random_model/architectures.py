@@ -11,7 +11,7 @@ INITIALIZER_RANGE = 0.2
 """Ten times the usual. With 0.02, or with tied embeddings, a random model repeats its last token forever and tests nothing."""
 
 
-def config_for(recipe: Recipe) -> PretrainedConfig:
+def build_config(recipe: Recipe) -> PretrainedConfig:
     """Return the transformers config of `recipe`: untied embeddings, wide initial range, our special token ids."""
     return _FAMILIES[recipe.arch](recipe)
 

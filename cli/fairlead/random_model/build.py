@@ -62,11 +62,11 @@ def _write(recipe: Recipe, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
-    from fairlead.random_model.architectures import config_for
+    from fairlead.random_model.architectures import build_config
     from fairlead.random_model.tokenizer import END_OF_TEXT, IM_END, SPECIAL_TOKENS, save_tokenizer
 
     logging.disable_progress_bar()  # one shard in milliseconds needs no bar
-    config = config_for(recipe)
+    config = build_config(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, recipe.dtype))

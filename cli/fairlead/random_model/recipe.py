@@ -11,7 +11,7 @@ SLIDING_WINDOW = ("mistral", "gemma3")
 MIN_VOCAB = 259 + 1
 """256 byte tokens, three special tokens and at least one merge."""
 MAX_PARAMETERS = 16_000_000_000
-"""Limit on the size: a typing error (`--hidden 40960`) must not fill the disk."""
+"""Upper limit, because a typing error (`--hidden 40960`) must not fill the disk."""
 MAX_VOCAB = 300_000
 
 
@@ -126,7 +126,7 @@ class Recipe:
 
     @property
     def parameters(self) -> int:
-        """Approximate number of weights: embeddings (not tied), attention and MLP, without norms and biases."""
+        """Return the approximate number of weights: embeddings (not tied), attention and MLP, without norms and biases."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         mlp = self.hidden * self.intermediate * (2 if self.arch == "gpt2" else 3)
         return 2 * self.vocab * self.hidden + self.layers * (attention + mlp)

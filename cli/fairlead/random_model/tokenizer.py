@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def corpus() -> list[str]:
-    """Yield the training text in a fixed order."""
+    """Return the training texts in a fixed order."""
     return [topics[name] for name in sorted(topics)]
 
 

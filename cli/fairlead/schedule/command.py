@@ -32,15 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
         trace = trace.part(int(found[1] or 0), int(found[2] or len(trace.steps)))
     if not trace.steps:
         raise UserError(f"{arguments.file}: no steps{' in the range of --steps' if arguments.steps else ' yet'}")
-    print(text.summary(trace))
+    print(text.describe(trace))
     if arguments.svg:
         try:
-            arguments.svg.write_text(svg.svg(trace))
+            arguments.svg.write_text(svg.draw_svg(trace))
         except OSError as error:
             raise UserError(f"--svg {arguments.svg}: {error.strerror}") from None
         print(f"drawn in {arguments.svg}")
         return 0
-    print(f"{text.legend()}\n" if not arguments.list else "")
-    for line in text.listing(trace) if arguments.list else text.grid(trace, arguments.width or shutil.get_terminal_size().columns):
+    print(f"{text.draw_legend()}\n" if not arguments.list else "")
+    for line in text.list_steps(trace) if arguments.list else text.draw_grid(trace, arguments.width or shutil.get_terminal_size().columns):
         print(line)
     return 0

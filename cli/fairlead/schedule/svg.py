@@ -3,14 +3,14 @@
 from html import escape
 from itertools import pairwise
 
-from fairlead.schedule.text import summary
+from fairlead.schedule.text import describe
 from fairlead.schedule.trace import Row, Trace
 
 _LANE, _MARGIN, _TOP, _WIDTH = 18, 90, 44, 1200
 _COLORS = {"chunk": "#7aa6d8", "last": "#1f5fa8", "decode": "#e6a23c"}
 
 
-def svg(trace: Trace) -> str:
+def draw_svg(trace: Trace) -> str:
     """Return the document. Widths are step times: all decodes of a step wait for its end."""
     names = {name: lane for lane, name in enumerate(trace.requests)}
     steps = trace.steps
@@ -20,7 +20,7 @@ def svg(trace: Trace) -> str:
         edges.append(edges[-1] + step.seconds)
     scale = (_WIDTH - _MARGIN - 10) / (edges[-1] or 1.0)
     height = _TOP + _LANE * len(names) + 24
-    title = escape(summary(trace).splitlines()[0])
+    title = escape(describe(trace).splitlines()[0])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/><text x="8" y="16">{title}</text>',

@@ -8,23 +8,24 @@ CHUNK, LAST, DECODE, NOTHING = "▒", "█", "·", " "
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def summary(trace: Trace) -> str:
+def describe(trace: Trace) -> str:
+    """Return the trace's totals and its settings, in two lines."""
     steps = trace.steps
     about = ", ".join(f"{name} {value}" for name, value in trace.about.items() if name != "format")
     drafted, accepted = (sum(counts) for counts in zip(*(step.speculation for step in steps), strict=True))
-    guessed = f", {accepted} of {drafted} draft tokens accepted" if drafted else ""
+    verified = f", {accepted} of {drafted} draft tokens accepted" if drafted else ""
     mixed = sum(1 for step in steps if step.decodes and step.prefill_tokens)
     return (
         f"{len(steps)} steps ({mixed} mixed), {len(trace.requests)} requests, {sum(step.seconds for step in steps):.3f} s computing; "
-        f"{sum(step.prefill_tokens for step in steps)} prefill tokens, {sum(step.decodes for step in steps)} decodes{guessed}\n{about}"
+        f"{sum(step.prefill_tokens for step in steps)} prefill tokens, {sum(step.decodes for step in steps)} decodes{verified}\n{about}"
     )
 
 
-def legend() -> str:
+def draw_legend() -> str:
     return f"{CHUNK} chunk of a prompt   {LAST} last chunk, first token   {DECODE} decode"
 
 
-def grid(trace: Trace, width: int) -> Iterator[str]:
+def draw_grid(trace: Trace, width: int) -> Iterator[str]:
     """Yield lines of at most `width` characters: bands of steps, each followed by the prefill tokens and the times of its steps."""
     names = trace.requests
     margin = max([len("prefill"), *map(len, names)]) + 1
@@ -44,7 +45,7 @@ def grid(trace: Trace, width: int) -> Iterator[str]:
         yield ""
 
 
-def listing(trace: Trace) -> Iterator[str]:
+def list_steps(trace: Trace) -> Iterator[str]:
     """Yield one line per step: the requests that prefilled and decoded. `r0+2/5`: a decode with five draft tokens, two accepted."""
     for step in trace.steps:
         parts = [f"{row.request}[{row.start}:{row.start + row.count}]{'*' if row.samples else ''}" for row in step.rows if not row.decode]

@@ -100,7 +100,7 @@ def read(path: Path) -> Trace:
 
 
 def _steps(lines: list[_Line]) -> Iterator[Step]:
-    ends, following = dict[str, int](), _following(lines)
+    ends, next_starts = dict[str, int](), _next_starts(lines)
     for at, line in enumerate(lines):
         rows = []
         for request, start, count, samples in line.rows:
@@ -108,7 +108,7 @@ def _steps(lines: list[_Line]) -> Iterator[Step]:
             # accepted ones.
             decode = samples and request in ends and start >= ends[request]
             accepted = None
-            after = following.get((at, request))
+            after = next_starts.get((at, request))
             if decode and count > 1 and after is not None and start < after <= start + count:
                 accepted = after - start - 1
             rows.append(Row(request, start, count, samples, decode, accepted))
@@ -119,12 +119,12 @@ def _steps(lines: list[_Line]) -> Iterator[Step]:
         yield Step(line.step, line.at, line.seconds, tuple(rows))
 
 
-def _following(lines: list[_Line]) -> dict[tuple[int, str], int]:
+def _next_starts(lines: list[_Line]) -> dict[tuple[int, str], int]:
     """Return (index of a line, request) → start of the request's next row. A request's last row has no entry."""
-    starts, made = dict[str, int](), dict[tuple[int, str], int]()
+    starts, starts_after = dict[str, int](), dict[tuple[int, str], int]()
     for at in range(len(lines) - 1, -1, -1):
         for request, start, _, _ in lines[at].rows:
             if request in starts:
-                made[at, request] = starts[request]
+                starts_after[at, request] = starts[request]
             starts[request] = start
-    return made
+    return starts_after

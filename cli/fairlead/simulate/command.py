@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fairlead.console import make_console
 from fairlead.errors import UserError
-from fairlead.simulate.plot import svg
+from fairlead.simulate.plot import draw_svg
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.policies import OURS, POLICIES
 from fairlead.simulate.replay import Outcome, replay
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     runs: Runs = {policy: [] for policy in chosen}
     plan = [(policy, repeat) for policy in chosen for repeat in range(arguments.repeats)]
     for policy, repeat in track(plan, "replaying", console=make_console(), transient=True):
-        played = rotate(requests, repeat / arguments.repeats)
-        runs[policy].append(replay(policy, played, arguments.pods, model, arguments.seed + repeat, arguments.routers, window))
+        rotated = rotate(requests, repeat / arguments.repeats)
+        runs[policy].append(replay(policy, rotated, arguments.pods, model, arguments.seed + repeat, arguments.routers, window))
     title = ", ".join(
         [f"{len(requests)} requests, {arguments.pods} pods, {arguments.speed:g}x speed"]
         + ([f"{arguments.routers} routers"] if arguments.routers > 1 else [])
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(_record(arguments, runs), indent=2))
     if arguments.plot:
-        arguments.plot.write_text(svg([_pooled(outcomes) for outcomes in runs.values()], title))
+        arguments.plot.write_text(draw_svg([_merge(outcomes) for outcomes in runs.values()], title))
     return 0
 
 
@@ -108,8 +108,8 @@ def _window(text: str | None) -> tuple[float, float] | None:
     return start, end
 
 
-def means(outcomes: list[Outcome]) -> dict[str, float]:
-    """Each figure's mean over the runs."""
+def average(outcomes: list[Outcome]) -> dict[str, float]:
+    """Return each figure's mean over the runs."""
     each = [outcome.figures() for outcome in outcomes]
     return {name: sum(figures[name] for figures in each) / len(each) for name in each[0]}
 
@@ -122,29 +122,29 @@ def show(runs: Runs, title: str) -> None:
     for heading in ("hit rate", "TTFT mean s", "p50", "p90", "p99", "busiest / mean"):
         table.add_column(heading, justify="right")
     for policy, outcomes in runs.items():
-        hit, *rest = means(outcomes).values()
+        hit, *rest = average(outcomes).values()
         table.add_row(policy, f"{hit:.1%}", *(f"{value:.2f}" for value in rest))
     console.print(table)
-    peers = {policy: means(outcomes)["ttft_mean"] for policy, outcomes in runs.items() if policy not in OURS}
+    peers = {policy: average(outcomes)["ttft_mean"] for policy, outcomes in runs.items() if policy not in OURS}
     if "fairlead" in runs and peers:
         best = min(peers, key=peers.__getitem__)
-        _verdict(f"simulate_ttft_mean_over_{best}", _worst(runs, "fairlead", best, "ttft_mean"), TARGET)
-        _verdict(f"simulate_ttft_p99_over_{best}", _worst(runs, "fairlead", best, "ttft_p99"), 1.0)
+        _print_verdict(f"simulate_ttft_mean_over_{best}", _max_ratio(runs, "fairlead", best, "ttft_mean"), TARGET)
+        _print_verdict(f"simulate_ttft_p99_over_{best}", _max_ratio(runs, "fairlead", best, "ttft_p99"), 1.0)
     if "fairlead-no-redis" in runs and "least-load" in runs:
-        _verdict("simulate_no_redis_ttft_mean_over_least-load", _worst(runs, "fairlead-no-redis", "least-load", "ttft_mean"), 1.0)
+        _print_verdict("simulate_no_redis_ttft_mean_over_least-load", _max_ratio(runs, "fairlead-no-redis", "least-load", "ttft_mean"), 1.0)
 
 
-def _worst(runs: Runs, ours: str, other: str, figure: str) -> float:
+def _max_ratio(runs: Runs, ours: str, other: str, figure: str) -> float:
     """Return the highest ratio of any pair of runs with the same requests and start time."""
     pairs = zip(runs[ours], runs[other], strict=True)
     return max(one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs)
 
 
-def _verdict(name: str, ratio: float, target: float) -> None:
+def _print_verdict(name: str, ratio: float, target: float) -> None:
     print(f"{name} {ratio:.2f} {target} {'ok' if ratio <= target else 'short'}")
 
 
-def _pooled(outcomes: list[Outcome]) -> Outcome:
+def _merge(outcomes: list[Outcome]) -> Outcome:
     hit = sum(outcome.hit_rate for outcome in outcomes) / len(outcomes)
     ttft = [seconds for outcome in outcomes for seconds in outcome.ttft]
     return Outcome(outcomes[0].policy, ttft, [tokens for outcome in outcomes for tokens in outcome.computed], hit)
@@ -152,5 +152,5 @@ def _pooled(outcomes: list[Outcome]) -> Outcome:
 
 def _record(arguments: argparse.Namespace, runs: Runs) -> dict[str, Any]:
     parameters = {name: value for name, value in vars(arguments).items() if isinstance(value, int | float | str) and name != "command"}
-    policies = {policy: {"mean": means(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in runs.items()}
+    policies = {policy: {"mean": average(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in runs.items()}
     return {"trace": arguments.trace.name, "parameters": parameters, "policies": policies}

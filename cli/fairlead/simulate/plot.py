@@ -12,7 +12,7 @@ _COLORS = ("#d62728", "#e8833a", "#1f5fa8", "#2a9d8f", "#8e5ea2", "#b08d57", "#6
 _POINTS = 240
 
 
-def svg(outcomes: list[Outcome], title: str) -> str:
+def draw_svg(outcomes: list[Outcome], title: str) -> str:
     """Return the document. Left part: the share of requests (y) with a first token within the time (x, logarithmic seconds)."""
     low = max(0.01, min(min(outcome.ttft) for outcome in outcomes))
     high = max(max(outcome.ttft) for outcome in outcomes)

@@ -67,7 +67,7 @@ def replay(
 
     choosers = [make(fleet, inflight, draw) for inflight in fleet.inflight_by_router]
     outcome = Outcome(policy)
-    events: list[tuple[float, int, int, InflightRequest, Served, int]] = []  # time, order, what, whose, router
+    events: list[tuple[float, int, int, InflightRequest, Served, int]] = []  # (time, order, kind, request, served, router)
     order = itertools.count()
     cached = 0
     for request in requests:

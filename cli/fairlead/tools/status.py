@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairlead.console import make_console
-from fairlead.errors import UserError
+from fairlead.errors import UserError, check_http_url
 from fairlead.kube import command as kube
 from fairlead.kube.live import ignored_lines
 from fairlead.local.rundir import running
@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_workers(url: str) -> dict[str, Any]:
     """Return the router's `/fairlead/workers`. Raises UserError if no Fairlead router answers there."""
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"--url {url}: no URL; give http://HOST:PORT of a router (in a cluster: its admin port, 8082)")
-    page = f"{url.rstrip('/').removesuffix('/v1')}/fairlead/workers"
+    page = f"{check_http_url('--url', url)}/fairlead/workers"
     try:
         answer = httpx.get(page, timeout=SECONDS, trust_env=False)
         answer.raise_for_status()

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from fairlead.console import make_console
-from fairlead.errors import UserError
+from fairlead.errors import UserError, check_http_url
 
 STORY = "A fairlead is the ring that guides a rope where it should run, so that it neither chafes nor tangles. "
 REPETITIONS = 12  # some hundred tokens: several blocks of any usual size
@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, highlight=False)
 
-    with httpx.Client(base_url=_base(arguments.url), headers=_key(arguments.api_key_file), timeout=120.0, trust_env=False) as client:
+    base_url = check_http_url("URL", arguments.url) + "/v1/"
+    with httpx.Client(base_url=base_url, headers=_key(arguments.api_key_file), timeout=120.0, trust_env=False) as client:
         return verify(client, arguments.model or "", time.monotonic() + arguments.wait, say)
 
 
@@ -146,12 +147,6 @@ def _describe(answer: Answer) -> str:
         f"{answer.pieces} pieces, the first after {answer.first_token * 1000:.0f} ms, "
         f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens from the cache"
     )
-
-
-def _base(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"URL must begin with http:// or https:// (got {url!r})")
-    return url.rstrip("/").removesuffix("/v1") + "/v1/"
 
 
 def _key(file: str | None) -> dict[str, str]:

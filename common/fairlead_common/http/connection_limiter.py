@@ -40,11 +40,11 @@ class LimitedConnection(Protocol):
 
     deadline: float
 
-    def late(self) -> None:
-        """Handle the passed deadline: send 408 if any bytes came, and close."""
+    def on_timeout(self) -> None:
+        """Handle a passed deadline: send 408 if any bytes came, and close."""
 
     def close_idle(self) -> None:
-        """Close an idle connection, as a new one needs its place."""
+        """Close an idle connection, because a new one needs its place."""
 
 
 Connection = TypeVar("Connection", bound=LimitedConnection)
@@ -77,7 +77,7 @@ class ConnectionLimiter(Generic[Connection]):
         if len(self._open) >= self.max_connections + SPARE:
             return False
         self._open.add(connection)
-        self.expects_head(connection)
+        self.start_head_timeout(connection)
         return True
 
     def remove(self, connection: Connection) -> None:
@@ -88,12 +88,13 @@ class ConnectionLimiter(Generic[Connection]):
         """Return whether a request for `path` must be refused for too many connections."""
         return len(self._open) > self.max_connections and path not in SPARE_PATHS
 
-    def expects_head(self, connection: Connection) -> None:
+    def start_head_timeout(self, connection: Connection) -> None:
         """Start the timeout of a request's head, also for a new connection."""
         self._idle.pop(connection, None)
         connection.deadline = monotonic() + self._header_timeout
 
-    def expects_body(self, connection: Connection) -> None:
+    def start_body_timeout(self, connection: Connection) -> None:
+        """Start the timeout of a request's body."""
         connection.deadline = monotonic() + self._body_timeout
 
     def clear_deadline(self, connection: Connection) -> None:
@@ -123,4 +124,4 @@ class ConnectionLimiter(Generic[Connection]):
         """Time out overdue connections. Call it about once a second."""
         for connection in [one for one in self._open if 0 < one.deadline < now]:
             connection.deadline = 0.0
-            connection.late()
+            connection.on_timeout()

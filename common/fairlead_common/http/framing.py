@@ -46,8 +46,8 @@ class Framing:
         """Return the buffer for the next read. It never extends beyond the end of a body of known length."""
         return _VIEW[: min(self.body_left, BODY_READ_BYTES)] if self.body_left else _HEAD_VIEW
 
-    def received(self, size: int) -> bytes | memoryview:
-        """Return the `size` bytes just read. A view is valid only until the next read."""
+    def last_read(self, size: int) -> bytes | memoryview:
+        """Return the last `size` bytes that were read. A view is valid only until the next read."""
         return _VIEW[:size] if self.body_left else bytes(_VIEW[:size])
 
     def cut(self, data: bytes | memoryview, start: int) -> int:

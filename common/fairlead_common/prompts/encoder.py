@@ -222,10 +222,6 @@ class PromptEncoder:
     def vocabulary_size(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def token_id(self, token: str) -> int | None:
-        """Return the id of a vocabulary entry such as a special token, or None if there is none."""
-        return self._tokenizer.token_to_id(token)
-
     @cached_property
     def _min_tokens(self) -> MinTokenCounter:
         """The counter, created for the first long text because it scans the whole vocabulary."""

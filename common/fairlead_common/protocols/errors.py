@@ -41,7 +41,7 @@ def event(path: str, document: bytes, sequence_number: int = 0) -> bytes:
     if path in (MESSAGES, COUNT_TOKENS):
         return EVENT_NAME + b"data: " + document.replace(b"\n", b" ") + b"\n\n"
     if path == RESPONSES:
-        fields = {"type": "error", **_flat(document), "sequence_number": sequence_number}
+        fields = {"type": "error", **_event_fields(document), "sequence_number": sequence_number}
         return EVENT_NAME + b"data: " + msgspec.json.encode(fields) + b"\n\n"
     return b"data: " + document.replace(b"\n", b" ") + b"\n\n"
 
@@ -51,7 +51,7 @@ def keep_alive(path: str) -> bytes:
     return PING if path == MESSAGES else COMMENT
 
 
-def _flat(document: bytes) -> dict[str, Any]:
+def _event_fields(document: bytes) -> dict[str, Any]:
     """Return the fields of the event `error` from an OpenAI error."""
     try:
         error = msgspec.json.decode(document)["error"]

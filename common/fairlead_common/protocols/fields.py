@@ -34,10 +34,12 @@ SHARED_FIELDS = SharedFields.__struct_fields__
 
 
 def refuse(field: str, reason: str) -> NoReturn:
+    """Raise PromptError."""
     raise PromptError(field, reason)
 
 
-def text(value: Any, field: str) -> str:
+def check_text(value: Any, field: str) -> str:
+    """Return a string value. Raises PromptError for any other type."""
     if not isinstance(value, str):
         refuse(field, f"must be a string, not {json_type(value)}")
     return str(value)
@@ -57,17 +59,17 @@ def require_text(value: dict[str, Any], name: str, field: str) -> str:
     """Return a required string member of an object."""
     if value.get(name) is None:
         refuse(f"{field}.{name}", "is missing")
-    return text(value[name], f"{field}.{name}")
+    return check_text(value[name], f"{field}.{name}")
 
 
-def refuse_given(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
     """Refuse unsupported fields. Null, false and empty values count as absent."""
     for field, reason in reasons.items():
         if body.get(field) not in (None, False, [], {}):
             refuse(field, reason)
 
 
-def refuse_unlike(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], field: str = "") -> None:
+def refuse_values(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], field: str = "") -> None:
     """Refuse unsupported values of fields of which only some values are supported."""
     for name, values in allowed.items():
         if (given := body.get(name)) is not None and given not in values:
@@ -128,6 +130,7 @@ class ChatBuilder:
 
 
 def to_parts(content: Any) -> list[dict[str, Any]]:
+    """Return a message's content as a list of parts."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 

@@ -10,13 +10,13 @@ from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
     SharedFields,
+    check_text,
     iterate_objects,
     join_texts,
     refuse,
-    refuse_given,
-    refuse_unlike,
+    refuse_fields,
+    refuse_values,
     require_text,
-    text,
 )
 
 REFUSED = {
@@ -77,8 +77,8 @@ class MessagesBody(SharedFields, frozen=True, kw_only=True):
 def chat_body(body: MessagesBody) -> dict[str, Any]:
     """Return the equivalent chat completion. Raises PromptError with the field's name as the client wrote it."""
     given = msgspec.structs.asdict(body)
-    refuse_given(given, REFUSED)
-    refuse_unlike(given, ALLOWED)
+    refuse_fields(given, REFUSED)
+    refuse_values(given, ALLOWED)
     chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stream")}
     chat["messages"], continues = _messages(body)
     if continues:
@@ -91,7 +91,7 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
     chat["reasoning_effort"] = _effort(body)
     chat["chat_template_kwargs"] = _template_kwargs(body)
     user = (body.metadata or {}).get("user_id")
-    chat["user"] = text(user, "metadata.user_id") if user is not None else None
+    chat["user"] = check_text(user, "metadata.user_id") if user is not None else None
     return {name: value for name, value in chat.items() if value is not None}
 
 
@@ -163,7 +163,7 @@ def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
             case "text":
                 texts.append(require_text(block, "text", at))
             case "thinking":
-                chat.add_reasoning(text(block.get("thinking"), f"{at}.thinking"))
+                chat.add_reasoning(check_text(block.get("thinking"), f"{at}.thinking"))
             case "redacted_thinking":
                 refuse(f"{at}.type", "only its issuer can decrypt it; leave the block out")
             case "tool_use":
@@ -191,7 +191,7 @@ def _texts(content: Any, where: str) -> Any:
 def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         refuse(f"{where}.type", f"{tool['type']!r:.60} runs elsewhere or has no schema; give tools with an input_schema")
-    refuse_given(tool, {"defer_loading": "not supported; leave it out"})
+    refuse_fields(tool, {"defer_loading": "not supported; leave it out"})
     name, schema = require_text(tool, "name", where), tool.get("input_schema")
     if not isinstance(schema, dict):
         refuse(f"{where}.input_schema", f"must be a JSON schema, not {json_type(schema)}")
@@ -229,7 +229,7 @@ def _effort(body: MessagesBody) -> str | None:
     if (body.thinking or {}).get("type") == "disabled":
         return "none"
     effort = (body.output_config or {}).get("effort")
-    return None if effort is None else text(effort, "output_config.effort")
+    return None if effort is None else check_text(effort, "output_config.effort")
 
 
 def _template_kwargs(body: MessagesBody) -> Any:
@@ -239,7 +239,7 @@ def _template_kwargs(body: MessagesBody) -> Any:
     """
     wanted: dict[str, Any] = {}
     if body.thinking is not None:
-        refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")
+        refuse_values(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")
         match body.thinking.get("type"):
             case "enabled":
                 budget = body.thinking.get("budget_tokens")

@@ -10,13 +10,13 @@ from fairlead_common.protocols.fields import (
     SHARED_FIELDS,
     ChatBuilder,
     SharedFields,
+    check_text,
     iterate_objects,
     join_texts,
     refuse,
-    refuse_given,
-    refuse_unlike,
+    refuse_fields,
+    refuse_values,
     require_text,
-    text,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -97,13 +97,13 @@ class ResponsesBody(SharedFields, frozen=True, kw_only=True):
 def chat_body(body: ResponsesBody) -> dict[str, Any]:
     """Return the equivalent chat completion. Raises PromptError with the field's name as the client wrote it."""
     given = msgspec.structs.asdict(body)
-    refuse_given(given, REFUSED)
-    refuse_unlike(given, ALLOWED)
-    refuse_unlike(body.stream_options or {}, {"include_obfuscation": (False,)}, "stream_options.")
-    refuse_unlike(body.prompt_cache_options or {}, {"mode": ("implicit",), "ttl": (), "prewarm": (False,)}, "prompt_cache_options.")
-    for at, wish in enumerate(body.include or ()):
-        if wish not in INCLUDES:
-            refuse(f"include[{at}]", f"{wish!r:.80} is not supported; give {' and '.join(INCLUDES)}")
+    refuse_fields(given, REFUSED)
+    refuse_values(given, ALLOWED)
+    refuse_values(body.stream_options or {}, {"include_obfuscation": (False,)}, "stream_options.")
+    refuse_values(body.prompt_cache_options or {}, {"mode": ("implicit",), "ttl": (), "prewarm": (False,)}, "prompt_cache_options.")
+    for at, include in enumerate(body.include or ()):
+        if include not in INCLUDES:
+            refuse(f"include[{at}]", f"{include!r:.80} is not supported; give {' and '.join(INCLUDES)}")
     chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stop", "stream", "user")}
     chat["messages"] = _messages(body)
     chat["max_completion_tokens"] = body.max_output_tokens
@@ -204,13 +204,13 @@ def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, Any]:
 def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         refuse(f"{where}.type", f"{tool.get('type')!r:.60} is a tool that runs elsewhere or has no schema; this service has functions only")
-    refuse_given(tool, {"async": "not supported; leave it out", "defer_loading": "not supported; leave it out"})
+    refuse_fields(tool, {"async": "not supported; leave it out", "defer_loading": "not supported; leave it out"})
     function = {name: tool[name] for name in ("description", "parameters", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": {"name": require_text(tool, "name", where), **function}}
 
 
 def _format(given: dict[str, Any]) -> dict[str, Any] | None:
-    refuse_unlike(given, {"verbosity": ("medium",)}, "text.")
+    refuse_values(given, {"verbosity": ("medium",)}, "text.")
     form = given.get("format")
     if form is None:
         return None
@@ -222,6 +222,6 @@ def _format(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _effort(given: dict[str, Any]) -> str | None:
-    refuse_unlike(given, {"summary": ("auto",), "generate_summary": ("auto",), "mode": ("standard",), "context": ("auto",)}, "reasoning.")
+    refuse_values(given, {"summary": ("auto",), "generate_summary": ("auto",), "mode": ("standard",), "context": ("auto",)}, "reasoning.")
     effort = given.get("effort")
-    return None if effort is None else text(effort, "reasoning.effort")
+    return None if effort is None else check_text(effort, "reasoning.effort")

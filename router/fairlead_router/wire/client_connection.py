@@ -114,7 +114,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._last_activity = monotonic()
         if not self._parsing_stopped:
-            self._feed(self._framing.received(nbytes))
+            self._feed(self._framing.last_read(nbytes))
 
     def _feed(self, data: bytes | memoryview) -> None:
         """Parse up to the head of the first request that must wait; keep the rest unparsed."""
@@ -168,7 +168,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         self._head = Request(self)
-        self._limiter.expects_head(self)
+        self._limiter.start_head_timeout(self)
 
     def on_url(self, url: bytes) -> None:
         assert self._head is not None
@@ -223,7 +223,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             )
             self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
             return
-        self._limiter.expects_body(self)
+        self._limiter.start_body_timeout(self)
         if self._serving is None and self._write_paused_at is None:
             self._serve(request)
         else:
@@ -297,7 +297,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         request, self._next = self._next, None
         if request is not None:
             if not request.is_complete:
-                self._limiter.expects_body(self)
+                self._limiter.start_body_timeout(self)
             self._serve(request)
         unparsed, self._unparsed = self._unparsed, b""
         if unparsed:
@@ -336,7 +336,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if idle or stalled:
             self._transport.abort()
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         if self._serving is not None and self._serving.is_complete:
             return  # the timeout belongs to the next request, which is not read now
         answered = self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended

@@ -11,7 +11,7 @@ from tests.operator.support.manifests import SETTINGS, container, deployment, se
 
 from fairlead.errors import UserError
 from fairlead.kube.facts import Facts
-from fairlead.kube.sections import component
+from fairlead.kube.sections import describe_component
 from fairlead.local.workloads import workloads
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import groups
@@ -258,7 +258,7 @@ def test_kubectl_fairlead_shows_the_set_and_its_followers() -> None:
     revision = worker_revision(one)
     pods = [pod("qwen-worker-0", revision, ready=False), pod("qwen-worker-0-1", revision, ready=False, waits=20, of="follower")]
     facts = Facts({}, deployments={"worker": group_view.as_deployment(live(one), pods)}, pods=pods)
-    told = [line.text for line in component(facts, "worker", {})]
+    told = [line.text for line in describe_component(facts, "worker", {})]
     assert told[0] == "LeaderWorkerSet qwen-worker wants 1: 0 ready, 1 of the desired revision"
     assert any("qwen-worker-0-1" in text and "Insufficient" in text for text in told)
 

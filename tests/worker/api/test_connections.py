@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
 from fairlead_worker.api.server import UvicornServer
+from fairlead_worker.config import Limits
 
 LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 
@@ -113,7 +114,20 @@ async def test_a_client_that_makes_no_progress_gets_a_reason_and_is_disconnected
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
         assert await send_raw(served.port, sent) == expected
         assert (await send_raw(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
-        await until(lambda: not len(served.connections.guard))
+        await until(lambda: not len(served.connections.limiter))
+
+
+@pytest.mark.parametrize(
+    ("sent", "setting"), [(HEAD + b"x-slow: ", "header_timeout"), (HEAD + b"content-length: 9\r\n\r\n{", "body_timeout")]
+)
+async def test_a_timeout_names_the_setting_that_allows_more_time(serve: Any, sent: bytes, setting: str) -> None:
+    assert setting in Limits.model_fields
+    async with serve(header_timeout=0.2, body_timeout=0.2) as served:
+        reader, writer = await served.open()
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+        writer.close()
+    assert f"(--limits {setting})" in answer.decode()
 
 
 async def test_trailers_are_no_headers(serve: Any) -> None:
@@ -156,9 +170,9 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
         reader, writer = await served.open()
         writer.write(WHOLE * 2 + HEAD + b"content-length: 4\r\n\r\n{")
         await asyncio.sleep(0)
-        await until(lambda: any(one.pipeline for one in served.connections.guard))
-        for connection in served.connections.guard:
-            served.connections.guard.close_overdue(connection.loop.time() + 1e6)  # as if this much time had passed
+        await until(lambda: any(one.pipeline for one in served.connections.limiter))
+        for connection in served.connections.limiter:
+            served.connections.limiter.close_overdue(connection.loop.time() + 1e6)  # as if this much time had passed
         served.may.set()
         writer.write(b"   ")
         answers = await asyncio.wait_for(reader.readuntil(b"4\r\n0\r\n\r\n"), PATIENCE_SECONDS)
@@ -173,7 +187,7 @@ async def test_at_most_one_pipelined_request_is_read_ahead(serve: Any) -> None:
         served.may.clear()
         reader, writer = await served.open()
         writer.write(WHOLE * 20_000)
-        await until(lambda: any(one.pipeline for one in served.connections.guard))
+        await until(lambda: any(one.pipeline for one in served.connections.limiter))
         for _ in range(100):
             assert (await send_raw(served.port, b"no HTTP\r\n\r\n"))[0] == 400
         assert count_requests() - before <= 3
@@ -190,12 +204,12 @@ async def test_a_pipelined_request_starts_when_the_previous_answer_is_taken(serv
         reader, writer = await served.open()
         writer.transport.pause_reading()
         writer.write(WHOLE * count)
-        guard = served.connections.guard
-        await until(lambda: any(one._stalled is not None for one in guard))
+        limiter = served.connections.limiter
+        await until(lambda: any(one._stalled_since is not None for one in limiter))
         for _ in range(100):
             assert (await send_raw(served.port, b"no HTTP\r\n\r\n"))[0] == 400
         started = served.started
-        (connection,) = (one for one in guard if one._stalled is not None)
+        (connection,) = (one for one in limiter if one._stalled_since is not None)
         assert started < count and connection.transport.get_write_buffer_size() < 2 * served.size
         writer.transport.resume_reading()
         for _ in range(count):
@@ -211,7 +225,7 @@ async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(serv
         try:
             for _ in range(20):
                 await send_raw(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))
-            await until(lambda: not len(served.connections.guard))
+            await until(lambda: not len(served.connections.limiter))
             await asyncio.sleep(0)
             assert sum(isinstance(one, Connection) for one in gc.get_objects()) <= 1
         finally:
@@ -228,8 +242,8 @@ async def test_connections_are_limited_and_probes_still_get_through(serve: Any) 
         for _, writer in busy:
             writer.write(HEAD)
         assert await asyncio.wait_for(idle[0][0].read(), PATIENCE_SECONDS) == b"", "the longest idle one gave way"
-        guard = served.connections.guard
-        await until(lambda: len(guard) == 3 and all(one._framing.overhead for one in guard))
+        limiter = served.connections.limiter
+        await until(lambda: len(limiter) == 3 and all(one._framing.overhead for one in limiter))
         assert await send_raw(served.port, WHOLE) == (503, "too_many_connections")
         assert (await send_raw(served.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
         for _, writer in (*idle, *busy):
@@ -243,11 +257,11 @@ async def test_a_client_that_reads_nothing_stops_its_answer_and_is_disconnected_
         reader, writer = await served.open()
         writer.write(WHOLE)
         await reader.readline()
-        guard = served.connections.guard
-        await until(lambda: any(one._stalled is not None for one in guard))
-        (connection,) = guard
+        limiter = served.connections.limiter
+        await until(lambda: any(one._stalled_since is not None for one in limiter))
+        (connection,) = limiter
         assert connection.transport.get_write_buffer_size() < 4 * 65536
-        connection.look(connection._stalled + STALL_SECONDS + 1)
-        await until(lambda: not len(guard))
+        connection.check_stall(connection._stalled_since + STALL_SECONDS + 1)
+        await until(lambda: not len(limiter))
         served.piece = b""
         writer.close()

@@ -106,7 +106,7 @@ def nodes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 WRONG = [
     (("--nnodes", "4", "--tensor-parallel-size", "4"), SECRET, "it is node 1 of 4, and the leader's --nnodes is 2"),
     (("--page-size", "32"), SECRET, "its flags are not the leader's: --page-size 32, 16 at the leader"),
-    ((), "another secret, as long", "does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same"),
+    ((), "another secret, as long", "rejects this node's secret: set FAIRLEAD_NODES_SECRET to the same value"),
 ]
 
 
@@ -175,17 +175,17 @@ def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_wi
 @pytest.mark.parametrize("killed", ["other", "leader", "none, and the other hangs"])
 def test_a_node_that_is_gone_or_silent_ends_the_group(nodes: Nodes, killed: str) -> None:
     leader, other = nodes.leader(), nodes.other()
-    other.says("in, as node 1 of 2")
+    other.says("as node 1 of 2")
     ranks = until(lambda: children(other.process.pid), "its ranks")
     if killed != "leader":
-        other.says("steps of the leader")
+        other.says("connected to the leader's steps")
         other.process.send_signal(signal.SIGKILL if killed == "other" else signal.SIGSTOP)
         assert leader.wait() == 1
         assert "node 1 of 2 (other) is gone, or the network to it" in leader.termination_log.read_text()
     else:
         leader.kill()
         status, words = other.ended()
-        assert status == 1 and f"the leader at {nodes.address} is gone" in words
+        assert status == 1 and f"lost the connection to the leader at {nodes.address}" in words
     other.process.send_signal(signal.SIGCONT)
     until(lambda: all(map(gone, ranks)), "the end of its ranks", 60)
 
@@ -194,7 +194,7 @@ def test_a_stop_ends_both_in_order_and_a_sigterm_of_the_other_waits_for_the_lead
     leader, other = nodes.leader(), nodes.other()
     leader.wait_ready()
     other.process.send_signal(signal.SIGTERM)
-    other.says("SIGTERM: goes on until the leader")
+    other.says("SIGTERM: this node continues until the leader")
     assert leader.complete(prompt="x", max_tokens=2)["choices"]
     assert leader.stop() == 0
     assert other.ended() == (0, "")
@@ -212,7 +212,7 @@ def test_a_node_without_a_leader_ends_at_once(nodes: Nodes) -> None:
     [
         (["--nnodes=2"], "--nnodes 2 needs --master-addr HOST"),
         (["--nnodes=3", "--master-addr=a:1"], "--tensor-parallel-size 2 is not a multiple of --nnodes 3"),
-        (["--nnodes=2", "--master-addr=a:1", "--node-rank=2"], "--node-rank 2 is none of --nnodes 2"),
+        (["--nnodes=2", "--master-addr=a:1", "--node-rank=2"], "--node-rank 2 is not below --nnodes 2"),
         (["--nnodes=2", "--master-addr=a:1"], "set FAIRLEAD_NODES_SECRET to the same 16 characters or more"),
         (["--master-addr=a:1"], "give --nnodes too"),
         (["--nnodes=2", "--master-addr=a:99999"], "--nnodes 2 needs --master-addr HOST"),

@@ -26,24 +26,24 @@ class Connections:
     """All connections of a port. `protocol` is the protocol factory for uvicorn."""
 
     def __init__(self, limits: Limits) -> None:
-        self.guard: ConnectionLimiter[Connection] = ConnectionLimiter(limits)
-        self.protocol = partial(_BufferedReader, self.guard)
+        self.limiter: ConnectionLimiter[Connection] = ConnectionLimiter(limits)
+        self.protocol = partial(_BufferedReader, self.limiter)
 
     async def monitor(self) -> None:
         """Until cancelled, end connections that exceed a timeout or do not read their response."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             now = monotonic()
-            self.guard.close_overdue(now)
-            for connection in self.guard:
-                connection.look(now)
+            self.limiter.close_overdue(now)
+            for connection in self.limiter:
+                connection.check_stall(now)
 
 
 class _BufferedReader(asyncio.BufferedProtocol):
     """Bounds the size of reads: an event loop calls `get_buffer` only for protocols that are not `asyncio.Protocol`."""
 
-    def __init__(self, guard: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
-        self._connection = Connection(guard, *args, **kwargs)
+    def __init__(self, limiter: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
+        self._connection = Connection(limiter, *args, **kwargs)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connection.connection_made(transport)  # type: ignore[arg-type]  # uvloop's transport does not inherit from asyncio's
@@ -80,10 +80,10 @@ class Connection(HttpToolsProtocol):
     At most one request is read ahead. It starts only when the responses before it are below the high-water mark.
     """
 
-    def __init__(self, guard: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limiter: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.deadline = 0.0
-        self._guard = guard
+        self._limiter = limiter
         self._framing = Framing()
         self._unparsed = b""
         """The rest of the read that contained the waiting request. Reading pauses until that request starts."""
@@ -92,8 +92,12 @@ class Connection(HttpToolsProtocol):
         self._current_cycle: Any = None
         """uvicorn's cycle of the request whose response precedes that of the request in `pipeline`."""
         self._trailers = 0
-        self._in_body = self._finished = self._last = False
-        self._stalled: float | None = None
+        self._in_body = False
+        self._finished = False
+        """True after a refusal or the last request: nothing more is read."""
+        self._is_last_request = False
+        self._stalled_since: float | None = None
+        """Monotonic time since which the client does not read its response."""
 
     # asyncio.BufferedProtocol
 
@@ -101,11 +105,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _FlowControl(transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
-        if not self._guard.add(self):
+        if not self._limiter.add(self):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.remove(self)
+        self._limiter.remove(self)
         self._unparsed = b""
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -115,18 +119,18 @@ class Connection(HttpToolsProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._finished:
-            self._feed(self._framing.received(nbytes))
+            self._feed(self._framing.last_read(nbytes))
 
     def _feed(self, data: bytes | memoryview) -> None:
         """Parse up to the head of the first request that has to wait. Keep the rest unparsed."""
         start = 0
         while start < len(data) and not self._finished and not self.pipeline:
             end = self._framing.cut(data, start)
-            if not self._in_body and self._framing.overhead > self._guard.max_header_bytes:
+            if not self._in_body and self._framing.overhead > self._limiter.max_header_bytes:
                 self._refuse_head("headers exceed")
                 return
             super().data_received(data[start:end])  # type: ignore[arg-type]  # the parser accepts any buffer
-            if self._in_body and self._framing.overhead > self._guard.max_header_bytes:
+            if self._in_body and self._framing.overhead > self._limiter.max_header_bytes:
                 self._refuse_head("chunk headers and trailers exceed")
             start = end
         if self.pipeline and not self._finished:
@@ -148,34 +152,34 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        self._stalled = monotonic()
+        self._stalled_since = monotonic()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._stalled = None
+        self._stalled_since = None
         super().resume_writing()
         if self._has_waiting_request:
-            self._guard.schedule(self._resume)
+            self._limiter.schedule(self._resume)
 
     # httptools
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._guard.expects_head(self)
+        self._limiter.start_head_timeout(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:
             super().on_header(name, value)
             return
-        self._trailers += 1  # trailers are dropped and never become headers
-        if self._trailers == self._guard.max_headers + 1:
-            self._refuse(431, f"the request has more than {self._guard.max_headers} trailers (--limits max_headers)", "headers_too_large")
+        self._trailers += 1  # trailers are dropped: they must not set headers
+        if self._trailers == self._limiter.max_headers + 1:
+            self._refuse(431, f"the request has more than {self._limiter.max_headers} trailers (--limits max_headers)", "headers_too_large")
 
     def on_headers_complete(self) -> None:
         if self._finished:
             return  # the connection was refused already
-        if len(self.headers) > self._guard.max_headers:
-            message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--limits max_headers)"
+        if len(self.headers) > self._limiter.max_headers:
+            message = f"the request has {len(self.headers)} headers, more than {self._limiter.max_headers} (--limits max_headers)"
             self._refuse(431, message, "headers_too_large")
             return
         length, codings = body_headers(self.headers)
@@ -185,8 +189,8 @@ class Connection(HttpToolsProtocol):
         if b"#" in self.url:
             self._refuse(400, FRAGMENT, "bad_request")
             return
-        if self._guard.is_full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
-            message = f"this worker has the maximum number of connections ({self._guard.max_connections}, --limits max_connections)"
+        if self._limiter.is_full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
+            message = f"this worker has the maximum number of connections ({self._limiter.max_connections}, --limits max_connections)"
             self._refuse(503, message, "too_many_connections")
             return
         upgrade = self.parser.should_upgrade()
@@ -195,14 +199,14 @@ class Connection(HttpToolsProtocol):
             return
         self._in_body, self._trailers = True, 0
         self._framing.begin_body(length)
-        self._guard.expects_body(self)
+        self._limiter.start_body_timeout(self)
         before = self.cycle
         super().on_headers_complete()
         if upgrade:
-            self._last, self.cycle.keep_alive = True, False  # no protocol upgrade is supported: answer, then close
+            self._is_last_request, self.cycle.keep_alive = True, False  # no protocol upgrade is supported: answer, then close
         if self.pipeline:
             self._current_cycle = before
-            self._guard.clear_deadline(self)  # the previous request is not answered yet, and reading pauses until it is
+            self._limiter.clear_deadline(self)  # the previous request is not answered yet, and reading pauses until it is
 
     def on_body(self, body: bytes) -> None:
         self._framing.count_body(len(body))
@@ -212,51 +216,51 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         self._framing.end_message()
-        self._guard.clear_deadline(self)
+        self._limiter.clear_deadline(self)
         if not self._finished:
             super().on_message_complete()
-            if self.cycle.response_complete:  # answered before the whole body arrived
-                self._guard.mark_idle(self)
-            self._finished = self._last
+            if self.cycle.response_complete:  # the response ended before the body
+                self._limiter.mark_idle(self)
+            self._finished = self._is_last_request
 
     def on_response_complete(self) -> None:
-        if self.transport.is_closing() or (self._stalled is None and not self.pipeline):
-            self._answered()
+        if self.transport.is_closing() or (self._stalled_since is None and not self.pipeline):
+            self._finish_response()
             return
         self._has_waiting_request = True  # the next request starts in turn, once the client has read enough of this response
         self._hold()
-        if self._stalled is None:
-            self._guard.schedule(self._resume)
+        if self._stalled_since is None:
+            self._limiter.schedule(self._resume)
 
     def _resume(self) -> None:
-        if self._has_waiting_request and self._stalled is None:
+        if self._has_waiting_request and self._stalled_since is None:
             self._has_waiting_request = False
-            self._answered()
+            self._finish_response()
 
-    def _answered(self) -> None:
+    def _finish_response(self) -> None:
         super().on_response_complete()
         if self._in_body:
-            self._guard.expects_body(self)
+            self._limiter.start_body_timeout(self)
         elif self._framing.overhead:
-            self._guard.expects_head(self)
+            self._limiter.start_head_timeout(self)
         elif self.cycle.response_complete:
-            self._guard.mark_idle(self)
+            self._limiter.mark_idle(self)
         self._resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP. uvicorn would answer in plain text."""
         self._refuse(400, msg, "bad_request")
 
-    # Callbacks of the guard
+    # Callbacks of the ConnectionLimiter
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete and not self._in_body:
-            return  # the waiting request follows the running one, and is not read now
+            return  # the next request is read only after this one is answered
         if not self._in_body and not self._framing.overhead:
             self.transport.abort()  # it sent nothing
             return
-        what = "body" if self._in_body else "headers"
-        self._refuse(408, f"the request's {what} took too long to arrive (--{what.rstrip('s')}-timeout)", "request_timeout")
+        what, setting = ("body", "body_timeout") if self._in_body else ("headers", "header_timeout")
+        self._refuse(408, f"the request's {what} took too long to arrive (--limits {setting})", "request_timeout")
 
     def close_idle(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -264,14 +268,14 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def look(self, now: float) -> None:
-        if self._stalled is None and self.transport.is_closing():
-            self._stalled = now  # the rest of the response is below the high-water mark
-        if self._stalled is not None and now - self._stalled > STALL_SECONDS:
+    def check_stall(self, now: float) -> None:
+        if self._stalled_since is None and self.transport.is_closing():
+            self._stalled_since = now  # the rest of the response is below the high-water mark
+        if self._stalled_since is not None and now - self._stalled_since > STALL_SECONDS:
             self.transport.abort()
 
     def _refuse_head(self, what: str) -> None:
-        message = f"the request's {what} {self._guard.max_header_bytes} bytes (--limits max_header_bytes)"
+        message = f"the request's {what} {self._limiter.max_header_bytes} bytes (--limits max_header_bytes)"
         self._refuse(431, message, "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:

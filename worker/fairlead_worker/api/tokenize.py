@@ -13,8 +13,8 @@ from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
 from fairlead_worker.api.worker import Worker
 
-HEADER = b"x-fairlead-prompt-tokens"
-FORMAT = b"x-fairlead-prompt-format"
+TOKENS_HEADER = b"x-fairlead-prompt-tokens"
+FORMAT_HEADER = b"x-fairlead-prompt-format"
 
 
 def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
@@ -23,7 +23,7 @@ def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tupl
     Also return (None, JSON) if the tokens were made with another prompt format than `etag`: the router has not read this worker's new
     format yet.
     """
-    header = context.headers.get(HEADER)
+    header = context.headers.get(TOKENS_HEADER)
     if header is None:
         return None, body
     if not header.isdigit() or len(header) > 12 or 4 * int(header) > len(body):
@@ -31,7 +31,7 @@ def split_token_prefix(context: RequestContext, body: bytes, etag: str) -> "tupl
             f"X-Fairlead-Prompt-Tokens: {quote(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
         )
     end = 4 * int(header)
-    if context.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):
+    if context.headers.get(FORMAT_HEADER, b"").decode("latin-1") not in ("", etag):
         return None, body[end:]
     return tokens_from_bytes(memoryview(body)[:end]), body[end:]
 

@@ -20,8 +20,8 @@ from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.engine.adapters import Adapters
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
-from fairlead_worker.api.grammar_checker import GrammarChecker
-from fairlead_worker.api.output_parsers import OutputParsers
+from fairlead_worker.api.output.grammar_checker import GrammarChecker
+from fairlead_worker.api.output.parsers import OutputParsers
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.ipc.messages import Ready
@@ -51,7 +51,7 @@ class Worker:
         self.address = address
         self.draining = False
         self.warming = False
-        """True while the worker computes prefixes that its peers' clients share, before it accepts requests."""
+        """True during prefix warm-up, before the worker accepts requests."""
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -76,11 +76,11 @@ class Worker:
         format = msgspec.json.decode(ready.prompt_format, type=PromptFormat)
         self._grammars = GrammarChecker(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
         encoder = PromptEncoder(format, self.token_cache)
-        reader, why = select_parsers(
+        model_parsers, reason = select_parsers(
             self.config.tool_call_parser, self.config.reasoning_parser, (format.chat_template, format.tool_template)
         )
-        logger.info("parsers of answers: %s", why)
-        self._model = ready, encoder, OutputParsers(reader, encoder)
+        logger.info("output parsers: %s", reason)
+        self._model = ready, encoder, OutputParsers(model_parsers, encoder)
         self.adapters.set_initial(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
@@ -99,7 +99,7 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        """True if the engine is alive, as far as is known."""
+        """Return whether the engine is alive, as far as is known."""
         if self.engine.state.phase == "failed" or self.engine.seconds_without_progress() >= self.config.limits.load_timeout:
             return False
         return self.engine.seconds_since_message() < self.config.limits.engine_timeout

@@ -26,11 +26,11 @@ NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 NODES_PORT = 8001
-"""Where the leader of several nodes listens for the others."""
+"""Default port at which the leader of several nodes listens for the others."""
 MAX_PORT = 65_535
 MIN_SECRET_LENGTH = 16
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}"
-"""As a model's name in the manifest: it goes into URLs and command lines."""
+"""The rule of model names in the manifest, because adapter names go into URLs and command lines too."""
 
 
 class WorkerConfig(BaseSettings):
@@ -291,15 +291,15 @@ class WorkerConfig(BaseSettings):
     def _check_nodes(self) -> None:
         if self.nnodes == 1:
             if self.node_rank or self.master_addr:
-                raise ValueError("--node-rank and --master-addr are of a model over several nodes: give --nnodes too")
+                raise ValueError("--node-rank and --master-addr are for a model on several nodes: give --nnodes too")
             return
         if self.tensor_parallel_size % self.nnodes:
             raise ValueError(
                 f"--tensor-parallel-size {self.tensor_parallel_size} is not a multiple of --nnodes {self.nnodes}: "
-                "each node has as many ranks"
+                "each node must have the same number of ranks"
             )
         if self.node_rank >= self.nnodes:
-            raise ValueError(f"--node-rank {self.node_rank} is none of --nnodes {self.nnodes}: they are numbered from 0")
+            raise ValueError(f"--node-rank {self.node_rank} is not below --nnodes {self.nnodes}: nodes are numbered from 0")
         if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+)(:\d{1,5})?", self.master_addr) or not 0 < self.leader_address[1] <= MAX_PORT:
             raise ValueError(f"--nnodes {self.nnodes} needs --master-addr HOST[:PORT], the same on all of them (got {self.master_addr!r})")
         if len(self.nodes_secret) < MIN_SECRET_LENGTH:
@@ -310,18 +310,18 @@ class WorkerConfig(BaseSettings):
 
     @property
     def local_ranks(self) -> int:
-        """Ranks of this node."""
+        """Return the number of ranks of this node."""
         return self.tensor_parallel_size // self.nnodes
 
     @property
     def leader_address(self) -> tuple[str, int]:
-        """Host (of IPv6 without brackets) and port."""
+        """Return the leader's host (an IPv6 address without brackets) and port."""
         host, _, port = self.master_addr.rpartition(":") if re.search(r":\d+$", self.master_addr) else (self.master_addr, "", "")
         return host.strip("[]"), int(port or NODES_PORT)
 
     @property
     def redis(self) -> RedisAccess | None:
-        """Raises ValueError for what can never work."""
+        """Return how to reach Redis, or None without an index. Raises ValueError for settings that can never work together."""
         if not self.redis_url:
             return None
         files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
@@ -329,7 +329,7 @@ class WorkerConfig(BaseSettings):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that requests may give as `model`; the first is the one shown."""
+        """Return the names that requests may give as `model`. Responses show the first one by default."""
         given = tuple(name.strip() for name in self.served_model_name.split(",") if name.strip())
         if given:
             return given
@@ -338,15 +338,16 @@ class WorkerConfig(BaseSettings):
 
     @property
     def loras(self) -> dict[str, str]:
-        """Adapters to load at the start: name -> URI."""
+        """Return the adapters to load at the start: name -> URI."""
         return {name: uri for name, _, uri in (one.partition("=") for one in self.lora_modules)}
 
     @property
     def pod(self) -> str:
+        """Return the name of this worker in the index and in responses."""
         return self.pod_name or socket.gethostname()
 
     def address(self, port: int) -> str:
-        """Where the router finds this worker, `port` being the one really bound."""
+        """Return HOST:PORT at which routers reach this worker. `port`: the bound port."""
         if self.advertise:
             return self.advertise
         host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host

@@ -1,8 +1,8 @@
 """The process that checks a grammar before the engine gets it: `python -m fairlead_worker.grammar.checker`.
 
 A grammar is a program written by a client. It may crash, fill the memory, or never end. Here it does so in a process with bounded memory
-that its parent (`api/grammar_checker.py`) can kill. The process reads lines of JSON: first `Setup`, then `Constraint`s. It answers each
-line with a `Verdict`, and exits at the end of its input.
+that its parent (`api/output/grammar_checker.py`) can kill. The process reads lines of JSON: first `Setup`, then `Constraint`s. It answers
+each line with a `Verdict`, and exits at the end of its input.
 """
 
 import os

@@ -91,7 +91,7 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: str
 
 
-class GetHotPrefixes(msgspec.Struct, tag="ask-hot", frozen=True):
+class GetHotPrefixes(msgspec.Struct, tag="get_hot_prefixes", frozen=True):
     """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. Answered by one `HotPrefixes`, in order."""
 
     tokens: int
@@ -362,7 +362,7 @@ class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: bytes
 
 
-class HotPrefixes(msgspec.Struct, tag="hot", frozen=True):
+class HotPrefixes(msgspec.Struct, tag="hot_prefixes", frozen=True):
     """The reply to `GetHotPrefixes`, the hottest first."""
 
     prefixes: tuple[HotPrefix, ...]

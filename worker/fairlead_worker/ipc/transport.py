@@ -1,12 +1,11 @@
-"""Messages between the API process and the engine: msgspec structs as msgpack over ZeroMQ PUSH/PULL, or queues inside one process.
+"""Messages between the API process and the engine: msgspec structs as msgpack over ZeroMQ PUSH/PULL.
 
-The API side is asynchronous and binds; the engine side blocks and connects. Sending never blocks: a slow reader costs memory (bounded by
-the requests in flight), and the engine does not stall.
+The API side is asynchronous and binds; the engine side blocks and connects. Sending never blocks, so that the engine does not stall.
+Messages for a slow reader wait in memory, bounded by the requests in flight.
 """
 
 import asyncio
 import logging
-import queue
 import shutil
 import tempfile
 import threading
@@ -68,7 +67,7 @@ class ZmqChannel:
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._taken = 0
+        self._num_received = 0
         """Messages received since the event loop last ran other tasks."""
 
     def send(self, message: ToEngine) -> None:
@@ -79,8 +78,8 @@ class ZmqChannel:
             logger.debug("no engine to take %s", type(message).__name__)
 
     async def receive(self) -> FromEngine:
-        if self._taken >= YIELD_AFTER:
-            self._taken = 0
+        if self._num_received >= YIELD_AFTER:
+            self._num_received = 0
             await asyncio.sleep(0)
         while True:
             try:
@@ -89,14 +88,14 @@ class ZmqChannel:
                 # ZeroMQ's descriptor is edge-triggered: it signals only messages that arrive after the socket was found empty.
                 await self._readable()
             else:
-                self._taken += 1
+                self._num_received += 1
                 return self._decoder.decode(data)
 
     async def _readable(self) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._in.FD, self._wake)
-        self._taken = 0
+        self._num_received = 0
         self._waiter = self._loop.create_future()
         await self._waiter
 
@@ -149,43 +148,6 @@ class ZmqEngineEnd:
         self._in.close()
         self._out.close()
         self._context.term()
-
-
-class LocalChannel:
-    """Both ends in one process, for tests: the engine runs in a thread and uses `engine_end`."""
-
-    def __init__(self) -> None:
-        self.engine_end = LocalEngineEnd(asyncio.get_running_loop())
-
-    def send(self, message: ToEngine) -> None:
-        self.engine_end.inbox.put(message)
-
-    async def receive(self) -> FromEngine:
-        return await self.engine_end.outbox.get()
-
-    def close(self) -> None:
-        pass
-
-
-class LocalEngineEnd:
-    """The engine's end of a `LocalChannel`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-        self.outbox: asyncio.Queue[FromEngine] = asyncio.Queue()
-        self._loop = loop
-
-    def receive(self, timeout: float | None) -> list[ToEngine]:
-        messages: list[ToEngine] = []
-        try:
-            messages.append(self.inbox.get(timeout != 0, timeout))
-            while True:
-                messages.append(self.inbox.get_nowait())
-        except queue.Empty:
-            return messages
-
-    def send(self, message: FromEngine) -> None:
-        self._loop.call_soon_threadsafe(self.outbox.put_nowait, message)
 
 
 def _endpoint(address: str, name: str) -> str:

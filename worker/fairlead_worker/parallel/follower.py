@@ -92,7 +92,7 @@ def main() -> int:
 
 def follow(join: Join, channel: RankChannel) -> None:
     """Load this rank's part and serve until `End`. Any failure ends all ranks."""
-    from fairlead_worker.build import build_adapters, load, make
+    from fairlead_worker.build import build_adapters, build_runner, load
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
@@ -123,7 +123,7 @@ def follow(join: Join, channel: RankChannel) -> None:
             while not isinstance(channel.receive(), End):
                 pass
             return
-    runner = make(config, loaded, group, adapters=adapters)
+    runner = build_runner(config, loaded, group, adapters=adapters)
     logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
     serve(channel, runner, adapters)
 

@@ -20,7 +20,7 @@ import zmq
 
 from fairlead_worker.parallel.links import send_unless_ended
 from fairlead_worker.parallel.messages import Join, RankFailed
-from fairlead_worker.platform.exit_status import describe_exit
+from fairlead_worker.platform.processes import describe_exit
 
 logger = logging.getLogger(__name__)
 

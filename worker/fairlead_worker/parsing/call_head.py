@@ -30,7 +30,7 @@ class CallHead:
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
-        for pattern, taken in self.patterns:
+        for pattern, handler in self.patterns:
             found = match(pattern, text, partial=self.forced or not final)
             if found is not None and found.partial:
                 return ("" if final else text), self
@@ -38,6 +38,6 @@ class CallHead:
                 name = found.groupdict().get("name")
                 if name is not None and name not in sink.tools.schemas:
                     break
-                return taken(found, text, sink)
+                return handler(found, text, sink)
         sink.add_text(self.opening)
         return text, self.next_stage

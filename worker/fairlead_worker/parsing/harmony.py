@@ -10,7 +10,7 @@ import regex
 
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.reasoning import ReasoningFormat
-from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, first, overlap
+from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker
 
 MARKERS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _FINAL = "<|channel|>final<|message|>"
@@ -22,7 +22,7 @@ _HEADER = (
 )
 _RECIPIENT = r"to=(?:functions\.)?(?P<name>[^\s<]{1,256})"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
-_BETWEEN = ("<|start|>", "<|channel|>")
+_STARTS = ("<|start|>", "<|channel|>")
 """These markers begin the next message. The others end a message."""
 
 
@@ -61,12 +61,12 @@ class _Body:
         return self.kind == "reasoning"
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
-        at, marker = first(text, _ENDS)
+        at, marker = find_marker(text, _ENDS)
         if marker:
             self._emit(text[:at], sink)
             self._end_message(sink)
-            return text[at if marker in _BETWEEN else at + len(marker) :], self.next_stage
-        keep = 0 if final else overlap(text, _ENDS)
+            return text[at if marker in _STARTS else at + len(marker) :], self.next_stage
+        keep = 0 if final else count_overlap(text, _ENDS)
         self._emit(text[: len(text) - keep], sink)
         if final:
             self._end_message(sink)

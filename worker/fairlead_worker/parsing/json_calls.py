@@ -12,7 +12,7 @@ import msgspec
 from fairlead_worker.parsing.between_calls import BetweenCalls
 from fairlead_worker.parsing.call_head import NAME, CallHead, HeadHandler
 from fairlead_worker.parsing.scanner import Scanner
-from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, first, overlap
+from fairlead_worker.parsing.stage import EventSink, PlainText, Stage, count_overlap, find_marker
 
 _HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
 _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
@@ -55,7 +55,7 @@ class JsonFormat:
             patterns.append((self.any_object, start_object))
         return CallHead(patterns, opening, next_stage, self.forced)
 
-    def gap(self, next_stage: Stage) -> Stage:
+    def after_call(self, next_stage: Stage) -> Stage:
         """Return the stage after a call."""
         return BetweenCalls(self.tail, lambda: self.stage("", next_stage), next_stage)
 
@@ -124,11 +124,11 @@ class TextWithCalls:
             if stripped and stripped[0] in self._format.at_start:
                 sink.add_text(text[: len(text) - len(stripped)])
                 return stripped, self._format.stage("", self)
-        at, marker = first(text, self._format.markers)
+        at, marker = find_marker(text, self._format.markers)
         if marker:
             sink.add_text(text[:at])
             return text[at + len(marker) :], self._format.stage(marker, self)
-        keep = 0 if final else overlap(text, self._format.markers)
+        keep = 0 if final else count_overlap(text, self._format.markers)
         sink.add_text(text[: len(text) - keep])
         return text[len(text) - keep :], self
 
@@ -165,7 +165,9 @@ class _Arguments:
         sink.add_arguments(text[:used])
         if ended:
             sink.end_call()
-            return text[used:], _Closing(self.format, self.scanner, self.next_stage) if self.depth else self.format.gap(self.next_stage)
+            if self.depth:
+                return text[used:], _Closing(self.format, self.scanner, self.next_stage)
+            return text[used:], self.format.after_call(self.next_stage)
         return text[used:], self if used == len(text) else self.next_stage
 
 
@@ -181,7 +183,7 @@ class _Closing:
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
         if ended:
-            return text[used:], self.format.gap(self.next_stage)
+            return text[used:], self.format.after_call(self.next_stage)
         return text[used:], self if used == len(text) else self.next_stage
 
 
@@ -210,7 +212,7 @@ class _AnyObject:
         sink.begin_call(call[0])
         sink.add_arguments(call[1])
         sink.end_call()
-        return text[used:], self.format.gap(self.next_stage)
+        return text[used:], self.format.after_call(self.next_stage)
 
 
 def _parse_call(written: str) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ import msgspec
 from fairlead_worker.parsing.between_calls import BetweenCalls
 from fairlead_worker.parsing.call_head import NAME, CallHead
 from fairlead_worker.parsing.pattern import match
-from fairlead_worker.parsing.stage import EventSink, Stage, overlap
+from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap
 
 _TEXT = frozenset({"string"})
 _KINDS: dict[type, frozenset[str]] = {
@@ -45,7 +45,7 @@ class ParameterFormat:
 
         return CallHead([(self.head, start_call)], opening, next_stage)
 
-    def gap(self, next_stage: Stage) -> Stage:
+    def after_call(self, next_stage: Stage) -> Stage:
         """Return the stage after a call."""
         return BetweenCalls(self.tail, lambda: self.stage("", next_stage), next_stage)
 
@@ -102,7 +102,7 @@ class _Parameters:
         if groups["end"]:
             sink.add_arguments("{}" if self.separator == "{" else "}")
             sink.end_call()
-            return text[found.end() :], self.format.gap(self.next_stage)
+            return text[found.end() :], self.format.after_call(self.next_stage)
         key = groups["key"].strip()
         is_string = groups.get("string")
         kinds = (_TEXT if is_string == "true" else frozenset()) if is_string else find_kinds(self.schema, key)
@@ -116,22 +116,22 @@ class _Text:
     """A string parameter. It is passed on unchanged, except for the line breaks next to its tags."""
 
     parameters: _Parameters
-    begun: bool = False
+    started: bool = False
     is_reasoning = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
         end = self.parameters.format.value_end
-        if not self.begun:
+        if not self.started:
             if not text or (text == "\n" and not final):
                 return text, self
-            self.begun = True
+            self.started = True
             sink.add_arguments('"')
             text = text.removeprefix("\n")
         at = text.find(end)
         if at >= 0:
             sink.add_arguments(_to_json(text[:at].removesuffix("\n"))[1:-1] + '"')
             return text[at + len(end) :], self.parameters
-        keep = 0 if final else overlap(text, (f"\n{end}", end))
+        keep = 0 if final else count_overlap(text, (f"\n{end}", end))
         sink.add_arguments(_to_json(text[: len(text) - keep])[1:-1])
         return text[len(text) - keep :], self
 
@@ -163,17 +163,17 @@ def find_kinds(schema: Any, key: str) -> frozenset[str]:
     """Return the JSON types that a parameter schema allows for `key`, or an empty set if it declares none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     declared = properties.get(key) if isinstance(properties, dict) else None
-    branches = next((declared[word] for word in ("anyOf", "oneOf") if declared.get(word)), None) if isinstance(declared, dict) else None
+    branches = next((declared[name] for name in ("anyOf", "oneOf") if declared.get(name)), None) if isinstance(declared, dict) else None
     each = [_declared_kinds(branch) for branch in (branches if isinstance(branches, list) else [declared])]
     return frozenset().union(*each) if all(each) else frozenset()
 
 
 def _declared_kinds(schema: Any) -> frozenset[str]:
-    said = schema.get("type") if isinstance(schema, dict) else None
-    if isinstance(said, str | list):
-        return frozenset([said] if isinstance(said, str) else (kind for kind in said if isinstance(kind, str)))
-    words = schema.get("enum") if isinstance(schema, dict) else None
-    return _TEXT if isinstance(words, list) and all(isinstance(word, str) for word in words) else frozenset()
+    declared_type = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(declared_type, str | list):
+        return frozenset([declared_type] if isinstance(declared_type, str) else (kind for kind in declared_type if isinstance(kind, str)))
+    values = schema.get("enum") if isinstance(schema, dict) else None
+    return _TEXT if isinstance(values, list) and all(isinstance(value, str) for value in values) else frozenset()
 
 
 def _convert(text: str, kinds: frozenset[str]) -> str:

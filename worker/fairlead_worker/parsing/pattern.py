@@ -14,9 +14,9 @@ def match(pattern: str, text: str, partial: bool) -> "regex.Match[str] | None":
     Each `\\s*` takes MAX_BLANKS at most and is possessive. Two of them in a row would otherwise try every split of a run of blanks, as
     many as its length, at each token. So no other part of a pattern may need a blank that stands before it.
     """
-    return _compiled(pattern).match(text, partial=partial)
+    return _compile(pattern).match(text, partial=partial)
 
 
 @cache
-def _compiled(pattern: str) -> "regex.Pattern[str]":
+def _compile(pattern: str) -> "regex.Pattern[str]":
     return regex.compile(pattern.replace(r"\s*", rf"\s{{0,{MAX_BLANKS}}}+"))

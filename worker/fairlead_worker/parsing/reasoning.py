@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fairlead_worker.parsing.stage import EventSink, Stage, overlap
+from fairlead_worker.parsing.stage import EventSink, Stage, count_overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 class ReasoningStage:
     """Reads text up to the end marker as reasoning, if the answer begins with the start marker or the prompt ended with it."""
 
-    def __init__(self, format: ReasoningFormat, opened: bool, then: Stage) -> None:
+    def __init__(self, format: ReasoningFormat, opened: bool, next_stage: Stage) -> None:
         self.is_reasoning = opened
-        self._format, self._then = format, then
+        self._format, self._next_stage = format, next_stage
         self._started = False
 
     def consume(self, text: str, final: bool, sink: EventSink) -> tuple[str, Stage]:
@@ -45,21 +45,21 @@ class ReasoningStage:
         if at >= 0:
             sink.add_reasoning(text[:at])
             sink.end_reasoning()
-            return text[at + len(self._format.end) :], self._then
-        keep = 0 if final else overlap(text, (self._format.end,))
+            return text[at + len(self._format.end) :], self._next_stage
+        keep = 0 if final else count_overlap(text, (self._format.end,))
         sink.add_reasoning(text[: len(text) - keep])
         return text[len(text) - keep :], self
 
     def _begin(self, text: str, final: bool) -> tuple[str, Stage]:
-        start, direct, stripped = self._format.start, self._format.answer, text.lstrip()
+        start, answer_start, stripped = self._format.start, self._format.answer, text.lstrip()
         if stripped.startswith(start):
             self.is_reasoning = self._started = True
             return stripped[len(start) :], self
-        if direct and stripped.startswith(direct):
-            return stripped[len(direct) :], self._then
-        if not final and (start.startswith(stripped) or direct.startswith(stripped)):
+        if answer_start and stripped.startswith(answer_start):
+            return stripped[len(answer_start) :], self._next_stage
+        if not final and (start.startswith(stripped) or answer_start.startswith(stripped)):
             return text, self
         if not self.is_reasoning:
-            return text, self._then
+            return text, self._next_stage
         self._started = True
         return text, self

@@ -138,11 +138,11 @@ class Parser:
         return self._sink.tools.at_most_one and self._sink.num_complete_calls > 0
 
     def feed(self, text: str, token: bool = True) -> list[Event]:
-        thought = self._stage.is_reasoning
+        was_reasoning = self._stage.is_reasoning
         if text:
             self._held += text
             self._run(final=False)
-        self.reasoning_tokens += token and (thought or self._stage.is_reasoning)
+        self.reasoning_tokens += token and (was_reasoning or self._stage.is_reasoning)
         return self._sink.drain()
 
     def finish(self, reason: str) -> tuple[list[Event], str]:
@@ -160,7 +160,7 @@ class Parser:
         self._held = ""
 
 
-def first(text: str, markers: Sequence[str]) -> tuple[int, str]:
+def find_marker(text: str, markers: Sequence[str]) -> tuple[int, str]:
     """Return (position, marker) of the first marker in a text, the longest one at that position. Return (-1, "") if there is none."""
     found = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]
     if not found:
@@ -169,7 +169,7 @@ def first(text: str, markers: Sequence[str]) -> tuple[int, str]:
     return at, marker
 
 
-def overlap(text: str, markers: Sequence[str]) -> int:
+def count_overlap(text: str, markers: Sequence[str]) -> int:
     """Return the length of the text's longest suffix that may be the start of a marker."""
     longest = max(map(len, markers), default=1) - 1
     return next((n for n in range(min(longest, len(text)), 0, -1) if any(marker.startswith(text[-n:]) for marker in markers)), 0)

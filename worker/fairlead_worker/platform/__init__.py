@@ -1,1 +1,1 @@
-"""What the machine and the process are: CPU level, cores, release, import cost, exit status."""
+"""The machine and its processes: CPU level, cores, release, garbage collection during imports, work and exit of processes."""

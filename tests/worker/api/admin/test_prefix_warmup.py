@@ -104,7 +104,10 @@ def test_token_ids_of_prompts_need_the_services_credential(start: Callable[..., 
     path = "/internal/hot-prefixes/64"
     assert worker.client.get(path).status_code == 401
     assert worker.client.get(path, headers={"authorization": "Bearer " + "0" * 64}).status_code == 401
-    assert worker.client.get(path, headers={"authorization": build_bearer(access)}).status_code == 200
+    bearer = {"authorization": build_bearer(access)}
+    assert worker.client.get(path, headers=bearer).status_code == 200
+    for tokens in ("many", "²", "9" * 5000):
+        assert worker.client.get(f"/internal/hot-prefixes/{tokens}", headers=bearer).status_code == 400, tokens[:10]
 
 
 async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() -> None:

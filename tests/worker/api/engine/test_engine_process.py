@@ -128,6 +128,6 @@ def test_graphs_that_cannot_be_are_said_once(
 ) -> None:
     """A log line says why requested CUDA graphs are not used, on rank 0 only."""
     config = WorkerConfig(model=f"file://{model}", max_cudagraph_capture_size=8, **flags)  # type: ignore[arg-type]  # of the fields' types
-    assert graph_rows(config, device, tell=False) == rows and not caplog.text
+    assert graph_rows(config, device, log_reason=False) == rows and not caplog.text
     assert graph_rows(config, device) == rows
     assert ("--max-cudagraph-capture-size 8 is ignored" in caplog.text) == bool(why) and why in caplog.text

@@ -11,7 +11,8 @@ from tests.worker.api.process import WorkerProcess, until
 from tests.worker.weights.throttle import Throttle
 
 from fairlead_worker.api.engine.client import EngineState
-from fairlead_worker.api.engine.load_progress import SILENT_WORK_SECONDS, LoadWatch, Work
+from fairlead_worker.api.engine.load_progress import SILENT_WORK_SECONDS, LoadWatch
+from fairlead_worker.platform.processes import Work
 
 
 @pytest.fixture

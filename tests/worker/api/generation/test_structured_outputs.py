@@ -17,8 +17,8 @@ from openai import OpenAI
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_worker.api.engine.client import EngineClient
-from fairlead_worker.api.grammar_checker import GrammarChecker
 from fairlead_worker.api.metrics.worker_metrics import Metrics
+from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
@@ -203,9 +203,9 @@ async def test_a_request_whose_grammar_is_being_checked_counts_as_waiting() -> N
     worker._grammars = cast(GrammarChecker, Checks())
     asking = asyncio.create_task(worker.compile_grammar(Constraint("regex", "a", "test")))
     await asyncio.sleep(0)
-    client._step(Step(load=Load(waiting=1)))
+    client._handle_step(Step(load=Load(waiting=1)))
     assert client.state.load.waiting == 2
     tried.set()
     assert await asking == "start: /a/"
-    client._step(Step(load=Load(waiting=1)))
+    client._handle_step(Step(load=Load(waiting=1)))
     assert client.state.load.waiting == 1

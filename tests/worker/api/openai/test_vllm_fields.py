@@ -9,7 +9,7 @@ from tests.worker.api.process import WorkerProcess
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.generation.bad_words import token_sequences
+from fairlead_worker.api.generation.bad_words import find_token_sequences
 from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.tokenize import check_chat_template
 
@@ -72,7 +72,7 @@ def test_bad_words_are_forbidden_with_and_without_a_space_before_them() -> None:
             return {"one": [1], " one": [2], "two": [3, 4], " two": [5], "far": [99], " far": [98]}[text]
 
     encoder = cast(PromptEncoder, Encoder())
-    assert token_sequences(encoder, ["one", " two", "far", "one"], 50) == ((1,), (2,), (3, 4))
+    assert find_token_sequences(encoder, ["one", " two", "far", "one"], 50) == ((1,), (2,), (3, 4))
 
 
 def test_the_stop_is_part_of_the_text_where_it_is_asked_for(shared: WorkerProcess) -> None:

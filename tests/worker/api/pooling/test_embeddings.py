@@ -115,7 +115,7 @@ def test_many_scores_take_little_of_the_interpreters_lock() -> None:
     took = []
     for _ in range(5):
         began = time.thread_time()
-        scores = similarity.cosines(rows[:1], rows)
+        scores = similarity.compute_cosines(rows[:1], rows)
         took.append(time.thread_time() - began)
     np.testing.assert_allclose(scores, values.astype(np.float64) @ values[0].astype(np.float64), rtol=1e-9, atol=1e-9)
     assert min(took) < 0.03
@@ -148,8 +148,8 @@ def test_a_model_made_for_embeddings(start: Callable[..., WorkerProcess], tmp_pa
         states = reference(torch.tensor([tokens(worker, TEXTS[0])])).last_hidden_state[0].mean(0)
     (whole,) = vectors(embed(worker, input=TEXTS[0]))
     np.testing.assert_allclose(whole, normalize(states, dim=0).numpy(), atol=1e-5)
-    (cut,) = vectors(embed(worker, input=TEXTS[0], dimensions=16))
-    np.testing.assert_allclose(cut, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
+    (truncate_vector,) = vectors(embed(worker, input=TEXTS[0], dimensions=16))
+    np.testing.assert_allclose(truncate_vector, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
     assert "must be one of 16, 32" in worker.post("/v1/embeddings", input="a", dimensions=8).json()["error"]["message"]
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
         refused = worker.post(path, **body)

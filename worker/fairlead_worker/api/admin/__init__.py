@@ -1,1 +1,1 @@
-"""Endpoints for operators and the router: adapters, health, load, tokenization, prefix warm-up."""
+"""Endpoints for operators and the router: adapters, health, load, metrics, prefix warm-up."""

@@ -46,7 +46,7 @@ class WarmPrefix(msgspec.Struct, frozen=True, array_like=True):
     """Digest of the LoRA adapter; empty: the base model. Adapter numbers differ between workers."""
 
 
-class HotPrefixes(msgspec.Struct, frozen=True):
+class HotPrefixesReply(msgspec.Struct, frozen=True):
     """A peer's response."""
 
     format: str
@@ -55,7 +55,7 @@ class HotPrefixes(msgspec.Struct, frozen=True):
 
 
 def should_warm_up(config: WorkerConfig) -> bool:
-    """Return True if warm-up is configured and there are peers."""
+    """Return whether warm-up is configured and there are peers."""
     return bool(config.warmup_tokens and config.peers)
 
 
@@ -89,20 +89,20 @@ async def _fetch_from_peers(worker: Worker) -> tuple[str, tuple[WarmPrefix, ...]
     import httpx  # imported late with its dependencies, because most workers never need it
 
     config, ready = worker.config, worker.ready
-    room = min(config.warmup_tokens, ready.pages * ready.page_size // 2, MAX_TOKENS)
+    budget = min(config.warmup_tokens, ready.pages * ready.page_size // 2, MAX_TOKENS)
     peers = await create_source(config.peers, "FAIRLEAD_PEERS").addresses() - {worker.address}
     headers = {"authorization": build_bearer(config.redis)}
     async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False, headers=headers) as client:
         for peer in random.sample(sorted(peers), min(MAX_PEERS, len(peers))):
             try:
                 admin = with_port(peer, config.admin_port or None)  # the peers belong to the same Deployment
-                async with client.stream("GET", f"http://{admin}/internal/hot-prefixes/{room}") as answer:
+                async with client.stream("GET", f"http://{admin}/internal/hot-prefixes/{budget}") as answer:
                     body = bytearray()
                     async for chunk in answer.raise_for_status().aiter_bytes():
                         body += chunk
                         if len(body) > MAX_BYTES:
                             raise httpx.HTTPError(f"the answer is longer than {MAX_BYTES} bytes")
-                reply = msgspec.msgpack.decode(body, type=HotPrefixes)
+                reply = msgspec.msgpack.decode(body, type=HotPrefixesReply)
             except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
                 logger.info("peer %s did not return its prefixes: %s: %s", peer, type(error).__name__, error)
                 continue

@@ -1,12 +1,14 @@
 """The worker's state: health, readiness, load, models, prompt format, metrics, version."""
 
 import hmac
+import re
 from typing import Any
 
 import msgspec
 
-from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixes, WarmPrefix, build_bearer
-from fairlead_worker.api.engine.index_publisher import worker_load
+from fairlead_common.truncate import quote
+from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixesReply, WarmPrefix, build_bearer
+from fairlead_worker.api.engine.index_publisher import to_worker_load
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
@@ -48,7 +50,7 @@ async def ready(worker: Worker, context: RequestContext) -> None:
 async def load(worker: Worker, context: RequestContext) -> None:
     """Return the worker's load for routers without an index, and its counters, from which any router knows the whole fleet's work."""
     load = worker.engine.state.load
-    numbers = msgspec.to_builtins(worker_load(load, worker.config.page_size))
+    numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
     fields["max_running"] = worker.config.max_num_seqs
@@ -85,13 +87,13 @@ async def hot_prefixes(worker: Worker, context: RequestContext) -> None:
     if not hmac.compare_digest(context.headers.get(b"authorization", b""), expected.encode()):
         raise ApiError(401, "hot prefixes are only for workers with this service's Redis credential.", code="unauthorized")
     requested = context.path.rpartition("/")[2]
-    if not requested.isdigit():
-        raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
+    if not re.fullmatch("[0-9]{1,9}", requested):
+        raise invalid(f"{quote(requested)} is not a number of tokens; the path is /internal/hot-prefixes/TOKENS, at most 9 digits")
     most = min(worker.config.warmup_tokens, MAX_TOKENS)  # 0: without warm-up, a service returns no prompts
     prefixes = await worker.engine.hot_prefixes(min(int(requested), most)) if worker.serving and most else ()
     known = worker.recent_roots
     warm = tuple(WarmPrefix(prefix.root, prefix.tokens, known[prefix.root]) for prefix in prefixes if prefix.root in known)
-    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, warm))
+    data = msgspec.msgpack.encode(HotPrefixesReply(worker.prompt_etag, warm))
     await context.respond(200, data, type="application/msgpack")
 
 
@@ -122,7 +124,7 @@ def _model(worker: Worker, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": adapter.since if adapter else worker.started,
+        "created": adapter.loaded_at if adapter else worker.started,
         "owned_by": "fairlead",
         "root": adapter.info.uri if adapter else worker.config.model,
         "parent": worker.config.names[0] if adapter else None,

@@ -29,7 +29,7 @@ class Adapter:
     """A loaded adapter and its number of running requests."""
 
     info: AdapterInfo
-    since: int = field(default_factory=lambda: int(time.time()))
+    loaded_at: int = field(default_factory=lambda: int(time.time()))
     requests: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when no request uses the adapter. It is read only after the adapter has lost its name."""
@@ -42,7 +42,7 @@ class Adapters:
         self._config, self._engine = config, engine
         self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
         self._by_name: dict[str, Adapter] = {}
-        self._changing = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._retiring: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Task[None]] = set()
@@ -108,7 +108,7 @@ class Adapters:
             folder = await self._fetch(number, name, uri)
         except AdapterError as error:
             raise invalid(f"lora_path: {truncate(error)}", param="lora_path") from error
-        async with self._changing:
+        async with self._change_lock:
             old = self._check_name(name, in_place)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
             if changed.info is None:
@@ -146,7 +146,7 @@ class Adapters:
 
     async def unload(self, name: str) -> None:
         """Accept no new requests for an adapter, and unload it in the background after its running ones. Raise ApiError 404."""
-        async with self._changing:
+        async with self._change_lock:
             adapter = self._by_name.pop(name, None)
         if adapter is None:
             raise ApiError(404, f"lora_name: there is no LoRA adapter {quote(name)} here", param="lora_name", code="model_not_found")
@@ -158,11 +158,11 @@ class Adapters:
         return {name: {"digest": one.info.digest, "root": one.info.uri, "parent": parent} for name, one in self._by_name.items()}
 
     def _retire(self, adapter: Adapter) -> None:
-        task = asyncio.create_task(self._forget(adapter), name=f"unload {adapter.info.name}")
+        task = asyncio.create_task(self._unload_when_idle(adapter), name=f"unload {adapter.info.name}")
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    async def _forget(self, adapter: Adapter) -> None:
+    async def _unload_when_idle(self, adapter: Adapter) -> None:
         while adapter.requests:
             adapter.idle.clear()
             await adapter.idle.wait()

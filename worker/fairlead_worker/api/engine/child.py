@@ -12,7 +12,7 @@ from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.load_progress import LoadWatch, describe_stuck_load
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import Start
-from fairlead_worker.platform.exit_status import describe_exit
+from fairlead_worker.platform.processes import describe_exit
 
 logger = logging.getLogger(__name__)
 

@@ -327,10 +327,10 @@ class EngineClient:
         self.state.last_message_at = time.monotonic()
         match message:
             case Step():
-                self._step(message)
+                self._handle_step(message)
             case Loading():
                 if self.state.phase in ("starting", "loading"):
-                    self._loading(message)
+                    self._handle_loading(message)
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
@@ -349,7 +349,7 @@ class EngineClient:
             case Failed(reason=reason):
                 self.mark_failed(reason)
 
-    def _loading(self, message: Loading) -> None:
+    def _handle_loading(self, message: Loading) -> None:
         state, step = self.state, f"{message.phase} {message.detail}".strip()
         if step != state.step:
             logger.info("loading: %s", step)
@@ -359,7 +359,7 @@ class EngineClient:
         state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent
         state.done, state.total, state.beat = message.done, message.total, message.beat
 
-    def _step(self, step: Step) -> None:
+    def _handle_step(self, step: Step) -> None:
         if step.load is not None:
             load = (
                 msgspec.structs.replace(step.load, waiting=step.load.waiting + self.grammars_pending)

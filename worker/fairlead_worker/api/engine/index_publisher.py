@@ -35,7 +35,7 @@ class IndexPublisher:
                 self.writer.remove(hashes)
 
     def on_load(self, load: Load) -> None:
-        self.writer.report(worker_load(load, self._page_size))
+        self.writer.report(to_worker_load(load, self._page_size))
         if self._on_joined is not None and self.writer.joined:
             self._on_joined()
             self._on_joined = None
@@ -44,7 +44,7 @@ class IndexPublisher:
         await self.writer.leave()
 
 
-def worker_load(load: Load, page_size: int) -> WorkerLoad:
+def to_worker_load(load: Load, page_size: int) -> WorkerLoad:
     """Return the engine's load as the index's load record."""
     return WorkerLoad(
         running=load.running,

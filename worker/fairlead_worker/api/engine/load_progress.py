@@ -1,49 +1,17 @@
-"""Progress of a load that sends no reports: what the engine's processes have read, written and computed, from /proc.
+"""Progress of a load that sends no reports: what the engine's processes have read, written and computed.
 
 A layer of a large model may take minutes to arrive from a slow volume, and a compiler reports nothing while it works. Neither is stuck. A
 download that waits for a silent server neither reads nor computes.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from fairlead_worker.api.engine.client import EngineState
+from fairlead_worker.platform.processes import Work
 
-MIN_BYTES = 1 << 20
-"""Bytes read or written since the last progress that count as progress: more than logging and messages make."""
-MIN_CPU = 1.0
-"""Seconds of CPU time since the last progress that count as progress."""
 SILENT_WORK_SECONDS = 1800.0
 """Seconds after the last report during which work counts as progress. Two threads that wait for each other in a loop would look busy
 forever."""
 COMPUTING_STAGES = ("Starting", "Loading", "Preparing")
 """Stages in which CPU time counts as progress. A download that retries also uses CPU time."""
-TICKS_PER_SECOND = 100.0
-"""USER_HZ of /proc, the same on every Linux that Python runs on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a process and its children have done since their start."""
-
-    bytes: int = 0
-    cpu_seconds: float = 0.0
-
-    @classmethod
-    def measure(cls, session: int) -> "Work":
-        """Measure all processes of a session. Omit processes that end meanwhile."""
-        moved, ticks = 0, 0
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) != session:
-                    continue
-                ticks += sum(int(each) for each in fields[11:15])
-                counts = dict(line.split(": ") for line in (path / "io").read_text().splitlines())
-                moved += int(counts["rchar"]) + int(counts["wchar"]) + int(counts["read_bytes"])
-            except (OSError, ValueError, KeyError, IndexError):
-                continue
-        return cls(moved, ticks / TICKS_PER_SECOND)
 
 
 class LoadWatch:
@@ -53,20 +21,21 @@ class LoadWatch:
         self._state, self._session = state, session
         self._counted = Work()
         self._reported = state.last_progress_at
-        self._moved = state.last_progress_at
+        self._written = state.last_progress_at
         """The value that this class last wrote to `last_progress_at`. Any other value there comes from a report."""
 
     def check(self, now: float) -> None:
+        """Measure the work since the last check, and count it as progress until `SILENT_WORK_SECONDS` after the last report."""
         state = self._state
-        if state.last_progress_at != self._moved:
-            self._reported = self._moved = state.last_progress_at
+        if state.last_progress_at != self._written:
+            self._reported = self._written = state.last_progress_at
         if now - self._reported > SILENT_WORK_SECONDS:
             return
         work = Work.measure(self._session)
-        computed = state.stage in COMPUTING_STAGES and work.cpu_seconds - self._counted.cpu_seconds >= MIN_CPU
-        if computed or abs(work.bytes - self._counted.bytes) >= MIN_BYTES:
+        computed = state.stage in COMPUTING_STAGES and work.computed_since(self._counted)
+        if computed or work.moved_bytes_since(self._counted):
             self._counted = work
-            state.last_progress_at = self._moved = now
+            state.last_progress_at = self._written = now
 
 
 def describe_stuck_load(state: EngineState, seconds: float) -> str:

@@ -16,7 +16,7 @@ _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte fo
 """GPT-2's byte alphabet: printable Latin-1 bytes map to themselves, the other bytes to U+0100 and up."""
 
 
-def chat_logprobs(encoder: PromptEncoder, delta: OutputDelta, by_id: bool = False) -> dict[str, Any] | None:
+def format_chat_logprobs(encoder: PromptEncoder, delta: OutputDelta, by_id: bool = False) -> dict[str, Any] | None:
     """Return `{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a delta.
 
     `by_id`: write tokens as `token_id:7`.
@@ -43,15 +43,15 @@ class CompletionLogprobs:
         self._by_id = by_id
         self._offset = 0
 
-    def take(self, delta: OutputDelta) -> dict[str, Any] | None:
-        return self._shape(delta.tokens, delta.logprobs) if delta.logprobs else None
+    def format_delta(self, delta: OutputDelta) -> dict[str, Any] | None:
+        return self._format(delta.tokens, delta.logprobs) if delta.logprobs else None
 
-    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], delta: OutputDelta | None = None) -> dict[str, Any]:
+    def format_echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], delta: OutputDelta | None = None) -> dict[str, Any]:
         """Return the log-probabilities of the prompt, whose first token has none, followed by those of `delta`."""
         tokens, logprobs = (delta.tokens, delta.logprobs) if delta is not None else ([], [])
-        return self._shape([*prompt, *tokens], [None, *scores, *logprobs])
+        return self._format([*prompt, *tokens], [None, *scores, *logprobs])
 
-    def _shape(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+    def _format(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         texts = [token_text(self._encoder, token) for token in tokens]
         return {
             "tokens": [self._name(token) for token in tokens] if self._by_id else texts,
@@ -76,7 +76,7 @@ class CompletionLogprobs:
             self._offset += len(text)
 
 
-def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+def format_prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
     """Return vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}`, the prompt's token
     first."""
 

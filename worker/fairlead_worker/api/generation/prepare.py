@@ -10,13 +10,13 @@ import msgspec
 from fairlead_common.protocols.paths import NO_GENERATION
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.generation.bad_words import token_sequences
+from fairlead_worker.api.generation.bad_words import find_token_sequences
 from fairlead_worker.api.generation.choice import Choice
 from fairlead_worker.api.generation.sampling import (
     OutputOptions,
     SamplingRequest,
     check_vocabulary,
-    choice_seed,
+    derive_seed,
     limit_max_tokens,
     truncate_prompt,
 )
@@ -108,7 +108,7 @@ def prepare(
         max_tokens = limit_max_tokens(sampling_request.max_tokens, len(prompt), worker.max_model_len, field)
         for choice in range(sampling_request.best_of):
             scores = None if choice else base.prompt_logprobs
-            seed = choice_seed(sampling_request.seed, choice)
+            seed = derive_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
             submissions.append(Submission(prompt, sampling, root, sampling_request.priority, sampling_request.tenant, number, grammar))
             choices.append(
@@ -146,7 +146,7 @@ def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampl
     base = sampling_request.sampling
     if sampling_request.bad_words:
         base = msgspec.structs.replace(
-            base, bad_words=token_sequences(worker.encoder, sampling_request.bad_words, worker.ready.vocabulary_size)
+            base, bad_words=find_token_sequences(worker.encoder, sampling_request.bad_words, worker.ready.vocabulary_size)
         )
     if (
         sampling_request.output_options.include_special_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import invalid, too_long
-from fairlead_worker.api.generation.structured_outputs import constraint
+from fairlead_worker.api.generation.structured_outputs import parse_constraint
 from fairlead_worker.api.generation.unsupported_fields import check_unsupported
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from fairlead_worker.grammar.constraint import Constraint
@@ -85,11 +85,11 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
     else:
         max_tokens, max_field = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens, "max_tokens"
         logprobs = request.logprobs
-    prompt_logprobs = _prompt_logprobs(request)
+    prompt_logprobs = _count_prompt_logprobs(request)
     if max_tokens == 0 and prompt_logprobs is None and not (isinstance(request, CompletionRequest) and request.echo):
         raise invalid("max_tokens: 0 generates nothing; use it with echo or prompt_logprobs to get the prompt alone", param="max_tokens")
     n = request.n or 1
-    best_of = _best_of(request, n)
+    best_of = _parse_best_of(request, n)
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"min_tokens: {min_tokens} is more than {max_field} {max_tokens}", param="min_tokens")
@@ -129,7 +129,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
         prompt_only,
         request.priority or 0,
         request.user or "",
-        constraint=None if prompt_only else constraint(request),
+        constraint=None if prompt_only else parse_constraint(request),
         bad_words=tuple(request.bad_words or ()),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         output_options=OutputOptions(
@@ -142,7 +142,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
     )
 
 
-def _prompt_logprobs(request: CommonRequest) -> int | None:
+def _count_prompt_logprobs(request: CommonRequest) -> int | None:
     """Return the number of prompt log-probabilities as vLLM does: from its field, or for `echo` with `logprobs`."""
     if request.prompt_logprobs is not None:
         if request.stream:
@@ -155,7 +155,7 @@ def _value_or_default(value: float | None, defaults: Mapping[str, float], field:
     return defaults.get(field, neutral) if value is None else value
 
 
-def choice_seed(seed: int, choice: int) -> int:
+def derive_seed(seed: int, choice: int) -> int:
     """Return the seed of one of n choices, in [0, 2^63). Choice 0 has the request's seed, so that n=1 equals the first of many."""
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
 
@@ -196,7 +196,7 @@ def _parse_stop(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _best_of(request: CommonRequest, n: int) -> int:
+def _parse_best_of(request: CommonRequest, n: int) -> int:
     best_of = request.best_of if isinstance(request, CompletionRequest) and request.best_of is not None else n
     if best_of < n:
         raise invalid(f"best_of: {best_of} is less than n {n}", param="best_of")

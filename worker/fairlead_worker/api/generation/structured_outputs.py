@@ -17,16 +17,20 @@ OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
 GUIDED: dict[str, Kind] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-def constraint(request: CommonRequest) -> Constraint | None:
+def parse_constraint(request: CommonRequest) -> Constraint | None:
     """Return the request's one answer format, or None without one. Raise ApiError 400."""
-    found = [each for each in (_response_format(request.response_format), _structured(request), *_guided(request)) if each is not None]
+    found = [
+        each
+        for each in (_parse_response_format(request.response_format), _parse_structured_outputs(request), *_parse_guided_fields(request))
+        if each is not None
+    ]
     if len(found) > 1:
         names = ", ".join(each.field for each in found)
         raise invalid(f"{found[1].field}: an answer can have one form only, but {names} each ask for one", param=found[1].field)
     return found[0] if found else None
 
 
-def _response_format(given: dict[str, Any] | None) -> Constraint | None:
+def _parse_response_format(given: dict[str, Any] | None) -> Constraint | None:
     kind = (given or {"type": "text"}).get("type")
     field = "response_format"
     if given is None or kind == "text":
@@ -34,27 +38,27 @@ def _response_format(given: dict[str, Any] | None) -> Constraint | None:
     if kind == "json_object":
         return Constraint("json", ANY_OBJECT, field)
     if kind == "structural_tag":
-        return _of("structural_tag", given, field)
+        return _build_constraint("structural_tag", given, field)
     if kind != "json_schema":
         raise invalid(f"response_format.type: {kind!r:.60} is none of {', '.join(FORMATS)}", param="response_format.type")
     field = "response_format.json_schema"
     described = given.get("json_schema")
     if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
         raise invalid(f'{field}: needs a schema, as in {{"name": "answer", "schema": {{…}}}}', param=field)
-    return _of("json", described["schema"], f"{field}.schema")
+    return _build_constraint("json", described["schema"], f"{field}.schema")
 
 
-def _structured(request: CommonRequest) -> Constraint | None:
+def _parse_structured_outputs(request: CommonRequest) -> Constraint | None:
     given = request.structured_outputs
     if given is None:
         return None
     field = "structured_outputs"
-    asked = {name: value for name, value in given.items() if value is not None and value is not False and name not in OPTIONS}
+    given_options = {name: value for name, value in given.items() if value is not None and value is not False and name not in OPTIONS}
     kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-    forms = [name for name in kinds if name in asked]
-    if unknown := sorted(set(asked) - set(kinds) - {"disable_fallback", "disable_additional_properties"}):
+    forms = [name for name in kinds if name in given_options]
+    if unknown := sorted(set(given_options) - set(kinds) - {"disable_fallback", "disable_additional_properties"}):
         raise invalid(f"{field}: {unknown[0]:.60} is not supported; supported are {', '.join(kinds)}, {', '.join(OPTIONS)}", param=field)
-    if asked.get("disable_additional_properties"):
+    if given_options.get("disable_additional_properties"):
         raise invalid(f'{field}.disable_additional_properties: not supported; say "additionalProperties": false in the schema', param=field)
     if len(forms) != 1:
         raise invalid(f"{field}: needs exactly one of {', '.join(kinds)}, not {len(forms)}", param=field)
@@ -66,15 +70,15 @@ def _structured(request: CommonRequest) -> Constraint | None:
         whitespace = ""
     if form == "json_object":
         return Constraint("json", ANY_OBJECT, f"{field}.{form}", whitespace)
-    return _of(form, asked[form], f"{field}.{form}", whitespace)  # type: ignore[arg-type]  # the names of kinds
+    return _build_constraint(form, given_options[form], f"{field}.{form}", whitespace)  # type: ignore[arg-type]  # the names of kinds
 
 
-def _guided(request: CommonRequest) -> list[Constraint]:
+def _parse_guided_fields(request: CommonRequest) -> list[Constraint]:
     given = ((field, kind, getattr(request, field)) for field, kind in GUIDED.items())
-    return [_of(kind, value, field, request.guided_whitespace_pattern) for field, kind, value in given if value is not None]
+    return [_build_constraint(kind, value, field, request.guided_whitespace_pattern) for field, kind, value in given if value is not None]
 
 
-def _of(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Constraint:
+def _build_constraint(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Constraint:
     """Check what the field's own type does not express, and return the constraint."""
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value) or len(value) > MAX_CHOICES:

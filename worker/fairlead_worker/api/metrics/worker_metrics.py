@@ -67,7 +67,7 @@ class Metrics:
             registry=self.registry,
         )
         self._stall = stall.labels(model_name)
-        engine.on_step = self._step
+        engine.on_step = self._record_step
         in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
         self.in_flight = in_flight.labels(model_name)
         joined = Gauge(
@@ -83,7 +83,7 @@ class Metrics:
     def count_finished(self, reason: str) -> None:
         self._finished[reason].inc()
 
-    def _step(self, step: Step) -> None:
+    def _record_step(self, step: Step) -> None:
         self._steps[("mixed" if step.decodes else "prefill") if step.prefill_tokens else "decode"].observe(step.seconds)
         if step.stall_seconds:
             self._stall.inc(step.stall_seconds * step.stalled)
@@ -159,9 +159,9 @@ class _EngineCollector(Collector):
             start_up.add_metric((self._model_name, phase), seconds)
         yield start_up
         if load.drafts is not None:
-            yield from self._speculation(load.drafts)
+            yield from self._collect_speculation(load.drafts)
 
-    def _speculation(self, drafts: Drafts) -> Iterator[Metric]:
+    def _collect_speculation(self, drafts: Drafts) -> Iterator[Metric]:
         """Yield speculative decoding metrics under vLLM's names. They exist only if speculation is on."""
         for name, text, value in (
             ("spec_decode_num_drafts", "Drafts verified.", drafts.rounds),

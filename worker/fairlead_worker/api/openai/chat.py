@@ -11,15 +11,15 @@ from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
-from fairlead_worker.api.generation.logprobs import chat_logprobs, prompt_logprobs
+from fairlead_worker.api.generation.logprobs import format_chat_logprobs, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare, resolve_sampling
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.streaming import ReplyOptions, send_openai_answer
+from fairlead_worker.api.output.tool_choice import ToolUse, parse_tool_use
 from fairlead_worker.api.router_headers import USAGE, apply_router_headers
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
-from fairlead_worker.api.tool_choice import ToolUse, parse_tool_use
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.parsing.events import CallArguments, CallStart, Event, Reasoning, Text, gather
@@ -71,14 +71,14 @@ class ChatFormatter:
         """Return the prompt's log-probabilities and token ids, which vLLM puts beside the choices."""
         generation_request, prompt = self._generation_request, self._generation_request.prompts[0]
         scores = (
-            {"prompt_logprobs": prompt_logprobs(self._encoder, prompt, generation_request.get_prompt_logprobs(0))}
+            {"prompt_logprobs": format_prompt_logprobs(self._encoder, prompt, generation_request.get_prompt_logprobs(0))}
             if generation_request.needs_prompt_logprobs
             else {}
         )
         return scores | ({"prompt_token_ids": prompt.tolist()} if generation_request.output_options.return_token_ids else {})
 
     def _logprobs(self, delta: OutputDelta) -> dict[str, Any] | None:
-        return chat_logprobs(self._encoder, delta, self._generation_request.output_options.tokens_as_token_ids)
+        return format_chat_logprobs(self._encoder, delta, self._generation_request.output_options.tokens_as_token_ids)
 
 
 async def chat_completions(worker: Worker, context: RequestContext) -> None:

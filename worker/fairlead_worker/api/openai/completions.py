@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, OutputDelta
-from fairlead_worker.api.generation.logprobs import CompletionLogprobs, prompt_logprobs
+from fairlead_worker.api.generation.logprobs import CompletionLogprobs, format_prompt_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest, prepare
 from fairlead_worker.api.generation.sampling import SamplingRequest, build_sampling_request
 from fairlead_worker.api.http import RequestContext
@@ -45,18 +45,18 @@ class CompletionFormatter:
         return _choice(index, self._echoes[prompt], self._echo_logprobs_of(index)) | self._prompt_ids(prompt)
 
     def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
-        return [_choice(index, delta.text, self._logprobs[index].take(delta))]
+        return [_choice(index, delta.text, self._logprobs[index].format_delta(delta))]
 
     def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
         return _choice(index, "") | _finish(choice)
 
     def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
         prompt = index // self._generation_request.n
-        logprobs = self._echo_logprobs_of(index, delta) if self._echo_logprobs else self._logprobs[index].take(delta)
+        logprobs = self._echo_logprobs_of(index, delta) if self._echo_logprobs else self._logprobs[index].format_delta(delta)
         whole = _choice(index, self._echoes[prompt] + delta.text, logprobs) | _finish(choice) | self._prompt_ids(prompt)
         if self._prompt_logprobs:
             scores = self._generation_request.get_prompt_logprobs(prompt)
-            whole["prompt_logprobs"] = prompt_logprobs(self._encoder, self._generation_request.prompts[prompt], scores)
+            whole["prompt_logprobs"] = format_prompt_logprobs(self._encoder, self._generation_request.prompts[prompt], scores)
         return whole
 
     def extra_fields(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class CompletionFormatter:
         if not self._echo_logprobs:
             return None
         prompt = index // self._generation_request.n
-        return self._logprobs[index].echo(
+        return self._logprobs[index].format_echo(
             self._generation_request.prompts[prompt], self._generation_request.get_prompt_logprobs(prompt), delta
         )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, Text, compute_embeddings, get_pooling
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, TextOrTokens, compute_embeddings, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.tokenize import split_token_prefix
@@ -26,20 +26,20 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
     prompt_tokens, body = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     request = parse(body, EmbeddingRequest)
     worker.check_model(request.model)
-    dimensions = _dimensions(get_pooling(worker), request.dimensions)
+    dimensions = _check_dimensions(get_pooling(worker), request.dimensions)
     result = await compute_embeddings(
-        worker, context, request, [("input", prompt_tokens)] if prompt_tokens is not None else _texts(request.input)
+        worker, context, request, [("input", prompt_tokens)] if prompt_tokens is not None else _list_inputs(request.input)
     )
 
     def document() -> bytes:
-        data = [_entry(index, cut(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
+        data = [_entry(index, truncate_vector(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
         return msgspec.json.encode({"object": "list", "data": data, "model": result.model, "usage": result.usage()})
 
     large = sum(map(len, result.vectors)) > INLINE_VALUES
     await context.respond(200, await asyncio.to_thread(document) if large else document(), result.headers())
 
 
-def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
+def truncate_vector(vector: "array[float]", dimensions: int | None) -> "array[float]":
     """Return the first `dimensions` values, scaled to unit length."""
     if dimensions is None or dimensions >= len(vector):
         return vector
@@ -48,7 +48,7 @@ def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
     return array("f", [value / length for value in part])
 
 
-def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
+def _list_inputs(given: str | Sequence[Any] | None) -> list[tuple[str, TextOrTokens]]:
     """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several."""
     if given is None or (not isinstance(given, str) and not given):
         raise invalid("input: is missing; give a string, token ids, or a list of either", param="input")
@@ -59,8 +59,8 @@ def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
     raise invalid("input: the list mixes strings and token ids", param="input")
 
 
-def _dimensions(pooling: Pooling, wanted: int | None) -> int | None:
-    """Check `dimensions`. A prefix of an embedding is an embedding only if the model was trained for it."""
+def _check_dimensions(pooling: Pooling, wanted: int | None) -> int | None:
+    """Return `dimensions`, or None for all. Raise ApiError 400 if the model was not trained for embeddings of this length."""
     if wanted is None or wanted == pooling.size:
         return None
     if not pooling.any_dimensions and not pooling.dimensions:

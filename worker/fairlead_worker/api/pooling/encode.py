@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 INLINE_VALUES = 1 << 14
 """Vector values that are processed in the event loop. More of them go to a thread and do not delay streams."""
 
-Text = str | Sequence[int]
+TextOrTokens = str | Sequence[int]
 """A text, or its token ids."""
 
 
@@ -56,7 +56,7 @@ def get_pooling(worker: Worker) -> Pooling:
 
 
 async def compute_embeddings(
-    worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, Text]]
+    worker: Worker, context: RequestContext, request: PooledRequest, texts: Sequence[tuple[str, TextOrTokens]]
 ) -> PooledTexts:
     """Return the vectors of `texts`, which come with the names of their fields (`input[3]`). Abort them if the client disconnects.
 
@@ -76,7 +76,7 @@ async def compute_embeddings(
         tenant = (request.user or "") if origin.tenant is None else origin.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
         submissions = [Submission(each, sampling, root, priority, tenant, number, pooling=kind) for each in tokens]
-        run = _Run(worker, PooledTexts(model, tokens))
+        run = PoolingRun(worker, PooledTexts(model, tokens))
         try:
             await context.while_connected(run.execute(submissions))
         except ClientGone:
@@ -87,7 +87,7 @@ async def compute_embeddings(
         return run.result
 
 
-def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
+def _tokens(worker: Worker, name: str, text: TextOrTokens, salt: str) -> "array[int]":
     """Tokenize a text and check its vocabulary and length."""
     field, most = name.partition("[")[0], worker.max_model_len
 
@@ -108,7 +108,7 @@ def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
 
 
 @dataclass(slots=True)
-class _Run:
+class PoolingRun:
     """One pass through the engine, timed for metrics and the log."""
 
     worker: Worker

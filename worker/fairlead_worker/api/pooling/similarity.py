@@ -16,12 +16,12 @@ from fairlead_worker.api.worker import Worker
 async def score(worker: Worker, context: RequestContext) -> None:
     """Score each of `text_2` with the only `text_1`, or with the one at the same index."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), ScoreRequest)
-    first, second = _listed("text_1", request.text_1), _listed("text_2", request.text_2)
+    first, second = _list_texts("text_1", request.text_1), _list_texts("text_2", request.text_2)
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1: has {len(first)} texts and text_2 {len(second)}; give one, or as many as text_2", param="text_1")
     result = await compute_embeddings(worker, context, request, first + second)
     left, right = result.vectors[: len(first)], result.vectors[len(first) :]
-    scores = await _cosines(left, right)
+    scores = await _compute_cosines(left, right)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     document = {"id": f"score-{context.request_id}", "object": "list", "created": int(time.time()), "model": result.model, "data": data}
     await context.respond_json(document | {"usage": result.usage()}, result.headers())
@@ -38,7 +38,7 @@ async def rerank(worker: Worker, context: RequestContext) -> None:
     named = [(f"documents[{index}]", text) for index, text in enumerate(texts)]
     result = await compute_embeddings(worker, context, request, [("query", request.query), *named])
     query, *others = result.vectors
-    scores = await _cosines([query], others)
+    scores = await _compute_cosines([query], others)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     results = [
         {"index": index, "relevance_score": scores[index]}
@@ -49,7 +49,7 @@ async def rerank(worker: Worker, context: RequestContext) -> None:
     await context.respond_json(document, result.headers())
 
 
-def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
+def compute_cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
     """Return the cosine of each pair of vectors of unit length; one vector in `left` goes with all of `right`.
 
     2,047 pairs of 1,024 values hold the interpreter's lock for 9 ms; Python's arithmetic held it for 64 ms.
@@ -61,14 +61,14 @@ def cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> 
     return scores
 
 
-async def _cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
-    """Call `cosines`, in a thread for many values, so that the event loop is not blocked."""
+async def _compute_cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
+    """Call `compute_cosines`, in a thread for many values, so that the event loop is not blocked."""
     if sum(map(len, right)) <= INLINE_VALUES:
-        return cosines(left, right)
-    return await asyncio.to_thread(cosines, left, right)
+        return compute_cosines(left, right)
+    return await asyncio.to_thread(compute_cosines, left, right)
 
 
-def _listed(name: str, given: str | list[str] | None) -> list[tuple[str, str]]:
+def _list_texts(name: str, given: str | list[str] | None) -> list[tuple[str, str]]:
     if not given:
         raise invalid(f"{name}: is missing or empty; give a text or a list of texts", param=name)
     return [(name, given)] if isinstance(given, str) else [(f"{name}[{index}]", text) for index, text in enumerate(given)]

@@ -8,7 +8,7 @@ from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_common.protocols.responses import RENAMED, ResponsesBody, chat_body
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation.choice import OutputDelta
-from fairlead_worker.api.generation.logprobs import chat_logprobs
+from fairlead_worker.api.generation.logprobs import format_chat_logprobs
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.openai.chat import prepare_chat
@@ -63,7 +63,7 @@ class ResponsesWriter:
         return self._events([error_event, {"type": "response.failed", "response": response}])
 
     def _add(self, delta: OutputDelta) -> Iterable[Json]:
-        logprobs = chat_logprobs(self._encoder, delta)
+        logprobs = format_chat_logprobs(self._encoder, delta)
         return self._items.add(delta.events, logprobs["content"] if logprobs else [])
 
     def _finish(self) -> tuple[list[Json], Json]:

@@ -76,7 +76,11 @@ VALUES = {
     "`assistant`, `tool`; others are refused",
 }
 """Texts for fields whose schema types would not read well."""
-POOLED: dict[tuple[str, ...], type[msgspec.Struct]] = {(EMBEDDINGS,): EmbeddingRequest, SCORES: ScoreRequest, RERANKS: RerankRequest}
+POOLED_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {
+    (EMBEDDINGS,): EmbeddingRequest,
+    SCORES: ScoreRequest,
+    RERANKS: RerankRequest,
+}
 """Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
 POOLED_NOTES = {
     "cache_salt": "string; same as in completions",
@@ -95,7 +99,7 @@ POOLED_NOTES = {
     "truncate_prompt_tokens": "refused with 400: shorten the text",
     "user": _USER,
 }
-TOKENS: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
+TOKEN_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
 TOKEN_NOTES = {
     "add_generation_prompt": "default: true; only with `messages`",
     "add_special_tokens": "default: true for a prompt; false for messages, because chat templates write them",

@@ -12,15 +12,15 @@ from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
 from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
-from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED, POOLED_NOTES, TOKEN_NOTES, TOKENS
+from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED_BY_PATH, POOLED_NOTES, TOKEN_BY_PATH, TOKEN_NOTES
 from fairlead_worker.api.schema import ChatRequest, LoadLoraRequest, UnloadLoraRequest
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     **ENDPOINTS,
     **{path: body for path, (body, _) in PROTOCOL_BODIES.items()},
     COUNT_TOKENS: PROTOCOL_BODIES[MESSAGES][0],
-    **{path: body for paths, body in POOLED.items() for path in paths},
-    **{path: body for paths, body in TOKENS.items() for path in paths},
+    **{path: body for paths, body in POOLED_BY_PATH.items() for path in paths},
+    **{path: body for paths, body in TOKEN_BY_PATH.items() for path in paths},
     "/v1/load_lora_adapter": LoadLoraRequest,
     "/v1/unload_lora_adapter": UnloadLoraRequest,
 }
@@ -68,7 +68,7 @@ def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, 
         elif path in POOLED_PATHS:
             _describe(properties, POOLED_NOTES)
             _restrict(properties["truncate_prompt_tokens"], [None], "shorten the text")
-        elif (path,) in TOKENS:
+        elif (path,) in TOKEN_BY_PATH:
             _describe(properties, TOKEN_NOTES)
     paths: dict[str, Any] = {}
     for route in routes:

@@ -7,7 +7,7 @@ import msgspec
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.tool_choice import ToolUse
+from fairlead_worker.api.output.tool_choice import ToolUse
 from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
 from fairlead_worker.parsing.families import TAIL_TOKENS, ModelParsers, ParserOptions
 from fairlead_worker.parsing.stage import Parser, Tools

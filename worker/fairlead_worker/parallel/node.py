@@ -1,7 +1,7 @@
-"""A node of a model other than the leader's: runs its ranks, and stands for rank 0 there. Serves nothing.
+"""A follower node of a model on several nodes: it runs its ranks and forwards the leader's messages to them. It serves no requests.
 
-`fairlead-worker --nnodes N --node-rank 1 --master-addr HOST:PORT` and the leader's other flags start it. Node
-and leader wait for each other. The end of either is the end of both.
+`fairlead-worker --nnodes N --node-rank 1 --master-addr HOST:PORT` with the leader's other flags starts it. Node and leader wait for each
+other. If one of them ends, the other ends too.
 """
 
 import logging
@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from fairlead_worker.api.engine.load_progress import MIN_BYTES, MIN_CPU, Work
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.parallel.keys import secure_client
@@ -35,6 +34,7 @@ from fairlead_worker.parallel.messages import (
 )
 from fairlead_worker.parallel.nodes import shared_settings
 from fairlead_worker.parallel.processes import Processes
+from fairlead_worker.platform.processes import Work
 from fairlead_worker.platform.version import release
 from fairlead_worker.weights.cache import ModelCache
 
@@ -51,11 +51,11 @@ END = msgspec.msgpack.encode(End())
 
 
 class NodeStopped(Exception):
-    """Ends this node. The message is the reason; empty after an orderly stop."""
+    """This node has to end. The message is the reason, or empty after an orderly stop."""
 
 
 def serve(config: WorkerConfig) -> str:
-    """Until the leader's end, or one of its own. The reason of a failure; empty after an ordered end."""
+    """Run this node until it or the leader ends. Return the reason of a failure, or an empty string after an orderly stop."""
     node = Node(config)
     try:
         node.run()
@@ -67,7 +67,7 @@ def serve(config: WorkerConfig) -> str:
 
 
 class Node:
-    """The agent of the leader on this node. All on one thread, but for signals, the download and the waits for processes."""
+    """The leader's agent on this node. One thread does everything except signals, downloads and waits for processes."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class Node:
         self._leader_monitor = monitor(self._leader_socket)
         self._processes: Processes | None = None
         self._events: queue.SimpleQueue[NodeStopped | Path | Progress | AdapterFetched | FetchDone] = queue.SimpleQueue()
-        """From other threads: why this node ends, the folders of the model and of adapters, how far a download is, or why it failed."""
+        """Events from other threads: this node has to end, the model's folder, progress, an adapter's folder or its failure."""
         self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
         self._report = Progress(config.node_rank, "imports", 0, "", 0, 0, 0)
         self._work, self._loading = Work(), True
@@ -86,9 +86,9 @@ class Node:
             signal.signal(number, self._on_signal)
 
     def run(self) -> None:
-        """Raise NodeStopped at the end of the leader or of a rank."""
+        """Join the leader and run the ranks. Raises NodeStopped, always."""
         welcome = self._join()
-        logger.info("in, as node %d of %d", self._config.node_rank, self._config.nnodes)
+        logger.info("joined %s as node %d of %d", self._leader, self._config.node_rank, self._config.nnodes)
         steps = self._socket(zmq.PULL, welcome.steps)
         steps_monitor = monitor(steps)
         config, first = self._config, self._config.node_rank * self._config.local_ranks
@@ -96,34 +96,34 @@ class Node:
         ranks = range(first, first + config.local_ranks)
         self._processes = Processes(ranks, config.tensor_parallel_size, config.model_dump(), self._rank_lost, meeting=meeting, first=first)
         threading.Thread(target=self._resolve_files, name="model", daemon=True).start()
-        poller = zmq.Poller()  # steps first: nothing else is in a hurry
-        for each in (steps, steps_monitor, self._leader_socket, self._leader_monitor):
-            poller.register(each, zmq.POLLIN)
+        poller = zmq.Poller()  # steps come first, because only they are urgent
+        for socket in (steps, steps_monitor, self._leader_socket, self._leader_monitor):
+            poller.register(socket, zmq.POLLIN)
         last_report = 0.0
         while True:
             ready: dict[object, int] = dict(poller.poll(int(RETRY_SECONDS * 100)))
             while steps in ready and steps.poll(0):
-                *addressed, data = steps.recv_multipart()
-                if addressed:
+                *marker, data = steps.recv_multipart()
+                if marker:  # a message of two parts is for the node, all others are for its ranks
                     self._fetch(msgspec.msgpack.decode(data, type=FetchFiles))
                 else:
-                    self._forward(self._processes, data)
+                    self._forward_to_ranks(self._processes, data)
             events = read_events(steps_monitor) if steps_monitor in ready else []
             if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
-                logger.info("hears the steps of the leader")
+                logger.info("connected to the leader's steps")
             if self._leader_monitor in ready:
                 events += read_events(self._leader_monitor)
             if zmq.EVENT_DISCONNECTED in events:
-                raise NodeStopped(f"{self._leader} is gone, or the network to it: its own log says why")
+                raise NodeStopped(f"lost the connection to {self._leader}: it ended, or the network failed; see the leader's log")
             if self._leader_socket in ready:
-                self._leader_socket.recv()  # a second answer to a greeting that was said twice
+                self._leader_socket.recv()  # `Hello` may have been sent twice, and then has two answers
             self._handle_events(self._processes)
             if self._loading and time.monotonic() >= last_report + RETRY_SECONDS:
                 last_report = time.monotonic()
                 self._send_progress()
 
     def close(self) -> None:
-        """Leaves no process behind, and nothing unsaid."""
+        """Kill the ranks, and send the messages that are still queued."""
         if self._processes is not None:
             self._processes.kill()
         self._context.destroy(LINGER_MS)
@@ -148,7 +148,7 @@ class Node:
                 answer: Welcome | NodeRejected = msgspec.msgpack.decode(self._leader_socket.recv(), type=Welcome | NodeRejected)
                 if isinstance(answer, NodeRejected):
                     raise NodeStopped(f"{self._leader} refuses this node: {answer.reason}")
-                read_events(self._leader_monitor)  # of connections before this one: from now on the end of one is the leader's
+                read_events(self._leader_monitor)  # drop events of earlier connections: a later disconnect is the leader's end
                 return answer
             self._handle_events(None)
             for event in read_events(self._leader_monitor):
@@ -157,14 +157,14 @@ class Node:
                 elif event == zmq.EVENT_DISCONNECTED or event & FAILED:
                     failed_handshakes += 1
             if failed_handshakes >= MAX_FAILED_HANDSHAKES:
-                raise NodeStopped(f"{self._leader} does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same on all nodes")
+                raise NodeStopped(f"{self._leader} rejects this node's secret: set FAIRLEAD_NODES_SECRET to the same value on all nodes")
 
-    def _forward(self, processes: Processes, data: bytes) -> None:
-        """What rank 0 says to its ranks, to those that are here."""
+    def _forward_to_ranks(self, processes: Processes, data: bytes) -> None:
+        """Forward a message of rank 0 to the ranks of this node."""
         processes.send(data)
         self._loading = False
         if data == END:
-            logger.info("%s has ended in order", self._leader)
+            logger.info("%s has stopped", self._leader)
             self._events.put(NodeStopped())
             processes.wait(GRACE_SECONDS)
 
@@ -179,7 +179,8 @@ class Node:
                     self._report = report
                 case AdapterFetched(number=number) as fetched:
                     assert processes is not None
-                    processes.send(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
+                    # The ranks must know the folder before the leader's next message tells them to read it.
+                    processes.send(msgspec.msgpack.encode(fetched))
                     self._send(msgspec.msgpack.encode(FetchDone(self._config.node_rank, number)))
                     self._report_weights_phase()
                 case FetchDone() as failed:
@@ -190,23 +191,23 @@ class Node:
                     raise stopped
 
     def _report_weights_phase(self) -> None:
-        """What has been downloaded is what the ranks read now."""
+        """Set the reported phase to `weights`: the ranks read the files that were downloaded."""
         self._report = msgspec.structs.replace(self._report, phase="weights", percent=0, detail="", done=0, total=0)
 
     def _send_progress(self) -> None:
-        """The download's own figures, and whether the processes here have read or computed since."""
-        work, before = Work.measure(os.getsid(0)), self._work
-        if work.cpu_seconds - before.cpu_seconds >= MIN_CPU or abs(work.bytes - before.bytes) >= MIN_BYTES:
+        """Send the download's progress, and whether processes of this node have read or computed since the last report."""
+        work = Work.measure(os.getsid(0))
+        if work.computed_since(self._work) or work.moved_bytes_since(self._work):
             self._work = work
             self._report = msgspec.structs.replace(self._report, beat=self._report.beat + 1)
         self._send(msgspec.msgpack.encode(self._report))
 
     def _send(self, data: bytes) -> None:
-        with suppress(zmq.Again):  # there is no leader, or none any more, which the monitors tell
+        with suppress(zmq.Again):  # not connected; the monitors report that
             self._leader_socket.send(data, zmq.NOBLOCK)
 
     def _resolve_files(self) -> None:
-        """The files of the model and of `--lora-modules`, on this node."""
+        """Fetch the files of the model and of `--lora-modules` to this node."""
         from fairlead_worker.build import describe_error
         from fairlead_worker.lora.source import adapter_folder
         from fairlead_worker.weights.uri import resolve
@@ -219,33 +220,35 @@ class Node:
             for number, (name, uri) in enumerate(self._config.loras.items(), 1):
                 self._events.put(AdapterFetched(number, str(adapter_folder(name, uri, progress, self._cache).absolute())))
         except Exception as error:
-            logger.exception("the files cannot be had")
+            logger.exception("cannot fetch the model's files")
             self._events.put(NodeStopped(describe_error(error)))
 
-    def _fetch(self, wanted: FetchFiles) -> None:
-        """An adapter's files, while the ranks compute; one that hangs holds up no other."""
+    def _fetch(self, request: FetchFiles) -> None:
+        """Fetch an adapter's files in a thread of its own, while the ranks compute. A download that hangs blocks no other."""
         from fairlead_worker.lora.source import warm_folder
 
         def fetch() -> None:
             try:
-                self._events.put(AdapterFetched(wanted.number, str(warm_folder(wanted.name, wanted.uri, self._cache).absolute())))
+                self._events.put(AdapterFetched(request.number, str(warm_folder(request.name, request.uri, self._cache).absolute())))
             except Exception as error:
                 logger.warning("%s", error)
                 cause = error.cause if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"
-                self._events.put(FetchDone(self._config.node_rank, wanted.number, cause))
+                self._events.put(FetchDone(self._config.node_rank, request.number, cause))
 
-        threading.Thread(target=fetch, name=f"fetch {wanted.name}", daemon=True).start()
+        threading.Thread(target=fetch, name=f"fetch {request.name}", daemon=True).start()
 
     def _rank_lost(self, reason: str) -> None:
-        """On a thread of the rank's own."""
+        """Record the end of a rank. It runs on the thread that waits for the rank's process."""
         self._events.put(NodeStopped(reason))
 
     def _on_signal(self, number: int, _: object) -> None:
-        """The leader drains, and ends this node when it is done; whoever asks this one to end has asked the leader too (LeaderWorkerSet
-        restarts a group as a whole). A terminal's Ctrl-C, and a node without a leader, end at once."""
+        """Ignore SIGTERM while there is a leader: it got the signal too, drains, and then ends this node.
+
+        LeaderWorkerSet restarts a group as a whole. SIGINT from a terminal, and a node without a leader, end immediately.
+        """
         if self._processes is None:
             self._events.put(NodeStopped())
         elif number == signal.SIGINT:
             self._events.put(NodeStopped(f"node {self._config.node_rank} was ended by SIGINT"))
         else:
-            logger.info("SIGTERM: goes on until %s has finished its streams", self._leader)
+            logger.info("SIGTERM: this node continues until %s has finished its streams", self._leader)
