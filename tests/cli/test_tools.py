@@ -122,7 +122,7 @@ def test_status_names_an_address_without_a_router(router: str) -> None:
         read_workers("http://127.0.0.1:9")
     with pytest.raises(UserError, match="not a Fairlead router"):
         read_workers(f"{router}/elsewhere")
-    with pytest.raises(UserError, match=r"--url 127\.0\.0\.1:9: no URL; give http://HOST:PORT"):
+    with pytest.raises(UserError, match=r"--url 127\.0\.0\.1:9: must be http://HOST"):
         read_workers("127.0.0.1:9")
 
 

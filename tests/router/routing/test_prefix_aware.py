@@ -284,6 +284,6 @@ async def test_a_missing_secret_is_in_the_status_after_the_operators_probe(
     )
     assert (await router.complete("Ready?")).status_code == 200
     prober = Prober("cluster.local", base_url=str(router.client.base_url).rstrip("/"))
-    seen = index_status.parse_router_page(await prober.page(""))
+    seen = index_status.parse_router_page(await prober.fetch_workers(""))
     await prober.close()
     assert (seen.state, seen.read) == ("Unavailable", "Remote") and "does the Secret exist in this namespace?" in seen.reason
