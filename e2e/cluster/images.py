@@ -108,9 +108,7 @@ def build_context(containerfile: str, files: dict[str, Path]) -> Iterator[Path]:
         yield context
 
 
-def _build(
-    name: str, key: str, containerfile: str, files: dict[str, Path], base_image: str | None = None, arch: str | None = None
-) -> str:
+def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base_image: str | None = None, arch: str | None = None) -> str:
     reference = f"localhost/{name}:{key}"
     with locked(cache_root() / "locks" / "images"):
         if store.contains(reference):
