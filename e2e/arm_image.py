@@ -26,7 +26,7 @@ for FAIRLEAD_CPU_ISA in neon neon_bf16; do
     fairlead doctor > /tmp/doctor
     grep "CPU level" /tmp/doctor
     grep "native kernels.*used on processors" /tmp/doctor
-    fairlead-worker --model file:///tmp/tiny --port 18123 & worker=$!
+    fairlead-worker --model file:///tmp/tiny --dtype bfloat16 --port 18123 & worker=$!
     fairlead verify http://127.0.0.1:18123/v1 --wait 600
     kill $worker; wait $worker
 done
