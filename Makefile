@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds docs requirements sbom audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ test-isa: install ## test kernels, engine and exactness at each CPU level below 
 
 test-arm: install ## test Arm's kernels in an emulator; needs a cross compiler and qemu-user (a quarter of an hour)
 	$(BIN)/python -m tests.arm
+
+image-arm: ## build the worker image for Arm and serve a tiny model from it, in an emulator; needs root on Debian (an hour, the first time)
+	$(PYTHON) -m e2e.arm_image
 
 lint: install ## check with ruff, mypy and import-linter
 	$(BIN)/ruff check .
@@ -154,13 +157,18 @@ docs: install ## build the documentation site in build/site; warnings are errors
 protos: install ## compile the endpoint picker's messages
 	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto
 
-requirements: ## pin every dependency with hashes
+requirements: ## pin every dependency with hashes; fails if the images' have no wheel for amd64 or arm64
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
+	@# The images contain no compiler: each pin needs a wheel for both machines, made for the C library of Debian 12.
+	for image in control worker; do for machine in x86_64 aarch64; do \
+	  uv pip install --quiet --dry-run --no-deps --only-binary :all: --require-hashes --target build/none --python-version 3.11 \
+	    --python-platform $$machine-manylinux_2_36 -r requirements/$$image.txt || exit 1; \
+	done; done
 
 sbom: install ## write CycloneDX bills of materials of both images' Python packages to build/sbom
 	@mkdir -p build/sbom

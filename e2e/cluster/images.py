@@ -31,19 +31,23 @@ class ImageFailed(RuntimeError):
     """An image cannot be built or imported. The message contains the last lines of the tool that failed."""
 
 
-def base() -> str:
-    """Build the base of the product's Containerfiles: Debian with Python 3.11, redis-server and curl. Return its reference."""
+def base(arch: str | None = None) -> str:
+    """Build the base of the product's Containerfiles: Debian with Python 3.11, redis-server and curl. Return its reference.
+
+    `arch`: Debian's name of another machine, such as arm64, whose programs run here by emulation.
+    """
     containerfile = 'FROM scratch\nADD rootfs.tar /\nCMD ["python3"]\n'
-    key = content_key("fairlead-base", BASE_SUITE, BASE_PACKAGES, containerfile)
+    name = f"fairlead-base-{arch}" if arch else "fairlead-base"
+    key = content_key(name, BASE_SUITE, BASE_PACKAGES, containerfile)
     rootfs = cache_root() / "base" / f"{key}.tar"
     with locked(cache_root() / "locks" / "base"):
         if not rootfs.exists():
             rootfs.parent.mkdir(parents=True, exist_ok=True)
             partial = rootfs.with_suffix(".partial.tar")
             command = ["mmdebstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "--dpkgopt=path-exclude=/usr/share/doc/*"]
-            _run([*command, BASE_SUITE, str(partial)], f"Debian {BASE_SUITE} base")
+            _run([*command, *_flag("--architectures", arch), BASE_SUITE, str(partial)], f"Debian {BASE_SUITE} base")
             partial.replace(rootfs)
-    return _build("fairlead-base", key, containerfile, {"rootfs.tar": rootfs})
+    return _build(name, key, containerfile, {"rootfs.tar": rootfs}, arch=arch)
 
 
 def pause(program: Path) -> str:
@@ -52,16 +56,36 @@ def pause(program: Path) -> str:
     return _build("fairlead-pause", content_key(containerfile, program), containerfile, {"pause": program})
 
 
-def build(name: str, containerfile: Path, sources: Iterable[str], checkout: Path = CHECKOUT, base_image: str | None = None) -> str:
+def build(
+    name: str,
+    containerfile: Path,
+    sources: Iterable[str],
+    checkout: Path = CHECKOUT,
+    base_image: str | None = None,
+    arch: str | None = None,
+) -> str:
     """Build an image of `sources`, paths inside `checkout`, and return its reference. An unchanged image takes milliseconds.
 
     `base_image`: the Containerfile's BASE; None: `base()`. Only the newest image of each name is kept: a second version that a test needs
     at the same time needs another name.
     """
-    base_image = base_image or base()
+    base_image = base_image or base(arch)
     files = {source: checkout / source for source in sources}
     key = content_key(name, base_image, *contents(containerfile, files))
-    return _build(name, key, containerfile.read_text(), files, base_image)
+    return _build(name, key, containerfile.read_text(), files, base_image, arch)
+
+
+def run(reference: str, script: str, arch: str | None = None) -> None:
+    """Run a shell script in a container of an image, as the image's user. Print what it prints; raise ImageFailed if it fails."""
+    with locked(cache_root() / "locks" / "images"):  # a build removes all containers
+        created = [*_buildah("from"), "--pull-never", *_flag("--arch", arch), reference]
+        container = subprocess.run(created, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        try:
+            status = subprocess.run([*_buildah("run"), "--isolation=chroot", container, "sh", "-ec", script]).returncode
+        finally:
+            subprocess.run([*_buildah("rm"), container], capture_output=True)
+    if status != 0:
+        raise ImageFailed(f"{reference}: the script failed with code {status}; its output is above")
 
 
 def contents(containerfile: Path, files: dict[str, Path]) -> list[str | Path]:
@@ -84,12 +108,12 @@ def build_context(containerfile: str, files: dict[str, Path]) -> Iterator[Path]:
         yield context
 
 
-def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base_image: str | None = None) -> str:
+def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base_image: str | None = None, arch: str | None = None) -> str:
     reference = f"localhost/{name}:{key}"
     with locked(cache_root() / "locks" / "images"):
         if store.contains(reference):
             return reference
-        arguments = [f"--build-arg=BASE={base_image}"] if base_image else []
+        arguments = [*_flag("--build-arg=BASE", base_image), *_flag("--arch", arch)]
         with build_context(containerfile, files) as context:
             _run([*_buildah("bud"), "--layers", *_build_flags(), *arguments, "-t", reference, str(context)], name)
         # Not `buildah push`: it compresses for this kind of target, which takes minutes for torch at each change of the code above it.
@@ -130,6 +154,10 @@ def _storage() -> Path:
 
 def _buildah(action: str) -> list[str]:
     return ["buildah", "--storage-driver=overlay", f"--root={_storage() / 'storage'}", f"--runroot={_storage() / 'run'}", action]
+
+
+def _flag(name: str, value: str | None) -> list[str]:
+    return [f"{name}={value}"] if value else []
 
 
 def _walk(path: Path) -> Iterator[Path]:
