@@ -1,6 +1,6 @@
 """The score of `route.lua` in Python, for choices without Redis. A test compares the two; docs/design/prefix-index/score.md explains it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha1
@@ -9,7 +9,6 @@ from typing import Final
 PRIOR_RATE: Final = 4000.0
 SLACK: Final = 1.25
 CIRCLE: Final = 67108859
-FLEET: Final = 1.0
 ITL_STEPS: Final = 4
 SMALL_FLEET: Final = 16
 """Largest fleet of which all workers are scored for a prompt."""
@@ -19,19 +18,22 @@ does not grow with the fleet (power of d choices: Mitzenmacher 2001)."""
 HOLDERS: Final = 6
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9
+MAX_WAITING: Final = 10_000.0
+"""Waiting requests of one worker that count, so that a forged report cannot make the price infinite or NaN."""
 
 
 @dataclass(slots=True)
 class ScoredWorker:
     """A living worker as the index knows it, and how many blocks of the prompt it holds. Zero means unknown for rate and pages.
 
-    `load_age` is in seconds. `reserved_tokens` are not in its load yet.
+    `load_age` is in seconds. `reserved_tokens` are not in its load yet. `waiting`: requests that it has not started.
     """
 
     address: str
     block_tokens: int
     depth: int = 0
     reserved_tokens: float = 0.0
+    waiting: float = 0.0
     backlog: float = 0.0
     rate: float = 0.0
     step: float = 0.0
@@ -45,7 +47,7 @@ class ScoredWorker:
 class StartEstimate:
     """The estimated TTFT of one worker, in `seconds`. `cost`: prompt tokens to compute, in `work` seconds.
 
-    `score` ranks workers: `seconds`, plus the cost of the choice for running and later requests.
+    `score` ranks workers: `seconds`, plus what the choice costs other requests. `price`: the part of it for those without a first token.
     """
 
     address: str
@@ -53,6 +55,7 @@ class StartEstimate:
     cost: float
     work: float
     seconds: float
+    price: float
     score: float
     fits: bool
     rank: int
@@ -68,7 +71,8 @@ def rank_candidates(
     deepest = max((worker.depth for worker in known), default=0)
     block = deepest if deepest < blocks else deepest - 1  # the first block without a holder
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
-    starts = sorted((_estimate(worker, prompt_tokens, key) for worker in known), key=_order)
+    mean = congestion(known)
+    starts = sorted((_estimate(worker, prompt_tokens, key, mean) for worker in known), key=_order)
     best = starts[:wanted]
     if deepest or not blocks or not homes:
         return best
@@ -79,16 +83,26 @@ def rank_candidates(
     return best
 
 
+def congestion(workers: Sequence[ScoredWorker]) -> float:
+    """Return the requests per worker that wait for a first token. A second of prefill delays about that many, by a second each."""
+    return sum(map(_pending, workers)) / max(1, len(workers))
+
+
+def _pending(worker: ScoredWorker) -> float:
+    """Return how many requests of the worker have no first token."""
+    return max(0.0, min(MAX_WAITING, worker.waiting)) + (worker.backlog > 0)
+
+
 def ready_key(worker: ScoredWorker, now: float) -> float:
     """Return `now` plus the score of an uncached prompt of USUAL_TOKENS, in seconds: the order of `r:ready`."""
     rate = worker.rate or PRIOR_RATE
     waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.reserved_tokens / rate + worker.step
     work = USUAL_TOKENS / rate
     full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
-    return now + waits + work + min(FLEET, work) + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
+    return now + waits + work + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
 
 
-def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> StartEstimate:
+def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes, congestion: float) -> StartEstimate:
     reusable = prompt_tokens - 1  # the last token is always computed for its logits, and only whole pages are reused
     if worker.page_size:
         reusable -= reusable % worker.page_size
@@ -98,9 +112,10 @@ def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> StartEsti
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     work = cost / rate
     seconds = (backlog + worker.reserved_tokens) / rate + work + step
-    score = seconds + (min(FLEET, work) + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
+    price = work * ((_pending(worker) + congestion) / 2)
+    score = seconds + (price + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return StartEstimate(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
+    return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, _rank(worker.address, key))
 
 
 def _rank(address: str, key: bytes) -> int:

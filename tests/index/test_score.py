@@ -49,6 +49,7 @@ async def test_the_python_score_equals_the_scripts(server: RedisServer, namespac
                 block_tokens=BLOCK,
                 depth=depths.get(address, 0),
                 reserved_tokens=draw.choice([0, 0, 100, 5000]),
+                waiting=draw.choice([0.0, 0.0, 1.0, 7.0, 20_000.0]),
                 backlog=queue + draw.choice([0, 0, 800, 20_000]),
                 rate=draw.choice([0.0, 1000.0, 1000.0, 8000.0]),
                 step=draw.choice([0.0, 0.0, 0.25]),
@@ -79,7 +80,7 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
     address, pod, revision = worker.address.encode(), b"pod", b"r"
     card = f"<dd8sdH{len(address)}sH{len(pod)}sH{len(revision)}s"
     record = struct.pack(card, NOW + 1000, 1000, bytes(8), BLOCK, len(address), address, 3, pod, 1, revision)
-    load = (0, 0, worker.backlog, worker.rate, worker.step, worker.pages_free, worker.pages_total, worker.page_size)
+    load = (0, worker.waiting, worker.backlog, worker.rate, worker.step, worker.pages_free, worker.pages_total, worker.page_size)
     record += struct.pack("<d8d", NOW - worker.load_age * 1000, *load)
     client.hset(prefix + "live", slot, record)
     client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
@@ -117,11 +118,18 @@ def test_the_predicted_tokens_are_what_a_worker_can_reuse(prompt: int, page: int
 
 
 @pytest.mark.parametrize(
-    ("backlog", "expected"), [(2000, {"a": (0.28, 0.37), "b": (0.27, 0.6)}), (8000, {"b": (0.27, 0.6), "a": (1.03, 1.12)})]
+    ("backlogs", "waiting", "scores"),
+    [
+        ((2000, 0), 0, {"a": (0.28, 0.37), "b": (0.27, 0.41)}),
+        ((8000, 0), 0, {"b": (0.27, 0.41), "a": (1.03, 1.12)}),
+        ((24_000, 16_000), 10, {"a": (3.03, 3.22), "b": (2.27, 5.1)}),
+    ],
 )
-def test_the_example_of_the_page(backlog: int, expected: dict[str, tuple[float, float]]) -> None:
+def test_the_example_of_the_page(backlogs: tuple[int, int], waiting: int, scores: dict[str, tuple[float, float]]) -> None:
     """docs/design/prefix-index/score.md"""
-    holder = ScoredWorker("a", 64, depth=30, backlog=backlog, rate=8000, step=0.02)
-    ranked = rank_candidates([holder, ScoredWorker("b", 64, rate=8000, step=0.02)], bytes(8 * 31), 2000, bytes(8), 2)
-    assert {start.address: (round(start.seconds, 2), round(start.score, 2)) for start in ranked} == expected
-    assert [start.address for start in ranked] == list(expected)
+    workers = [
+        ScoredWorker(address, 64, depth=depth, waiting=waiting, backlog=backlog, rate=8000, step=0.02)
+        for address, depth, backlog in zip("ab", (30, 0), backlogs, strict=True)
+    ]
+    ranked = rank_candidates(workers, bytes(8 * 31), 2000, bytes(8), 2)
+    assert [(start.address, (round(start.seconds, 2), round(start.score, 2))) for start in ranked] == list(scores.items())

@@ -218,6 +218,7 @@ def _scored(state: WorkerState) -> ScoredWorker:
     return ScoredWorker(
         address=state.address,
         block_tokens=state.block_tokens,
+        waiting=load.waiting,
         backlog=load.backlog_tokens,
         rate=load.prefill_rate,
         step=load.step_seconds,

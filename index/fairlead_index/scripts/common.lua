@@ -139,12 +139,8 @@ local function in_force(lease, lease_ms, now) return lease > now and lease <= no
 -- Assumes 4,000 prefill tokens a second for a worker without a measurement.
 local function rate_of(measured) return measured > 0 and measured or 4000 end
 
-local FLEET = 1                        -- seconds of this prompt's work that count twice: later requests wait for it too
 local ITL_STEPS = 4                    -- steps of running decodes that count, so that a pod with slow streams gets less
 local NO_ROOM = 1e9                    -- seconds
-
--- Returns the cost of a choice beyond its TTFT, in seconds.
-local function surcharge(work, step) return math.min(FLEET, work) + ITL_STEPS * step end
 
 local function room_of(free, total, page) return (total == 0 or page == 0) and math.huge or free * page end
 
@@ -152,7 +148,7 @@ local function room_of(free, total, page) return (total == 0 or page == 0) and m
 local USUAL = 2048
 local function set_ready(p, slot, free_at, rate, step, room)
   local work = USUAL / rate
-  call('ZADD', p .. 'r:ready', free_at + 1000 * (work + surcharge(work, step) + (room < USUAL and NO_ROOM or 0)), slot)
+  call('ZADD', p .. 'r:ready', free_at + 1000 * (work + ITL_STEPS * step + (room < USUAL and NO_ROOM or 0)), slot)
 end
 
 -- Returns the sequence in a slot's fence record if `epoch` is its live incarnation, otherwise nil.

@@ -5,6 +5,7 @@ local SLACK = 1.25       -- a cold prefix goes to one of its two homes if that s
 local SMALL = 16         -- workers up to which all are scored: SMALL_FLEET in score.py
 local CONSIDERED = 12    -- of a larger fleet: the homes of a cold prompt or its deepest holders, then the soonest
 local HOLDERS = 6
+local MAX_WAITING = 10000 -- waiting requests of one worker that count: a forged report cannot make the price infinite or NaN
 local PAGE, SEEN = 4, 64 -- points of the ring read at once, and at most, each way
 local LEVELS = 8         -- distinct depths; shallower holders count as holders of the first run, as far as they hold it
 
@@ -98,13 +99,24 @@ end
 
 local max, min, fields = math.max, math.min, struct.unpack
 local records, reserved = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'r:owed', unpack(slots))
-local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
+-- A second of prefill delays the requests that wait for a first token: half of it those of the worker, half of it those of the fleet (score.md).
+local loads, usable, pending = {}, 0, 0
 for i = 1, count do
-  local slot, number, record = slots[i], numbers[i], records[i]
-  local lease, lease_ms, bt = 0, 0, 0
+  local record, lease, lease_ms, bt = records[i], 0, 0, 0
   if record then lease, lease_ms, bt = fields('<ddxxxxxxxxd', record) end  -- the epoch is between them
   if lease > now and lease <= now + lease_ms then  -- `in_force`
-    local at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 71)
+    local load = { fields(LOAD, record, #record - 71) }
+    load.bt, load.pending = bt, max(0, min(MAX_WAITING, load[3])) + (load[4] > 0 and 1 or 0)
+    loads[i], usable, pending = load, usable + 1, pending + load.pending
+  end
+end
+local congestion = pending / max(1, usable)
+local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
+for i = 1, count do
+  local load = loads[i]
+  if load then
+    local slot, number, record, bt = slots[i], numbers[i], records[i], load.bt
+    local at, backlog, rate, step, free, total, page = load[1], load[4], load[5], load[6], load[7], load[8], load[9]
     local reusable = prompt - 1                                      -- the last token is always computed: it gives the logits
     if page > 0 then reusable = reusable - reusable % page end       -- and only whole pages are reused
     local cached = max(0, min((depth[number] or 0) * bt, reusable))
@@ -113,7 +125,7 @@ for i = 1, count do
     local speed = rate_of(rate)
     local work = cost / speed
     local seconds = (backlog + (reserved[i] or 0)) / speed + work + step
-    local score = seconds + surcharge(work, step)
+    local score = seconds + (work * ((load.pending + congestion) / 2) + ITL_STEPS * step)
     local room = room_of(free, total, page)
     local fits = room >= prompt - cached
     local late, place = fits and score or score + NO_ROOM, #all

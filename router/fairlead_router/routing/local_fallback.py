@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import HOLDERS, ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.score import HOLDERS, ScoredWorker, StartEstimate, congestion, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.policies import RoutingRequest, Tried
 
@@ -24,12 +24,15 @@ def choose_from_table(request: RoutingRequest, table: WorkerTable, tried: Tried 
 
 
 def choose_soonest(request: RoutingRequest, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
-    """Return the worker with the shortest expected wait, less the prefill that the prompt's prefix would save at its home worker.
+    """Return the worker with the shortest expected wait, less what the prompt's prefix would save at its home worker.
+
+    A saved second of prefill counts once for this request, and once for each request that waits (`congestion`).
 
     Each power-of-two depth has a home: the worker that its block hashes to. A conversation thus stays at its home until it is twice as
     long, and a prefix that all prompts share attracts them by no more than the prefill it saves.
     """
     starts = {worker.address: _expected_start(worker, request.prompt_tokens, now) for worker in workers}
+    price = congestion([score_locally(worker, 1, now) for worker in workers])
     best = min(workers, key=lambda worker: (starts[worker.address], random.random()))
     soonest, blocks = starts[best.address], len(request.hashes)
     for level in range(blocks.bit_length()):
@@ -38,7 +41,7 @@ def choose_soonest(request: RoutingRequest, workers: Sequence[Worker], home_of: 
         if home is None:
             break
         full, seconds = starts.get(home.address) or _expected_start(home, request.prompt_tokens, now)
-        start = (full, seconds - request.prompt_tokens * depth / (blocks * home.rate))
+        start = (full, seconds - (1 + price) * request.prompt_tokens * depth / (blocks * home.rate))
         if start < soonest:
             best, soonest = home, start
     return best
@@ -64,6 +67,7 @@ def score_locally(worker: Worker, block_tokens: int, now: float | None = None) -
         address=worker.address,
         block_tokens=block_tokens,
         reserved_tokens=max(0.0, worker.pending_tokens - backlog),
+        waiting=load.waiting,
         backlog=backlog,
         rate=load.prefill_rate,
         step=load.step_seconds,
