@@ -113,9 +113,9 @@ class Engine(Part):
     quantization: Literal["None", "Int8", "Int4", "FP8"] = Field(
         "None", description="Quantizes the weights of linear layers at load. Int8 is for CPUs, FP8 for GPUs, Int4 for both."
     )
-    scheduling_policy: Literal["LongestPrefixMatch", "FirstComeFirstServed"] = Field(
-        "LongestPrefixMatch",
-        description="Order in which waiting requests are admitted. LongestPrefixMatch: the longest cached prefix first.",
+    scheduling_policy: Literal["ShortestJobFirst", "LongestPrefixMatch", "FirstComeFirstServed"] = Field(
+        "ShortestJobFirst",
+        description="Order in which waiting requests are admitted. ShortestJobFirst: the fewest uncached tokens first.",
     )
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="GPUs that share one replica of the model. Equals resources.gpus times engine.nodes."

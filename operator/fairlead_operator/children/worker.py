@@ -18,7 +18,7 @@ from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
-SCHEDULING_POLICIES = {"LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
+SCHEDULING_POLICIES = {"ShortestJobFirst": "sjf", "LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
 """Value of `--scheduling-policy` for `spec.engine.schedulingPolicy`."""
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
 """Value of `method` in `--speculative-config` for `spec.engine.speculativeDecoding.method`."""

@@ -19,6 +19,12 @@ def tokens(count: int, first: int = 0) -> "array[int]":
     return array("I", range(first, first + count))
 
 
+def cached_pages(cache: PrefixCache, prompt: "array[int]") -> int:
+    match = cache.track(ROOT, prompt)
+    cache.untrack(match)
+    return match.depth
+
+
 def attach(cache: PrefixCache, prompt: "array[int]", root: int = ROOT) -> Lease:
     match = cache.track(root, prompt)
     lease = cache.attach(cache.match(match))
@@ -128,7 +134,7 @@ def test_a_branch_goes_from_its_end_as_far_as_nothing_was_used_less_recently() -
         hog = attach(cache, tokens(1, first=70))
         cache.grow(hog, 4 * pages)
         hog.release()
-        left.append((cache.track(ROOT, tokens(17)).depth, cache.track(ROOT, tokens(9, first=50)).depth))
+        left.append((cached_pages(cache, tokens(17)), cached_pages(cache, tokens(9, first=50))))
     assert left == [(3, 2), (2, 1), (1, 0)]
     assert cache.evicted_pages == 5 and cache.pool.free == 5
 

@@ -295,7 +295,12 @@ class EngineModel:
             assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}, "FairOrder knows every waiting request"
         assert all(r.history.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
-        assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
+        queue, stale = scheduler.waiting, self.cache._matches._stale
+        assert queue.tokens == sum(queue._sizes.values()) and len(queue._sizes) == len(waiting)
+        for request in waiting:
+            if request.prefix_match not in stale:
+                size = len(request.tokens) - request.prefix_match.depth * self.cache.page_size
+                assert queue._sizes[request.prefix_match] == size, "the backlog counts uncached tokens"
         load: Load = scheduler.load()
         assert load.running == len(running) and load.waiting == len(waiting), "the load report counts running and waiting requests"
 
@@ -375,4 +380,10 @@ class EngineModel:
                     self.held.remove(block)
                     assert all(self.parents[other] != block for other in self.held), "children go before their parents"
         block_hashes = list(self.cache.block_hashes())
-        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "published events match the cached blocks"
+        assert len(set(block_hashes)) == len(block_hashes) and set(block_hashes) == self.held, "the snapshot contains what the events say"
+        shown = {
+            node.chain for node in self.cache.nodes() if node.depth and not node.depth * self.cache.page_size % self.cache.block_tokens
+        }
+        for request in self.scheduler._requests.values():
+            shown.update(request.promised or ())
+        assert shown == self.held, "the index shows what is cached or promised by a request, and nothing else"

@@ -123,7 +123,7 @@ def test_a_prefix_on_the_host_is_admitted_only_where_the_device_has_room() -> No
 
 
 def test_lpm_counts_pages_on_the_host() -> None:
-    machine = machine_with_prefix_on_host(max_num_seqs=1)
+    machine = machine_with_prefix_on_host(max_num_seqs=1, policy="lpm")
     machine.submit(prompt(8, 4), 3, name="busy", ignore_eos=True)
     machine.step()
     machine.submit(prompt(20, 5), name="none")

@@ -38,7 +38,7 @@ def test_chunks_are_cut_at_pages_and_the_chunked_request_goes_on_first() -> None
 
 
 def test_chunking_off_computes_prompts_whole() -> None:
-    machine = EngineModel(64, 16, chunked_prefill_size=0, max_prefill_tokens=128)
+    machine = EngineModel(64, 16, chunked_prefill_size=0, max_prefill_tokens=128, policy="fcfs")
     sizes = {machine.submit(prompt(length, length)): length for length in (60, 60 + 1, 300, 20)}
     first, second, big, last = sizes
     machine.step()

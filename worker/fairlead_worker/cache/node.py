@@ -79,7 +79,7 @@ class PrefixMatch:
 
 
 class LeafQueue:
-    """Unused leaves on the device, least recently used first.
+    """Unused leaves on the device, least recently used first. A prefix that a waiting request will use counts as used now.
 
     Each node has at most one entry, in a heap. A node that was used again keeps its old entry until that comes up: then it goes back
     with its new time, or leaves when it is in use or has children there. So a hit costs nothing here and an eviction O(log nodes).
@@ -98,15 +98,15 @@ class LeafQueue:
             self._serial += 1
             heappush(self._heap, (node.last_access, self._serial, node))
 
-    def next(self, node: Node) -> Node | None:
+    def next(self, node: Node, now: int) -> Node | None:
         """Do `offer`, then `pop`. An unused branch is evicted page by page, so the result is usually `node` itself."""
-        if not node.queued and (not self._heap or node.last_access <= self._heap[0][0]):
+        if not node.queued and node.trackers is None and (not self._heap or node.last_access <= self._heap[0][0]):
             return node
         self.offer(node)
-        return self.pop()
+        return self.pop(now)
 
-    def pop(self) -> Node | None:
-        """Return the least recently used unused leaf, or None."""
+    def pop(self, now: int) -> Node | None:
+        """Return the least recently used unused leaf, or None. `now`: the cache's logical time."""
         heap = self._heap
         while heap:
             used, serial, node = heap[0]
@@ -115,6 +115,9 @@ class LeafQueue:
                 node.queued = False
             elif node.last_access != used:
                 heapreplace(heap, (node.last_access, serial, node))
+            elif node.trackers is not None and used < now:
+                node.last_access = now
+                heapreplace(heap, (now, serial, node))
             else:
                 heappop(heap)
                 node.queued = False

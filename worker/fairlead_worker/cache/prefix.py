@@ -181,9 +181,24 @@ class PrefixCache:
         """Return the blocks stored and removed since the last call."""
         return self._events.drain()
 
+    def promise(self, match: PrefixMatch) -> "array[int]":
+        """Show the blocks that a waiting request will compute to the index, and return their hashes for `withdraw`."""
+        blocks, chain, size = array("Q"), match.root.chain, self.block_tokens
+        for start in range(0, match.limit // self._block_pages * size, size):
+            chain = self._extend_hash(chain, match.tokens[start : start + size])
+            blocks.append(chain)
+        self._events.promise(blocks, match.root.chain, self.match(match).depth // self._block_pages)
+        return blocks
+
+    def withdraw(self, blocks: "array[int]", match: PrefixMatch | None) -> None:
+        """Undo `promise`. `match`: of a request that ends before its prompt is computed, else None: then all its blocks are cached."""
+        self._events.withdraw(blocks, len(blocks) if match is None else self.match(match).depth // self._block_pages)
+
     def block_hashes(self) -> "array[int]":
-        """Return the hashes of all cached blocks, parents first: the snapshot for an index that starts empty."""
-        return array("Q", (node.chain for node in self.nodes() if not node.depth % self._block_pages))
+        """Return the hashes of all cached and promised blocks, parents first: the snapshot for an index that starts empty."""
+        cached = array("Q", (node.chain for node in self.nodes() if not node.depth % self._block_pages))
+        known = set(cached)
+        return cached + array("Q", (block for block in self._events.promised if block not in known))
 
     def roots(self) -> Iterator[Node]:
         """Iterate over the root nodes, with and without adapter; `chain` is the root number."""
@@ -262,7 +277,8 @@ class PrefixCache:
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
         pages: list[int] = []
-        node = self._leaves.pop()
+        self._time += 1  # what a waiting request will use counts as used now, after everything else
+        node = self._leaves.pop(self._time)
         for left in range(count - 1, -1, -1):
             assert node is not None and node.parent is not None, "evictable pages without an unused leaf"
             parent, page = node.parent, node.page
@@ -273,7 +289,7 @@ class PrefixCache:
                 self._forget(node)
             bare = not parent.device_children and not parent.lock_ref and parent.parent is not None
             if left:
-                node = self._leaves.next(parent) if bare else self._leaves.pop()
+                node = self._leaves.next(parent, self._time) if bare else self._leaves.pop(self._time)
             elif bare:
                 self._leaves.offer(parent)
         self.pool.free_cached(pages)

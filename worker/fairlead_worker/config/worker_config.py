@@ -81,9 +81,12 @@ class WorkerConfig(BaseSettings):
 
     # Scheduling
     scheduling_policy: Annotated[
-        Literal["lpm", "fcfs", "priority", "fair"],
-        flag("Scheduling", "order of waiting requests: longest cached prefix, arrival, priority, or equal shares of users"),
-    ] = "lpm"
+        Literal["sjf", "lpm", "fcfs", "priority", "fair"],
+        flag(
+            "Scheduling",
+            "order of waiting requests: fewest uncached tokens, longest cached prefix, arrival, priority, equal shares of users",
+        ),
+    ] = "sjf"
     max_num_seqs: Annotated[Positive, flag("Scheduling", "sequences in one step, at most")] = 256
     chunked_prefill_size: Annotated[
         int, flag("Scheduling", "tokens of a step that has both decodes and prefill, at most; longer prompts are cut; 0 or -1: off")

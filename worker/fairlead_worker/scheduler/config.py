@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-PolicyName = Literal["fcfs", "lpm", "priority", "fair"]
+PolicyName = Literal["sjf", "lpm", "fcfs", "priority", "fair"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
@@ -30,7 +30,7 @@ class SchedulerConfig:
     """Target duration of a step with decodes, in milliseconds: chunks are sized to keep it (`scheduler/chunk_sizer.py`). 0: fixed size."""
     chunks_grow: bool = True
     """With an ITL target, a chunk may grow up to four times `chunked_prefill_size`. False: chunks only shrink."""
-    policy: PolicyName = "lpm"
+    policy: PolicyName = "sjf"
     dedupe_tokens: int = 32
     """Minimum length of a common prefix that requests share in the step that computes it. 0: they share it only from the next step on."""
     eos_token_ids: tuple[int, ...] = ()
@@ -55,6 +55,8 @@ class SchedulerConfig:
     """Maximum requests that a step examines without admitting them. It bounds the CPU time of a step."""
     match_refresh_limit: int = 64
     """Maximum waiting requests whose prefix match a step updates. It bounds the CPU time of a step."""
+    promise_limit: int = 8
+    """Maximum waiting requests whose blocks a step shows to the index. Hashing takes 1 ms for 50,000 tokens."""
     clip_max_new_tokens: int = 4096
     """Maximum output tokens reserved for one request, whatever its max_tokens (SGLang's CLIP_MAX_NEW_TOKENS). Few outputs are longer."""
     initial_new_token_ratio: float = 0.7

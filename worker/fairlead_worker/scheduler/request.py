@@ -79,6 +79,8 @@ class Request:
     """The pages of a running request; None while it waits."""
     prefix_match: PrefixMatch | None = None
     """The cached prefix of a waiting request; None while it runs."""
+    promised: "array[int] | None" = None
+    """Hashes of the blocks that the index shows because this request computes them, from its first wait to its end."""
     reserved_end: int = 0
     """Length up to which the output reserve counts tokens for this request; 0: none."""
     finish: FinishReason | None = None

@@ -1,5 +1,6 @@
 """The scheduler: chooses which tokens of which requests the next step computes. Pure bookkeeping: no torch, no clock, no I/O."""
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
@@ -95,6 +96,7 @@ class Scheduler:
         is_mixed = self.config.enable_mixed_chunk and not self._excludes_decodes
         decodes = self._extend_decodes() if is_mixed else []
         prefill = self.prefill.plan(self._make_budget(decodes), bool(decodes)) if self.prefill.is_pending else NO_PREFILL
+        self.waiting.promise()
         self._excludes_decodes = prefill.excludes_decodes
         if not is_mixed and not prefill.rows:
             decodes = self._extend_decodes()
@@ -298,8 +300,19 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.id]
+        if request.promised is not None:
+            self._withdraw(request, request.promised)
         if self.speculation is not None:
             self.speculation.forget(request)
+
+    def _withdraw(self, request: Request, promised: "array[int]") -> None:
+        """Stop showing blocks to the index that this request does not compute any more."""
+        if request.computed >= len(promised) * self.cache.block_tokens:
+            self.cache.withdraw(promised, None)
+            return
+        match = self.cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
+        self.cache.withdraw(promised, match)
+        self.cache.untrack(match)
 
     # Output
 

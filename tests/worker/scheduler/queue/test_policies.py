@@ -1,14 +1,22 @@
-"""Priority with preemption, and fair queueing between tenants. (fcfs and lpm: test_scheduler.py.)"""
+"""Shortest job first, priority with preemption, and fair queueing between tenants. (fcfs and lpm: test_scheduler.py.)"""
 
 import random
+from array import array
 from collections import Counter
+from contextlib import closing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import EngineModel
 
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import Sampling
-from fairlead_worker.scheduler.config import POLICIES
+from fairlead_worker.scheduler.config import POLICIES, SchedulerConfig
 from fairlead_worker.scheduler.queue.fair_queue import FairOrder
+from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 from fairlead_worker.scheduler.request import Request
 
 
@@ -142,3 +150,45 @@ def test_every_policy_bounds_how_often_a_request_is_passed(policy: str) -> None:
         assert passed <= 6
     machine.run()
     machine.check_answers()
+
+
+def test_the_shortest_uncached_prompt_is_next() -> None:
+    machine = EngineModel(256, 16, policy="sjf", max_num_seqs=1)
+    machine.submit(prompt(64, 1), 1, name="cached", ignore_eos=True)
+    machine.run()
+    machine.submit(prompt(20, 2), 4, name="busy", ignore_eos=True)
+    machine.step()
+    for name, tokens in (
+        ("long", prompt(100, 3)),
+        ("middle", prompt(70, 4)),
+        ("hit", [*prompt(64, 1), *prompt(9, 5)]),
+        ("short", prompt(20, 6)),
+    ):
+        machine.submit(tokens, 1, name=name, ignore_eos=True)
+    assert admission_order(machine) == ["busy", "long", "hit", "short", "middle"], "`long` waits for none, so it stays first"
+
+
+@given(st.lists(st.one_of(st.integers(1, 400), st.none()), min_size=1, max_size=120))
+def test_a_request_is_passed_only_by_those_that_arrive_before_its_turn(turns: list[int | None]) -> None:
+    """Numbers are prompt lengths of arrivals, None admits a request. Its turn: when the tokens ahead of it have left the queue."""
+    config = SchedulerConfig(max_model_len=1000, policy="sjf", max_bypass=1000)
+    queue = WaitingQueue(config, PrefixCache(PagePool(8, 16), 16, extend))
+    left = 0
+    ahead: dict[Request, int] = {}
+    """The clock at the turn of each waiting request."""
+    arrived: dict[Request, int] = {}
+    for number, length in enumerate([*turns, *[None] * len(turns)]):
+        if length is not None:
+            request = waiting("", number)
+            request.tokens = array("I", [number] * length)
+            arrived[request], ahead[request] = left, left + queue.tokens
+            queue.add(request)
+        elif len(queue):
+            with closing(queue.candidates()) as candidates:
+                chosen = next(candidates)
+            queue.remove_admitted(chosen)
+            left += len(chosen.tokens)
+            del ahead[chosen]
+            passed = [request for request in ahead if request.arrival < chosen.arrival]
+            assert all(arrived[chosen] < ahead[request] for request in passed)
+    assert not queue.tokens and not len(queue)

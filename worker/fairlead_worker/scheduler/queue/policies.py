@@ -1,7 +1,8 @@
-"""Orders of admission: by arrival, by longest cached prefix, by priority. `WaitingQueue` owns the requests."""
+"""Orders of admission: by arrival, longest cached prefix, priority, shortest job. `WaitingQueue` owns the requests."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Protocol
@@ -119,3 +120,52 @@ def by_prefix(request: Request, prefix_match: PrefixMatch) -> int:
 
 def by_priority(request: Request, prefix_match: PrefixMatch) -> int:
     return request.priority
+
+
+@dataclass(slots=True)
+class QueueTokens:
+    """Uncached tokens: `waiting` in the queue now, `left` of all requests that have left it. `left` is the clock of `ShortestOrder`."""
+
+    waiting: int = 0
+    left: int = 0
+
+
+class ShortestOrder:
+    """Shortest job first, with a bound: a request is passed only by requests that arrive before its turn under first come, first served.
+
+    Take a request of `w` uncached tokens that arrives when the clock shows `left`, behind `n` requests with `ahead` uncached tokens. Its
+    number is `left + min(n * w, ahead)`, and the lowest number is next. `n * w` is the delay that it causes to the others if it goes first.
+
+    A later request passes it only with a lower number, so only if it arrives before the clock shows `left + ahead`. Therefore a request
+    waits for `ahead` tokens and for what arrives while these are computed: at full load about twice as long as by arrival.
+    """
+
+    def __init__(self, waiting: Waiting, cache: PrefixCache, tokens: QueueTokens) -> None:
+        self._waiting = waiting
+        self._page_size = cache.page_size
+        self._tokens = tokens
+        self._heap = HeapOrder(waiting, cache, self._turn)
+        self._places: dict[Request, tuple[int, int, int]] = {}
+        """Clock, requests ahead and tokens ahead at each waiting request's arrival."""
+
+    def add(self, request: Request) -> None:
+        assert request.prefix_match is not None, "a waiting request has a match"
+        ahead = self._tokens.waiting - self._uncached(request, request.prefix_match)
+        self._places[request] = (self._tokens.left, len(self._waiting) - 1, ahead)
+        self._heap.add(request)
+
+    def update(self, request: Request) -> None:
+        self._heap.update(request)
+
+    def remove(self, request: Request) -> None:
+        del self._places[request]
+
+    def candidates(self) -> Generator[Request, None, None]:
+        return self._heap.candidates()
+
+    def _turn(self, request: Request, prefix_match: PrefixMatch) -> int:
+        left, requests, ahead = self._places[request]
+        return left + min(requests * self._uncached(request, prefix_match), ahead)
+
+    def _uncached(self, request: Request, prefix_match: PrefixMatch) -> int:
+        return len(request.tokens) - prefix_match.depth * self._page_size

@@ -1,7 +1,7 @@
 """The waiting requests in the order of the policy, with a bound on how often one can be passed."""
 
 from bisect import insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import assert_never
@@ -10,7 +10,7 @@ from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.config import PolicyName, SchedulerConfig
 from fairlead_worker.scheduler.queue.fair_queue import FairOrder
-from fairlead_worker.scheduler.queue.policies import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
+from fairlead_worker.scheduler.queue.policies import ArrivalOrder, HeapOrder, Order, QueueTokens, ShortestOrder, by_prefix, by_priority
 from fairlead_worker.scheduler.request import Request
 
 
@@ -23,20 +23,29 @@ class WaitingQueue:
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
-        self.tokens = 0
-        """Known tokens of all waiting requests."""
+        self._tokens = QueueTokens()
+        self._sizes: dict[PrefixMatch, int] = {}
+        """Uncached tokens of each waiting request, as counted in `_tokens`."""
+        self._unpromised: deque[Request] = deque()
+        """Requests whose blocks the index does not show yet."""
         self._cache = cache
         self._max_bypass = config.max_bypass
         self._scan_limit = config.admission_scan_limit
         self._refresh_limit = config.match_refresh_limit
+        self._promise_limit = config.promise_limit
         self._preempted: list[Request] = []
         self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
         self._bypassed = 0
-        self._lpm = config.policy == "lpm"
+        self._orders_by_cache = config.policy in ("sjf", "lpm")
         self._priority = config.policy == "priority"
         self._order = self._create_order(config.policy)
         self.fair = self._order if isinstance(self._order, FairOrder) else None
         """The tenants' counters, if the policy is fair; else None."""
+
+    @property
+    def tokens(self) -> int:
+        """Uncached tokens of all waiting requests. What the cache changed since the last `refresh` is not in it."""
+        return self._tokens.waiting
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._preempted)
@@ -64,7 +73,9 @@ class WaitingQueue:
             self._preempted.remove(request)
         self._cache.untrack(prefix_match)
         request.prefix_match = None
-        self.tokens -= len(request.tokens)
+        size = self._sizes.pop(prefix_match)
+        self._tokens.waiting -= size
+        self._tokens.left += size
 
     def remove_admitted(self, request: Request) -> None:
         """Remove an admitted request, and count that it passed the oldest one."""
@@ -73,11 +84,20 @@ class WaitingQueue:
         self.remove(request)
 
     def refresh(self) -> None:
-        """Update the order after cache changes, for a bounded number of requests."""
-        if self._lpm:
-            for prefix_match in self._cache.refresh(self._refresh_limit):
-                if prefix_match in self._requests:
-                    self._order.update(self._requests[prefix_match])
+        """Update counts and order after cache changes, for a bounded number of requests."""
+        for prefix_match in self._cache.refresh(self._refresh_limit):
+            self._count(prefix_match)
+            if self._orders_by_cache and prefix_match in self._requests:
+                self._order.update(self._requests[prefix_match])
+
+    def promise(self) -> None:
+        """Show the blocks that requests will compute to the index, for a bounded number of requests that still wait."""
+        left = self._promise_limit
+        while self._unpromised and left:
+            request = self._unpromised.popleft()
+            if request.prefix_match is not None and request.promised is None:
+                request.promised = self._cache.promise(request.prefix_match)
+                left -= 1
 
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
@@ -118,6 +138,8 @@ class WaitingQueue:
 
     def _create_order(self, policy: PolicyName) -> Order:
         match policy:
+            case "sjf":
+                return ShortestOrder(self._requests, self._cache, self._tokens)
             case "fcfs":
                 return ArrivalOrder(self._requests)
             case "lpm":
@@ -130,8 +152,16 @@ class WaitingQueue:
 
     def _track(self, request: Request) -> PrefixMatch:
         request.prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
-        self.tokens += len(request.tokens)
+        self._count(request.prefix_match)
+        if request.promised is None:
+            self._unpromised.append(request)
         return request.prefix_match
+
+    def _count(self, prefix_match: PrefixMatch) -> None:
+        """Count the uncached tokens of a waiting request."""
+        size = len(prefix_match.tokens) - prefix_match.depth * self._cache.page_size
+        self._tokens.waiting += size - self._sizes.get(prefix_match, 0)
+        self._sizes[prefix_match] = size
 
     def _oldest(self) -> Request:
         return next(iter(self._requests.values()))
