@@ -3,11 +3,10 @@
 import random
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
-from fairlead.simulate.trace import Request
+from fairlead.simulate.workloads.request import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.score import ScoredWorker, rank_candidates
-from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.local_fallback import choose_soonest
 from fairlead_router.routing.policies import RoutingRequest
@@ -31,18 +30,17 @@ class Fairlead:
         fleet, now = self._fleet, request.at
         workers = []
         for number, (pod, depth) in enumerate(zip(fleet.pods, fleet.depths(request.blocks), strict=True)):
-            at, backlog = pod.load(now)
-            flights = fleet.inflight.flights[number].values()
-            reserved = sum(f.cost for f in flights if f.waiting and f.reserved and f.sent_at > at - ARRIVAL_SECONDS)
+            at, load = pod.load(now)
             workers.append(
                 ScoredWorker(
                     address=str(number),
                     block_tokens=fleet.block_tokens,
                     depth=depth,
-                    reserved_tokens=reserved,
-                    backlog=backlog,
-                    rate=pod.model.rate,
-                    step=pod.model.step_seconds,
+                    reserved_tokens=fleet.inflight.reserved(number, at - ARRIVAL_SECONDS),
+                    waiting=load.waiting,
+                    backlog=load.backlog_tokens,
+                    rate=load.prefill_rate,
+                    step=load.step_seconds,
                     load_age=now - at,
                 )
             )
@@ -69,11 +67,10 @@ class WithoutRedis:
         inflight, now = self._inflight, request.at
         for number, (worker, pod) in enumerate(zip(self._workers, self._fleet.pods, strict=True)):
             polled_at = max(0.0, (now - self._phase) // POLL_SECONDS * POLL_SECONDS + self._phase)
-            backlog = int(pod.backlog_as_of(polled_at))
-            worker.load = WorkerLoad(backlog_tokens=backlog, prefill_rate=pod.model.rate, step_seconds=pod.model.step_seconds)
+            worker.load = pod.load_at(polled_at)
             worker.load_at = polled_at
-            worker.in_flight = len(inflight.flights[number])
-            worker.pending_tokens = int(inflight.pending(number))
+            worker.in_flight = inflight.count[number]
+            worker.pending_tokens = int(inflight.pending[number])
         whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
         chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), self._workers, self._home, now)
         return self._workers.index(chosen), 0

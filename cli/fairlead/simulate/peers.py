@@ -1,7 +1,7 @@
 """Other routers' policies with their defaults, as their documentation describes them, reduced to the choice of a pod.
 
 The models favour them: they see the exact index and current figures without delay, while Fairlead sees reports. Loads that they estimate
-(Dynamo's blocks, llm-d's metrics) are exact here.
+(Dynamo's blocks, llm-d's metrics) are exact here. Their pods are vLLM or SGLang with the default order, which is fcfs in both.
 """
 
 import bisect
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from hashlib import sha1
 
 from fairlead.simulate.fleet import Fleet, InflightRequests, choose_lowest
-from fairlead.simulate.trace import Request
+from fairlead.simulate.workloads.request import Request
 
 
 class PeerPolicy:
@@ -43,7 +43,7 @@ class LeastLoad(PeerPolicy):
     """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
     def choose(self, request: Request) -> tuple[int, int]:
-        return choose_lowest(self._inflight.counts(), self._draw), 0
+        return choose_lowest(self._inflight.count, self._draw), 0
 
 
 class BoundedLoad(PeerPolicy):
@@ -58,7 +58,7 @@ class BoundedLoad(PeerPolicy):
         self._ring = sorted(points)
 
     def choose(self, request: Request) -> tuple[int, int]:
-        loads = self._inflight.counts()
+        loads = self._inflight.count
         most = 1.25 * (sum(loads) + 1) / len(loads)
         start = bisect.bisect(self._ring, (_point(str(list(request.blocks[:2])[-1:])), 0))
         for step in range(len(self._ring)):
@@ -95,7 +95,7 @@ class SglangLike(PeerPolicy):
         return number, 0
 
     def _pick(self, request: Request) -> int:
-        loads = self._inflight.counts()
+        loads = self._inflight.count
         if not (max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)):
             matched = [self._depth(tree, request) for tree in self._trees]
             if max(matched) > 0.3 * len(request.blocks):
@@ -118,7 +118,7 @@ class DynamoLike(PeerPolicy):
         depths = fleet.depths(request.blocks)
         costs = []
         for number, depth in enumerate(depths):
-            prefill = inflight.pending(number) + max(0, request.prompt_tokens - depth * fleet.block_tokens)
+            prefill = inflight.pending[number] + max(0, request.prompt_tokens - depth * fleet.block_tokens)
             active = inflight.active[number]
             costs.append(prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks))
         number = choose_lowest(costs, self._draw)
@@ -141,7 +141,7 @@ class LlmdLike(PeerPolicy):
     def choose(self, request: Request) -> tuple[int, int]:
         fleet, seen = self._fleet, self._fleet.inflight
         depths = fleet.depths(request.blocks)
-        queues = [seen.queued(number) for number in range(len(fleet.pods))]
+        queues = [len(waiting) for waiting in seen.waiting]
         longest, low, high = max(depths), min(queues), max(queues)
         scores = []
         for number, depth in enumerate(depths):

@@ -8,7 +8,7 @@ from fairlead.simulate.replay import Outcome
 _WIDTH, _HEIGHT, _TOP, _BOTTOM = 1200, 560, 64, 56
 _CURVES = (60, 760)  # left and right edge of the distribution; the bars are to the right of it
 _BARS = (920, 1130)
-_COLORS = ("#d62728", "#e8833a", "#1f5fa8", "#2a9d8f", "#8e5ea2", "#b08d57", "#6b7280", "#9aa5b1", "#c9a0dc", "#4d7c3a")
+COLORS = ("#d62728", "#e8833a", "#1f5fa8", "#2a9d8f", "#8e5ea2", "#b08d57", "#6b7280", "#9aa5b1", "#c9a0dc", "#4d7c3a")
 _POINTS = 240
 
 
@@ -25,7 +25,7 @@ def draw_svg(outcomes: list[Outcome], title: str) -> str:
         f'<text x="{_WIDTH - 12}" y="46" text-anchor="end">mean s</text>',
         *_grid(scale),
     ]
-    colors = _COLORS * (1 + len(outcomes) // len(_COLORS))
+    colors = COLORS * (1 + len(outcomes) // len(COLORS))
     drawn = sorted(zip(outcomes, colors, strict=False), key=lambda each: each[0].figures()["ttft_mean"])
     for outcome, color in reversed(drawn):  # the best one is drawn last, on top
         parts.append(_curve(outcome, color, scale))

@@ -1,11 +1,32 @@
-"""A modelled worker: it prefills prompts one after the other at a fixed rate and has a prefix-closed LRU cache."""
+"""A modelled worker: it prefills prompts one after the other at a fixed rate. The queue and the cache are the engine's own code."""
 
 import bisect
-from collections import OrderedDict
-from collections.abc import Sequence
+import sys
+from array import array
+from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
+from typing import Literal
 
-from fairlead.simulate.trace import BLOCK_TOKENS, Request
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead_index.worker_load import WorkerLoad
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import Lease, PrefixCache
+from fairlead_worker.ipc.messages import CacheEvent, Sampling
+from fairlead_worker.scheduler.config import PolicyName, SchedulerConfig
+from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
+from fairlead_worker.scheduler.request import Request as EngineRequest
+
+Engine = Literal["fairlead", "fcfs"]
+"""`fairlead`: this project's engine. `fcfs`: vLLM and SGLang with their defaults: by arrival, and LRU eviction that ignores the queue."""
+ORDER: PolicyName = "sjf"
+"""Default of `--scheduling-policy`."""
+PAGE = 2
+"""Engine tokens per block of a prompt: the block's hash as two uint32. So the engine's page is one block, and sizes are in half blocks."""
+NO_LIMIT = sys.maxsize
+"""The engine bounds the work of a step, of some 50 ms. A modelled pod has one step per prompt."""
+_SAMPLING = Sampling(max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,83 +40,145 @@ class PodModel:
     report_seconds: float = 0.5
 
 
-class PrefixLRU:
-    """Blocks by last use. A prompt's parents are used after its children, so the oldest block is always a leaf."""
+class FairleadQueue:
+    """The engine's `WaitingQueue`: `ORDER`, protection of the prefixes that waiting requests use, and promises to the index."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, cache: PrefixCache, capacity: int) -> None:
+        config = SchedulerConfig(max_model_len=PAGE * capacity, policy=ORDER, match_refresh_limit=NO_LIMIT, promise_limit=NO_LIMIT)
+        self._cache, self._queue = cache, WaitingQueue(config, cache)
+
+    @property
+    def tokens(self) -> int:
+        """Uncached engine tokens of all waiting requests."""
+        self._queue.refresh()
+        return self._queue.tokens
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._queue)
 
-    def depth(self, blocks: Sequence[int]) -> int:
-        """Return how many of the prompt's first blocks are cached."""
-        for at, block in enumerate(blocks):
-            if block not in self._blocks:
-                return at
-        return len(blocks)
+    def add(self, request: EngineRequest) -> None:
+        self._queue.add(request)
+        self._queue.promise()
 
-    def use(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Cache a prompt. Return the added blocks, parents first, and the evicted ones, children first."""
-        kept = blocks[: self._capacity]
-        stored = [block for block in kept if block not in self._blocks]
-        for block in reversed(kept):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        evicted = [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - self._capacity)]
-        return stored, evicted
+    def take(self) -> tuple[EngineRequest, Lease]:
+        """Remove the next request. Return it with a lease on the cached pages of its prompt."""
+        self._queue.refresh()
+        with closing(self._queue.candidates()) as candidates:
+            request = next(candidates)
+        assert request.prefix_match is not None, "a waiting request has a match"
+        lease = self._cache.attach(self._cache.match(request.prefix_match))
+        self._queue.remove_admitted(request)
+        return request, lease
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The outcome of a request: TTFT in seconds, cached and computed prompt tokens, the times of first and last token."""
+class ArrivalQueue:
+    """First come, first served. The cache does not know what waits."""
 
-    ttft: float
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._requests: deque[EngineRequest] = deque()
+        self.tokens = 0
+        """Engine tokens of all waiting requests, cached ones included: peers' routers do not ask for it."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: EngineRequest) -> None:
+        self._requests.append(request)
+        self.tokens += len(request.tokens)
+
+    def take(self) -> tuple[EngineRequest, Lease]:
+        request = self._requests.popleft()
+        self.tokens -= len(request.tokens)
+        match = self._cache.track(0, request.tokens)
+        lease = self._cache.attach(self._cache.match(match))
+        self._cache.untrack(match)
+        return request, lease
+
+
+@dataclass(slots=True)
+class Prefill:
+    """A prompt that is computed. `number`: its order of arrival at the pod. The last block of a prompt is always computed."""
+
+    number: int
     cached: int
     computed: int
-    first_token_at: float
-    done_at: float
-    stored: list[int]
-    evicted: list[int]
+    ends_at: float
 
 
 class Pod:
-    """One worker with one queue. Requests arrive in order of time, so the cache is known when each arrives."""
+    """One worker: `add` and `finish` move it on in time, and `load_at` tells what it knew at a past moment."""
 
-    def __init__(self, model: PodModel, phase: float) -> None:
+    def __init__(self, model: PodModel, phase: float, engine: Engine = "fairlead") -> None:
         self.model = model
-        self.cache = PrefixLRU(model.cache_blocks)
-        self.busy_until = 0.0
         self.computed = 0
+        """Prompt tokens computed so far."""
+        self.cache = PrefixCache(
+            PagePool(model.cache_blocks, PAGE), PAGE, lambda parent, block: int.from_bytes(block.tobytes(), sys.byteorder)
+        )
+        self._queue = FairleadQueue(self.cache, model.cache_blocks) if engine == "fairlead" else ArrivalQueue(self.cache)
         self._phase = phase  # workers report at different moments
-        self._times: list[float] = [-1.0]  # when the queue grew, and until when it has been busy since
-        self._busy: list[float] = [0.0]
+        self._sizes: dict[int, int] = {}  # prompt tokens of the waiting requests, by number
+        self._rounding = 0.0  # of their sizes in half blocks, in tokens
+        self._numbers = count()
+        self._running: tuple[EngineRequest, Lease, Prefill] | None = None
+        self._times: list[float] = [-1.0]  # of each change: with the waiting requests, their uncached tokens, and the end of the prefill
+        self._changes: list[tuple[int, float, float]] = [(0, 0.0, 0.0)]
 
-    def serve(self, request: Request) -> Served:
-        """Queue a request at its arrival time."""
-        cached = min(self.cache.depth(request.blocks) * BLOCK_TOKENS, request.prompt_tokens - 1)
-        computed = request.prompt_tokens - cached
-        start = max(request.at, self.busy_until)
-        self.busy_until = start + computed / self.model.rate
-        first = self.busy_until + self.model.step_seconds
-        self._times.append(request.at)
-        self._busy.append(self.busy_until)
-        self.computed += computed
-        stored, evicted = self.cache.use(request.blocks)
-        done = first + request.output_tokens * self.model.token_seconds
-        return Served(first - request.at, cached, computed, first, done, stored, evicted)
+    def add(self, request: Request, now: float) -> tuple[int, Prefill | None]:
+        """Queue a request. Return its number, and the prefill that begins now if the pod was idle."""
+        number = next(self._numbers)
+        tokens = array("I", request.blocks[: self.model.cache_blocks].tobytes()) or array("I", bytes(4 * PAGE))
+        self._sizes[number] = request.prompt_tokens
+        self._rounding += request.prompt_tokens - len(tokens) * BLOCK_TOKENS / PAGE
+        self._queue.add(EngineRequest("", tokens, len(tokens), _SAMPLING, 0, number))
+        begun = None if self._running else self._begin(now)
+        self._note(now)
+        return number, begun
 
-    def backlog(self, now: float) -> float:
-        """Return the prompt tokens still to be computed."""
-        return max(0.0, self.busy_until - now) * self.model.rate
+    def finish(self, now: float) -> Prefill | None:
+        """End the running prefill: its prompt is cached. Return the next one."""
+        assert self._running is not None, "an idle pod has nothing to finish"
+        request, lease, _ = self._running
+        self.cache.publish(lease, request.tokens, len(request.tokens))
+        if request.promised is not None:
+            self.cache.withdraw(request.promised, None)
+        lease.release()
+        self._running = None
+        begun = self._begin(now) if len(self._queue) else None
+        self._note(now)
+        return begun
 
-    def load(self, now: float) -> tuple[float, float]:
-        """Return the time and the backlog of the worker's newest load report."""
+    def drain_events(self) -> tuple[CacheEvent, ...]:
+        """Return what the index learns: the blocks stored, promised and removed since the last call."""
+        return self.cache.drain_events()
+
+    def load(self, now: float) -> tuple[float, WorkerLoad]:
+        """Return the time of the worker's newest load report, and the report."""
         every = self.model.report_seconds
         at = now if every <= 0 else max(0.0, (now - self._phase) // every * every + self._phase)
-        return at, self.backlog_as_of(at)
+        return at, self.load_at(at)
 
-    def backlog_as_of(self, at: float) -> float:
-        """Return the prompt tokens still to be computed at a past moment, without requests of that very moment."""
-        return max(0.0, self._busy[bisect.bisect_left(self._times, at) - 1] - at) * self.model.rate
+    def load_at(self, at: float) -> WorkerLoad:
+        """Return the load at a past moment, without requests of that very moment."""
+        waiting, tokens, ends_at = self._changes[bisect.bisect_left(self._times, at) - 1]
+        backlog = tokens + max(0.0, ends_at - at) * self.model.rate
+        return WorkerLoad(
+            waiting=waiting, backlog_tokens=round(backlog), prefill_rate=self.model.rate, step_seconds=self.model.step_seconds
+        )
+
+    def _begin(self, now: float) -> Prefill:
+        request, lease = self._queue.take()
+        prompt = self._sizes.pop(request.arrival)
+        self._rounding -= prompt - len(request.tokens) * BLOCK_TOKENS / PAGE
+        cached = min(lease.shared * BLOCK_TOKENS, prompt - 1)
+        self.cache.grow(lease, len(request.tokens))
+        self.computed += prompt - cached
+        prefill = Prefill(request.arrival, cached, prompt - cached, now + (prompt - cached) / self.model.rate)
+        self._running = request, lease, prefill
+        return prefill
+
+    def _note(self, now: float) -> None:
+        tokens = self._queue.tokens * BLOCK_TOKENS / PAGE + self._rounding
+        self._times.append(now)
+        self._changes.append((len(self._queue), max(0.0, tokens), self._running[2].ends_at if self._running else 0.0))

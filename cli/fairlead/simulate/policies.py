@@ -7,7 +7,7 @@ from typing import Protocol
 from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.ours import Fairlead, WithoutRedis
 from fairlead.simulate.peers import BoundedLoad, DynamoLike, LeastLoad, LlmdLike, Random, RoundRobin, SglangLike
-from fairlead.simulate.trace import Request
+from fairlead.simulate.workloads.request import Request
 
 
 class Policy(Protocol):

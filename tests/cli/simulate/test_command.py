@@ -1,4 +1,4 @@
-"""`fairlead simulate`: the pod model, every policy on a small trace, and the errors for an invalid trace."""
+"""`fairlead simulate`: every policy on a small trace, the outputs, and the errors for an invalid trace."""
 
 import json
 import random
@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from fairlead.main import main
-from fairlead.simulate.pods import Pod, PodModel, PrefixLRU
+from fairlead.simulate.pods import PodModel
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import replay
-from fairlead.simulate.trace import BLOCK_TOKENS, Request, read_trace, rotate
+from fairlead.simulate.workloads.mooncake import read_trace
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, rotate
 
 
 @pytest.fixture
@@ -29,36 +30,6 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return path
-
-
-def test_a_pod_prefills_in_order_and_only_uncached_tokens() -> None:
-    pod = Pod(PodModel(rate=1024.0, step_seconds=0.0, report_seconds=0.0), phase=0.0)
-    blocks = array("Q", [1, 2])
-    first = pod.serve(Request(0.0, 1024, 10, blocks))
-    assert (first.ttft, first.cached, first.computed, first.stored) == (1.0, 0, 1024, [1, 2])
-    behind = pod.serve(Request(0.5, 1536, 10, array("Q", [1, 2, 3])))
-    assert (behind.ttft, behind.cached, behind.computed) == (1.0, 1024, 512)
-    assert pod.backlog(1.0) == 512 and pod.load(1.0) == (1.0, 512.0)
-    whole = pod.serve(Request(5.0, 1024, 10, blocks))
-    assert (whole.cached, whole.computed) == (1023, 1)  # the last token gives the logits
-
-
-def test_loads_are_as_old_as_their_reports() -> None:
-    pod = Pod(PodModel(rate=1000.0, step_seconds=0.0, report_seconds=2.0), phase=0.0)
-    pod.serve(Request(2.5, 3000, 1, array("Q", [1])))
-    assert pod.load(3.9) == (2.0, 0.0)
-    assert pod.load(4.1) == (4.0, 1500.0)
-
-
-def test_the_cache_stays_prefix_closed() -> None:
-    draw, cache, held = random.Random(3), PrefixLRU(20), set[int]()
-    for _ in range(500):
-        talk = draw.randrange(6)
-        blocks = [talk * 100 + level for level in range(draw.randrange(1, 30))]
-        came, went = cache.use(blocks)
-        held = (held | set(came)) - set(went)
-        assert len(cache) == len(held) <= 20
-        assert all(block % 100 == 0 or block - 1 in held for block in held)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -121,6 +92,24 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
     assert len(curves) == 2 and all(len(curve.get("points", "").split()) > 100 for curve in curves)
 
 
+def test_a_sweep_prints_ratios_and_verdicts_and_draws_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
+    policies = [flag for policy in ("fairlead", "least-load", "random") for flag in ("--policy", policy)]
+    flags = ["--num-prompts", "150", "--pods", "3", "--sweep", "0.5,1.5", *policies, "--json", str(out), "--plot", str(plot)]
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--workload", "zipf", *flags])
+    assert ended.value.code == 0
+    verdicts = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("simulate_")]
+    assert [name.partition("_over_")[0] for name, *_ in verdicts] == [
+        f"simulate_{speed}x_ttft_{figure}" for speed in ("0.5", "1.5") for figure in ("mean", "p99")
+    ]
+    assert all(verdict == ("ok" if float(ratio) <= float(limit) else "short") for _, ratio, limit, verdict in verdicts)
+    cells = json.loads(out.read_text())["sweep"]
+    assert [cell["speed"] for cell in cells] == [0.5, 1.5] and cells[0]["load"] == pytest.approx(0.5, rel=0.02)
+    names = [label.text for label in ElementTree.fromstring(plot.read_text()).iter("{http://www.w3.org/2000/svg}text")]
+    assert names.count("fairlead") == names.count("random") == 2  # one panel each for mean and p99
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
     [
@@ -135,6 +124,7 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
         ("", ["--pods", "0"], "--pods 0: must be above 0"),
         ("", ["--routers", "0"], "--routers 0: must be above 0"),
         ("", ["--speed", "nan"], "--speed nan: must be above 0"),
+        ("", ["--sweep", "1,0"], "1,0: every speed must be above 0"),
         ("", ["--redis-away", "0.5"], "--redis-away 0.5: give two shares"),
         ("", ["--redis-away", "0.5:0.2"], "--redis-away 0.5:0.2: the shares must rise"),
         ("", ["--report-seconds", "-1"], "--report-seconds -1.0: must not be below 0"),

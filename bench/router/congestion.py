@@ -1,0 +1,61 @@
+"""What each part of the answer to congestion is worth: the simulator with one of them switched off.
+
+The parts are the score's price of congestion, promises of waiting requests to the index, protection of their prefixes from eviction, and
+the order sjf. Other routers' policies in front of the same pods show what the score is worth. Only this benchmark switches parts off, in
+the modules that it imports.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from bench.common.report import make_parser, write_report
+from fairlead.simulate import pods
+from fairlead.simulate.policies import OURS, POLICIES
+from fairlead.simulate.replay import replay
+from fairlead.simulate.report import average
+from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
+from fairlead_index import score
+from fairlead_worker.cache.node import LeafQueue
+from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
+
+PODS = 16
+_pop = LeafQueue.pop
+SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "price": lambda: patch.object(score, "congestion", lambda workers: 0.0),
+    "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
+    "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
+    "order": lambda: patch.object(pods, "ORDER", "fcfs"),
+}
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "all parts": ("fairlead", ()),
+    **{f"without {name}": ("fairlead", (name,)) for name in SWITCHES},
+    "none of them": ("fairlead", tuple(SWITCHES)),
+    **{f"{peer}, these pods": (peer, ()) for peer in ("llm-d-like", "sglang-like")},
+}
+"""Policy, and the parts that are off."""
+
+
+def main() -> None:
+    parser = make_parser(__name__, __doc__)
+    parser.add_argument("--workload", default="zipf", help=f"{', '.join(GENERATORS)}, or a trace file (default: %(default)s)")
+    parser.add_argument("--speeds", default="0.9,1.1", help="default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--num-prompts", type=int)
+    options = parser.parse_args()
+    model, results = pods.PodModel(), {}
+    print(f"{'speed':>5} {'load':>5} {'variant':<24} {'hit rate':>8} {'mean s':>7} {'p99 s':>7}")
+    for speed in map(float, options.speeds.split(",")):
+        capacity, seeds = PODS * model.rate, list(range(options.repeats))
+        played = load(options.workload, count=options.num_prompts, speed=speed, capacity=capacity, seeds=seeds)
+        for variant, (policy, off) in VARIANTS.items():
+            with ExitStack() as stack:
+                stack.enter_context(patch.dict(OURS, POLICIES))
+                for name in off:
+                    stack.enter_context(SWITCHES[name]())
+                figures = average([replay(policy, requests, PODS, model, seed) for seed, requests in zip(seeds, played, strict=True)])
+            results[f"{speed:g} {variant}"] = figures
+            numbers = f"{figures['hit_rate']:>8.1%} {figures['ttft_mean']:>7.2f} {figures['ttft_p99']:>7.2f}"
+            print(f"{speed:>5g} {offered_load(played[0], capacity):>5.2f} {variant:<24} {numbers}", flush=True)
+    write_report(__name__, options, results)

@@ -1,0 +1,73 @@
+"""The printed table, and a line `name measured target verdict` for each target that the runs can check."""
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from fairlead.console import make_console
+from fairlead.simulate.policies import OURS
+from fairlead.simulate.replay import Outcome
+
+LIMIT = 1.0
+"""Upper limit of Fairlead's mean and p99 TTFT divided by the best peer's."""
+FIGURES = {"ttft_mean": "mean", "ttft_p99": "p99"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The runs of each policy at one speed. `load`: see `offered_load`."""
+
+    speed: float
+    load: float
+    requests: int
+    runs: dict[str, list[Outcome]]
+
+    def best_peer(self, figure: str) -> str | None:
+        peers = {policy: average(outcomes)[figure] for policy, outcomes in self.runs.items() if policy not in OURS}
+        return min(peers, key=peers.__getitem__) if peers else None
+
+    def ratio(self, policy: str, other: str | None, figure: str) -> float | None:
+        """Return the highest ratio of any pair of runs with the same requests; None without a run of both."""
+        pairs = zip(self.runs.get(policy, []), self.runs.get(other or "", []), strict=False)
+        return max((one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs), default=None)
+
+
+def average(outcomes: list[Outcome]) -> dict[str, float]:
+    """Return each figure's mean over the runs."""
+    each = [outcome.figures() for outcome in outcomes]
+    return {name: sum(figures[name] for figures in each) / len(each) for name in each[0]}
+
+
+def show(cells: list[Cell], title: str) -> None:
+    """Print the table and the verdicts. Ratios are of the worst run, to the best peer at that speed."""
+    table = Table(title=title)
+    for heading in (
+        "speed",
+        "load",
+        "policy",
+        "hit rate",
+        "TTFT mean s",
+        "p50",
+        "p90",
+        "p99",
+        "busiest / mean",
+        "mean / best",
+        "p99 / best",
+    ):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for cell in cells:
+        for policy, outcomes in cell.runs.items():
+            hit, *rest = average(outcomes).values()
+            ratios = [cell.ratio(policy, cell.best_peer(figure), figure) for figure in FIGURES]
+            numbers = [f"{value:.2f}" for value in rest] + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{hit:.1%}", *numbers)
+        table.add_section()
+    make_console().print(table)
+    for cell in cells:
+        prefix = f"simulate_{cell.speed:g}x" if len(cells) > 1 else "simulate"
+        checks = [("fairlead", cell.best_peer(figure), figure, f"{prefix}_{figure}") for figure in FIGURES]
+        checks.append(("fairlead-no-redis", "least-load", "ttft_mean", f"{prefix}_no_redis_ttft_mean"))
+        for policy, other, figure, name in checks:
+            ratio = cell.ratio(policy, other, figure)
+            if ratio is not None:
+                print(f"{name}_over_{other} {ratio:.2f} {LIMIT} {'ok' if ratio <= LIMIT else 'short'}")

@@ -1,0 +1,1 @@
+"""What the simulator replays: recorded traces and generated workloads."""
