@@ -23,7 +23,7 @@ from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 PODS = 16
 _pop = LeafQueue.pop
 SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "price": lambda: patch.object(score, "congestion", lambda workers: 0.0),
+    "price": lambda: patch.object(score, "_pending", lambda worker: 0.0),
     "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
     "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
     "order": lambda: patch.object(pods, "ORDER", "fcfs"),

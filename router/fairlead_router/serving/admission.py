@@ -3,9 +3,6 @@
 Below saturation this compares two numbers. Above it, requests wait in two queues. A worker gets as much as it prefills in four seconds, or
 16 requests: so it never idles, and can choose the shortest of them. The others wait in the router's queue, which knows priorities and
 tenants. The same queue holds requests while there is no worker.
-
-In the simulator, beyond capacity, two seconds and 8 requests gave 1.26 to 1.43 times the mean time to the first token. No limit gave 0.75
-to 1.0 of it, but a worker's queue does not know priorities.
 """
 
 import asyncio
