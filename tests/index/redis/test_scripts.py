@@ -327,7 +327,7 @@ async def test_full_and_slow_workers_do_not_displace_better_ones_of_a_large_flee
         await (await Pod(scripts, f"full{n:02}").join()).beat(rate=1000, free=1, total=100, page=16)
     for n in range(25):  # idle, and its streams are slow
         await (await Pod(scripts, f"slow{n:02}").join()).beat(rate=1000, step=0.5)
-    await (await Pod(scripts, "busy").join()).beat(rate=1000, backlog=1500, free=1000, total=1000, page=16)
+    await (await Pod(scripts, "busy").join()).beat(rate=1000, backlog=1200, free=1000, total=1000, page=16)
     route = await scripts.call("route", b"", 2048, os.urandom(8), 8, b"")
     names = names_of(route)
     assert names[0] == "busy" and all(name.startswith("slow") for name in names[1:])

@@ -154,7 +154,7 @@ DEFAULTS = {
     "engine.max_prefill_tokens": 8192,
     "engine.attention_backend": "Auto",
     "engine.dtype": "Auto",
-    "engine.scheduling_policy": "LongestPrefixMatch",
+    "engine.scheduling_policy": "ShortestJobFirst",
     "engine.tensor_parallel": 1,
     "engine.nodes": 1,
     "engine.quantization": "None",
