@@ -79,6 +79,8 @@ class PrefixCache:
         """Stop tracking a prompt. A second call does nothing."""
         if not match.is_removed:
             self._matches.remove(match)
+            if match.node.trackers is None:
+                self._leaves.release(match.node, self._time)
             match.root.lock_ref -= 1
             self._drop_if_empty(match.root)
 
