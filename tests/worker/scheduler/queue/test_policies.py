@@ -192,3 +192,16 @@ def test_a_request_is_passed_only_by_those_that_arrive_before_its_turn(turns: li
             passed = [request for request in ahead if request.arrival < chosen.arrival]
             assert all(arrived[chosen] < ahead[request] for request in passed)
     assert not queue.tokens and not len(queue)
+
+
+def test_a_step_promises_a_bounded_number_of_tokens() -> None:
+    machine = EngineModel(256, 16, max_num_seqs=1, promise_tokens=500)
+    for number in range(6):
+        machine.submit(prompt(400, number), 1)
+    machine.step()
+    requests = list(machine.scheduler.waiting._requests.values())
+    assert [bool(request.promised) for request in requests] == [True, True, False, False, False]
+    machine.scheduler.waiting.promise()
+    assert [bool(request.promised) for request in requests] == [True, True, True, True, False]
+    machine.run()
+    machine.check_answers()

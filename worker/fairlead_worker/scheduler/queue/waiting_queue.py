@@ -33,6 +33,7 @@ class WaitingQueue:
         self._scan_limit = config.admission_scan_limit
         self._refresh_limit = config.match_refresh_limit
         self._promise_limit = config.promise_limit
+        self._promise_tokens = config.promise_tokens
         self._preempted: list[Request] = []
         self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
         self._bypassed = 0
@@ -92,12 +93,13 @@ class WaitingQueue:
 
     def promise(self) -> None:
         """Show the blocks that requests will compute to the index, for a bounded number of requests that still wait."""
-        left = self._promise_limit
-        while self._unpromised and left:
+        left, tokens = self._promise_limit, self._promise_tokens
+        while self._unpromised and left and tokens > 0:
             request = self._unpromised.popleft()
             if request.prefix_match is not None and request.promised is None:
                 request.promised = self._cache.promise(request.prefix_match)
                 left -= 1
+                tokens -= len(request.tokens)
 
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
