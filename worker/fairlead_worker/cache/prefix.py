@@ -192,6 +192,11 @@ class PrefixCache:
         self._events.promise(blocks, match.root.chain, self.match(match).depth // self._block_pages)
         return blocks
 
+    @property
+    def may_promise(self) -> bool:
+        """Whether fewer blocks are promised than the device's pages hold. More of them could never be cached together."""
+        return len(self._events.promised) * self._block_pages < self.pool.total
+
     def withdraw(self, blocks: "array[int]", match: PrefixMatch | None) -> None:
         """Undo `promise`. `match`: of a request that ends before its prompt is computed, else None: then all its blocks are cached."""
         self._events.withdraw(blocks, len(blocks) if match is None else self.match(match).depth // self._block_pages)

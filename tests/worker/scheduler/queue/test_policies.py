@@ -205,3 +205,14 @@ def test_a_step_promises_a_bounded_number_of_tokens() -> None:
     assert [bool(request.promised) for request in requests] == [True, True, True, True, False]
     machine.run()
     machine.check_answers()
+
+
+def test_a_long_queue_promises_no_more_blocks_than_the_cache_and_one_request_can_hold() -> None:
+    machine = EngineModel(64, 16, max_num_seqs=1)
+    for number in range(60):
+        machine.submit(prompt(320, number), 1)
+    while not machine.scheduler.idle:
+        machine.step()
+        machine.check()
+        assert len(set(machine.cache._events.promised)) <= 32 + 10
+    machine.check_answers()

@@ -94,12 +94,15 @@ class WaitingQueue:
     def promise(self) -> None:
         """Show the blocks that requests will compute to the index, for a bounded number of requests that still wait."""
         left, tokens = self._promise_limit, self._promise_tokens
-        while self._unpromised and left and tokens > 0:
-            request = self._unpromised.popleft()
+        while self._unpromised:
+            request = self._unpromised[0]
             if request.prefix_match is not None and request.promised is None:
+                if not left or tokens <= 0 or not self._cache.may_promise:
+                    return
                 request.promised = self._cache.promise(request.prefix_match)
                 left -= 1
                 tokens -= len(request.tokens)
+            self._unpromised.popleft()
 
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
