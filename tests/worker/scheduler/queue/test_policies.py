@@ -216,3 +216,22 @@ def test_a_long_queue_promises_no_more_blocks_than_the_cache_and_one_request_can
         machine.check()
         assert len(set(machine.cache._events.promised)) <= 32 + 10
     machine.check_answers()
+
+
+@pytest.mark.parametrize("policy", ["sjf", "lpm"])
+def test_a_promise_of_a_request_whose_prefix_changed_keeps_it_in_the_order(policy: str) -> None:
+    cache = PrefixCache(PagePool(16, 16), 16, extend)
+    queue = WaitingQueue(SchedulerConfig(max_model_len=1000, policy=policy, match_refresh_limit=0), cache)
+    requests = [waiting("", number) for number in range(2)]
+    for request in requests:
+        request.tokens = array("I", [request.arrival] * 40)
+        queue.add(request)
+    match = requests[1].prefix_match
+    assert match is not None
+    lease = cache.attach(match.root)
+    cache.grow(lease, 32)
+    cache.publish(lease, requests[1].tokens, 32)  # another request computed the same prompt
+    queue.promise()
+    assert queue.tokens == 40 + 8
+    with closing(queue.candidates()) as candidates:
+        assert set(candidates) == set(requests)
