@@ -112,7 +112,8 @@ def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes, congestion: 
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     work = cost / rate
     seconds = (backlog + worker.reserved_tokens) / rate + work + step
-    price = work * ((_pending(worker) + congestion) / 2)
+    delayed = (_pending(worker) + congestion) / 2
+    price = work * delayed if delayed else 0.0  # a forged rate can make the work infinite, and infinity times 0 is NaN
     score = seconds + (price + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
     return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, _rank(worker.address, key))

@@ -109,6 +109,24 @@ async def test_a_forged_record_with_absurd_numbers_fails_no_call(server: RedisSe
     await scripts.close()
 
 
+@either
+@pytest.mark.parametrize("forged", [0, 1])
+async def test_a_worker_of_a_forged_rate_comes_last(server: RedisServer, namespace: str, forged: int) -> None:
+    """Its work is infinite: without congestion the price must not become NaN, which compares as neither later nor sooner."""
+    scripts = Scripts(server.url, namespace, timeout=5)
+    workers = [ScoredWorker(f"{name}:1", BLOCK, rate=1e-320 if place == forged else 8000.0) for place, name in enumerate("ab")]
+    for worker in workers:
+        epoch = os.urandom(8)
+        _, slot = await scripts.call("join", worker.address, worker.address, "r", BLOCK, epoch, 10**6, 16)
+        await scripts.call("heartbeat", slot, epoch, 0, 0, 0, 0, 0, worker.rate, 0, 0, 0, 0)
+    reader = IndexReader(server.url, namespace, deadline=5)
+    addresses = [each.address for each in (await reader.route((), 4000)).candidates]
+    assert addresses == [workers[1 - forged].address, workers[forged].address]
+    assert addresses == [start.address for start in rank_candidates(workers, b"", 4000, bytes(8), 2)]
+    await reader.close()
+    await scripts.close()
+
+
 @pytest.mark.parametrize(("prompt", "page", "cached"), [(48, 16, 32), (49, 16, 48), (48, 0, 47), (48, 4, 44), (1, 16, 0)])
 def test_the_predicted_tokens_are_what_a_worker_can_reuse(prompt: int, page: int, cached: int) -> None:
     """Whole pages and never the last token: otherwise the prediction for a prompt of whole blocks is always wrong."""

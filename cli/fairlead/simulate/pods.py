@@ -44,7 +44,13 @@ class FairleadQueue:
     """The engine's `WaitingQueue`: `ORDER`, protection of the prefixes that waiting requests use, and promises to the index."""
 
     def __init__(self, cache: PrefixCache, capacity: int) -> None:
-        config = SchedulerConfig(max_model_len=PAGE * capacity, policy=ORDER, match_refresh_limit=NO_LIMIT, promise_limit=NO_LIMIT)
+        config = SchedulerConfig(
+            max_model_len=PAGE * capacity,
+            policy=ORDER,
+            match_refresh_limit=NO_LIMIT,
+            promise_limit=NO_LIMIT,
+            promise_tokens=NO_LIMIT,
+        )
         self._cache, self._queue = cache, WaitingQueue(config, cache)
 
     @property

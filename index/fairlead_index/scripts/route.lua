@@ -125,7 +125,9 @@ for i = 1, count do
     local speed = rate_of(rate)
     local work = cost / speed
     local seconds = (backlog + (reserved[i] or 0)) / speed + work + step
-    local score = seconds + (work * ((load.pending + congestion) / 2) + ITL_STEPS * step)
+    local delayed = (load.pending + congestion) / 2
+    local price = delayed > 0 and work * delayed or 0                -- a forged rate can make the work infinite, and infinity times 0 is NaN
+    local score = seconds + (price + ITL_STEPS * step)
     local room = room_of(free, total, page)
     local fits = room >= prompt - cached
     local late, place = fits and score or score + NO_ROOM, #all

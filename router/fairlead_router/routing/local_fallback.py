@@ -24,26 +24,31 @@ def choose_from_table(request: RoutingRequest, table: WorkerTable, tried: Tried 
 
 
 def choose_soonest(request: RoutingRequest, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
-    """Return the worker with the shortest expected wait, less what the prompt's prefix would save at its home worker.
+    """Return the worker with the shortest expected wait plus prefill, less what the prompt's prefix would save at its home worker.
 
-    A saved second of prefill counts once for this request, and once for each request that waits (`congestion`).
+    A second of prefill counts once for this request, and once for each request that waits (`congestion`).
 
     Each power-of-two depth has a home: the worker that its block hashes to. A conversation thus stays at its home until it is twice as
     long, and a prefix that all prompts share attracts them by no more than the prefill it saves.
     """
-    starts = {worker.address: _expected_start(worker, request.prompt_tokens, now) for worker in workers}
     price = congestion([score_locally(worker, 1, now) for worker in workers])
-    best = min(workers, key=lambda worker: (starts[worker.address], random.random()))
-    soonest, blocks = starts[best.address], len(request.hashes)
+    full_cost = (1 + price) * request.prompt_tokens
+
+    def score(worker: Worker, cached: float) -> tuple[bool, float]:
+        """`cached`: share of the prompt."""
+        full, seconds = _expected_start(worker, request.prompt_tokens, now)
+        return full, seconds + (1 - cached) * full_cost / worker.rate
+
+    scores = {worker.address: score(worker, 0.0) for worker in workers}
+    best = min(workers, key=lambda worker: (scores[worker.address], random.random()))
+    lowest, blocks = scores[best.address], len(request.hashes)
     for level in range(blocks.bit_length()):
         depth = 1 << level
         home = home_of(request.hashes[depth - 1])
         if home is None:
             break
-        full, seconds = starts.get(home.address) or _expected_start(home, request.prompt_tokens, now)
-        start = (full, seconds - (1 + price) * request.prompt_tokens * depth / (blocks * home.rate))
-        if start < soonest:
-            best, soonest = home, start
+        if (found := score(home, depth / blocks)) < lowest:
+            best, lowest = home, found
     return best
 
 

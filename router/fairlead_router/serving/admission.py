@@ -23,7 +23,7 @@ from fairlead_router.tenancy.quota import Account
 
 AHEAD_SECONDS = 4.0
 AHEAD_TOKENS = 32768
-"""Budget of a worker that has not measured its prefill rate: two of its largest steps."""
+"""Budget of a worker that has not measured its prefill rate: four of its largest steps."""
 AHEAD_REQUESTS = 16
 HOLD_SECONDS, HOLD_WHILE_STARTING = 30.0, 600.0
 """Hold timeout without `--hold-timeout`: normally, and while workers are starting. OpenAI's clients wait ten minutes. A stalled model load

@@ -101,6 +101,17 @@ async def test_without_the_index_a_prefix_stays_on_two_workers_until_others_are_
     assert chosen(talk) not in (home, second)
 
 
+async def test_without_the_index_a_slow_home_attracts_no_more_than_it_saves(table: WorkerTable) -> None:
+    hashes = array("Q", [random.Random(1).getrandbits(64)] * 40)
+    home = table.home(hashes[0], table.eligible_addresses((), ""))
+    for worker in table:
+        rate = 1000.0 if worker is home else 10_000.0
+        worker.load = WorkerLoad(waiting=10, backlog_tokens=int(4 * rate), prefill_rate=rate)
+    assert home is not None and choose_from_table(RoutingRequest(64 * 40, hashes), table) is not home, (
+        "32 of 40 blocks are cached there at most, and the others take twice as long as all of them elsewhere"
+    )
+
+
 async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: WorkerTable) -> None:
     first, second, third, fourth, *others = table
     first.draining, second.silent = True, True

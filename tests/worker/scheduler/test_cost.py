@@ -13,13 +13,13 @@ from tests.worker.scheduler.overlapped import OverlappedModel
 from fairlead_worker.scheduler.plan import StepResult
 
 
-def calls_of(work: Callable[[], object]) -> int:
-    """Return how many Python functions the work calls."""
+def calls_of(work: Callable[[], object], builtins: bool = False) -> int:
+    """Return how many Python functions the work calls, and with `builtins` how many built-in ones too."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
-        count += event == "call"
+        count += event == "call" or (builtins and event == "c_call")
 
     gc.disable()  # callbacks of the collector would be counted
     sys.setprofile(seen)

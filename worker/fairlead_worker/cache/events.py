@@ -1,7 +1,7 @@
 """The log of blocks that the index shall show: those of the prefix cache, and those that waiting requests will compute."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal
 
 from fairlead_index.hashing import hash_bytes
@@ -49,7 +49,7 @@ class EventLog:
                     self._add_removed(block)
 
     @property
-    def promised(self) -> Iterable[int]:
+    def promised(self) -> Collection[int]:
         """The promised blocks, cached or not, parents first."""
         return self._promises.keys()
 

@@ -1,6 +1,7 @@
 """Nodes of the radix tree, matches of waiting requests, and the eviction queue of unused leaves."""
 
 from array import array
+from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
 NO_PAGE = b""
@@ -83,20 +84,32 @@ class LeafQueue:
 
     Each node has at most one entry, in a heap. A node that was used again keeps its old entry until that comes up: then it goes back
     with its new time, or leaves when it is in use or has children there. So a hit costs nothing here and an eviction O(log nodes).
+
+    A leaf that a request waits for moves to `_awaited` when its entry comes up. It goes back to the heap by `offer` or `release`, so an
+    eviction does not pass all awaited leaves again.
     """
 
-    __slots__ = ("_heap", "_serial")
+    __slots__ = ("_awaited", "_heap", "_serial")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Node]] = []
+        self._awaited: OrderedDict[Node, None] = OrderedDict()
+        """Evicted after all leaves of the heap, in this order."""
         self._serial = 0
 
     def offer(self, node: Node) -> None:
         """Add a node that became an unused leaf."""
-        if not node.queued:
+        if not node.queued or node in self._awaited:
+            self._awaited.pop(node, None)
             node.queued = True
             self._serial += 1
             heappush(self._heap, (node.last_access, self._serial, node))
+
+    def release(self, node: Node, now: int) -> None:
+        """Note that no request waits for the node any more. `now`: the cache's logical time."""
+        if node in self._awaited:
+            node.last_access = now
+            self.offer(node)
 
     def next(self, node: Node, now: int) -> Node | None:
         """Do `offer`, then `pop`. An unused branch is evicted page by page, so the result is usually `node` itself."""
@@ -107,7 +120,7 @@ class LeafQueue:
 
     def pop(self, now: int) -> Node | None:
         """Return the least recently used unused leaf, or None. `now`: the cache's logical time."""
-        heap = self._heap
+        heap, awaited = self._heap, self._awaited
         while heap:
             used, serial, node = heap[0]
             if node.lock_ref or node.device_children:
@@ -115,11 +128,16 @@ class LeafQueue:
                 node.queued = False
             elif node.last_access != used:
                 heapreplace(heap, (node.last_access, serial, node))
-            elif node.trackers is not None and used < now:
-                node.last_access = now
-                heapreplace(heap, (now, serial, node))
             else:
                 heappop(heap)
-                node.queued = False
+                if node.trackers is None:
+                    node.queued = False
+                    return node
+                node.last_access = now
+                awaited[node] = None
+        while awaited:
+            node, _ = awaited.popitem(last=False)
+            node.queued = False
+            if not node.lock_ref and not node.device_children:
                 return node
         return None

@@ -79,6 +79,8 @@ class PrefixCache:
         """Stop tracking a prompt. A second call does nothing."""
         if not match.is_removed:
             self._matches.remove(match)
+            if match.node.trackers is None:
+                self._leaves.release(match.node, self._time)
             match.root.lock_ref -= 1
             self._drop_if_empty(match.root)
 
@@ -189,6 +191,11 @@ class PrefixCache:
             blocks.append(chain)
         self._events.promise(blocks, match.root.chain, self.match(match).depth // self._block_pages)
         return blocks
+
+    @property
+    def may_promise(self) -> bool:
+        """Whether fewer blocks are promised than the device's pages hold. More of them could never be cached together."""
+        return len(self._events.promised) * self._block_pages < self.pool.total
 
     def withdraw(self, blocks: "array[int]", match: PrefixMatch | None) -> None:
         """Undo `promise`. `match`: of a request that ends before its prompt is computed, else None: then all its blocks are cached."""

@@ -192,3 +192,46 @@ def test_a_request_is_passed_only_by_those_that_arrive_before_its_turn(turns: li
             passed = [request for request in ahead if request.arrival < chosen.arrival]
             assert all(arrived[chosen] < ahead[request] for request in passed)
     assert not queue.tokens and not len(queue)
+
+
+def test_a_step_promises_a_bounded_number_of_tokens() -> None:
+    machine = EngineModel(256, 16, max_num_seqs=1, promise_tokens=500)
+    for number in range(6):
+        machine.submit(prompt(400, number), 1)
+    machine.step()
+    requests = list(machine.scheduler.waiting._requests.values())
+    assert [bool(request.promised) for request in requests] == [True, True, False, False, False]
+    machine.scheduler.waiting.promise()
+    assert [bool(request.promised) for request in requests] == [True, True, True, True, False]
+    machine.run()
+    machine.check_answers()
+
+
+def test_a_long_queue_promises_no_more_blocks_than_the_cache_and_one_request_can_hold() -> None:
+    machine = EngineModel(64, 16, max_num_seqs=1)
+    for number in range(60):
+        machine.submit(prompt(320, number), 1)
+    while not machine.scheduler.idle:
+        machine.step()
+        machine.check()
+        assert len(set(machine.cache._events.promised)) <= 32 + 10
+    machine.check_answers()
+
+
+@pytest.mark.parametrize("policy", ["sjf", "lpm"])
+def test_a_promise_of_a_request_whose_prefix_changed_keeps_it_in_the_order(policy: str) -> None:
+    cache = PrefixCache(PagePool(16, 16), 16, extend)
+    queue = WaitingQueue(SchedulerConfig(max_model_len=1000, policy=policy, match_refresh_limit=0), cache)
+    requests = [waiting("", number) for number in range(2)]
+    for request in requests:
+        request.tokens = array("I", [request.arrival] * 40)
+        queue.add(request)
+    match = requests[1].prefix_match
+    assert match is not None
+    lease = cache.attach(match.root)
+    cache.grow(lease, 32)
+    cache.publish(lease, requests[1].tokens, 32)  # another request computed the same prompt
+    queue.promise()
+    assert queue.tokens == 40 + 8
+    with closing(queue.candidates()) as candidates:
+        assert set(candidates) == set(requests)

@@ -33,6 +33,7 @@ class WaitingQueue:
         self._scan_limit = config.admission_scan_limit
         self._refresh_limit = config.match_refresh_limit
         self._promise_limit = config.promise_limit
+        self._promise_tokens = config.promise_tokens
         self._preempted: list[Request] = []
         self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
         self._bypassed = 0
@@ -86,18 +87,23 @@ class WaitingQueue:
     def refresh(self) -> None:
         """Update counts and order after cache changes, for a bounded number of requests."""
         for prefix_match in self._cache.refresh(self._refresh_limit):
-            self._count(prefix_match)
-            if self._orders_by_cache and prefix_match in self._requests:
-                self._order.update(self._requests[prefix_match])
+            self._update(prefix_match)
 
     def promise(self) -> None:
         """Show the blocks that requests will compute to the index, for a bounded number of requests that still wait."""
-        left = self._promise_limit
-        while self._unpromised and left:
-            request = self._unpromised.popleft()
+        left, tokens = self._promise_limit, self._promise_tokens
+        while self._unpromised:
+            request = self._unpromised[0]
             if request.prefix_match is not None and request.promised is None:
+                if not left or tokens <= 0 or not self._cache.may_promise:
+                    return
+                was_current = request.prefix_match.is_current
                 request.promised = self._cache.promise(request.prefix_match)
+                if not was_current:
+                    self._update(request.prefix_match)
                 left -= 1
+                tokens -= len(request.tokens)
+            self._unpromised.popleft()
 
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
@@ -156,6 +162,12 @@ class WaitingQueue:
         if request.promised is None:
             self._unpromised.append(request)
         return request.prefix_match
+
+    def _update(self, prefix_match: PrefixMatch) -> None:
+        """Update count and order after a match was updated: the order drops an entry whose key has changed."""
+        self._count(prefix_match)
+        if self._orders_by_cache and prefix_match in self._requests:
+            self._order.update(self._requests[prefix_match])
 
     def _count(self, prefix_match: PrefixMatch) -> None:
         """Count the uncached tokens of a waiting request."""
