@@ -297,6 +297,7 @@ class EngineModel:
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         queue, stale = scheduler.waiting, self.cache._matches._stale
         assert queue.tokens == sum(queue._sizes.values()) and len(queue._sizes) == len(waiting)
+        assert set(queue._unpromised) == {request for request in waiting if request.promised is None}
         for request in waiting:
             if request.prefix_match not in stale:
                 size = len(request.tokens) - request.prefix_match.depth * self.cache.page_size

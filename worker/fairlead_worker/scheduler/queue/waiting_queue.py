@@ -1,7 +1,7 @@
 """The waiting requests in the order of the policy, with a bound on how often one can be passed."""
 
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import assert_never
@@ -26,8 +26,8 @@ class WaitingQueue:
         self._tokens = QueueTokens()
         self._sizes: dict[PrefixMatch, int] = {}
         """Uncached tokens of each waiting request, as counted in `_tokens`."""
-        self._unpromised: deque[Request] = deque()
-        """Requests whose blocks the index does not show yet."""
+        self._unpromised: OrderedDict[Request, None] = OrderedDict()
+        """Waiting requests whose blocks the index does not show yet."""
         self._cache = cache
         self._max_bypass = config.max_bypass
         self._scan_limit = config.admission_scan_limit
@@ -74,6 +74,7 @@ class WaitingQueue:
             self._preempted.remove(request)
         self._cache.untrack(prefix_match)
         request.prefix_match = None
+        self._unpromised.pop(request, None)
         size = self._sizes.pop(prefix_match)
         self._tokens.waiting -= size
         self._tokens.left += size
@@ -92,18 +93,16 @@ class WaitingQueue:
     def promise(self) -> None:
         """Show the blocks that requests will compute to the index, for a bounded number of requests that still wait."""
         left, tokens = self._promise_limit, self._promise_tokens
-        while self._unpromised:
-            request = self._unpromised[0]
-            if request.prefix_match is not None and request.promised is None:
-                if not left or tokens <= 0 or not self._cache.may_promise:
-                    return
-                was_current = request.prefix_match.is_current
-                request.promised = self._cache.promise(request.prefix_match)
-                if not was_current:
-                    self._update(request.prefix_match)
-                left -= 1
-                tokens -= len(request.tokens)
-            self._unpromised.popleft()
+        while self._unpromised and left and tokens > 0 and self._cache.may_promise:
+            request, _ = self._unpromised.popitem(last=False)
+            prefix_match = request.prefix_match
+            assert prefix_match is not None, "a waiting request has a match"
+            was_current = prefix_match.is_current
+            request.promised = self._cache.promise(prefix_match)
+            if not was_current:
+                self._update(prefix_match)
+            left -= 1
+            tokens -= len(request.tokens)
 
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
@@ -160,7 +159,7 @@ class WaitingQueue:
         request.prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
         self._count(request.prefix_match)
         if request.promised is None:
-            self._unpromised.append(request)
+            self._unpromised[request] = None
         return request.prefix_match
 
     def _update(self, prefix_match: PrefixMatch) -> None:
