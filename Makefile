@@ -62,7 +62,7 @@ test-isa: install ## test kernels, engine and exactness at each CPU level below 
 test-arm: install ## test Arm's kernels in an emulator; needs a cross compiler and qemu-user (a quarter of an hour)
 	$(BIN)/python -m tests.arm
 
-image-arm: ## build the worker image for Arm and serve a tiny model from it, in an emulator; needs root on Debian (an hour, the first time)
+image-arm: ## build the worker image for Arm and serve a tiny model from it, in an emulator; needs root on Debian (half an hour the first time, then minutes)
 	$(PYTHON) -m e2e.arm_image
 
 lint: install ## check with ruff, mypy and import-linter
