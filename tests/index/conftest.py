@@ -45,3 +45,13 @@ async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 20.0
     while not await check():
         assert time.monotonic() < give_up, f"still not so after {seconds} s"
         await asyncio.sleep(0.01)
+
+
+async def equals(ask: Callable[[], Awaitable[object]], expected: object) -> bool:
+    """Return whether the awaited answer is `expected`, for `eventually`."""
+    return await ask() == expected
+
+
+async def as_coroutine(value: bool) -> bool:
+    """Return `value`, for `eventually`."""
+    return value

@@ -6,13 +6,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import redis
-from tests.index.conftest import either, eventually
+from tests.index.conftest import as_coroutine, either, equals, eventually
 from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, hash_bytes
@@ -22,7 +22,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.connection import MAX_REPLY_BYTES, RedisError
 from fairlead_index.redis.scripts import SCHEMA, Scripts
-from fairlead_index.worker_load import WorkerCard, WorkerLoad
+from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4
@@ -91,7 +91,7 @@ async def test_every_call_ends_in_time_and_the_index_recovers(server: RedisServe
             except IndexUnavailable:
                 return None
 
-        await eventually(lambda: is_(matched, {"a:1": 64 * BLOCK}))
+        await eventually(lambda: equals(matched, {"a:1": 64 * BLOCK}))
         answer[0] = said
         began = time.monotonic()
         with pytest.raises(IndexUnavailable):
@@ -99,13 +99,9 @@ async def test_every_call_ends_in_time_and_the_index_recovers(server: RedisServe
         assert time.monotonic() - began < 0.7
         writer.remove(CHAIN[20:][::-1])
         answer[0] = None
-        await eventually(lambda: is_(matched, {"a:1": 20 * BLOCK}))
+        await eventually(lambda: equals(matched, {"a:1": 20 * BLOCK}))
         await writer.leave()
         await reader.close()
-
-
-async def is_(ask: Callable[[], Awaitable[object]], expected: object) -> bool:
-    return await ask() == expected
 
 
 @either
@@ -174,8 +170,8 @@ async def test_a_reservation_made_after_the_caller_left_is_released(
     async def reserved() -> list[int]:
         return [worker.reserved_tokens for worker in await patient.workers()]
 
-    await eventually(lambda: is_(reserved, [0]))
-    await eventually(lambda: _async(writer.stats.pending == 0))
+    await eventually(lambda: equals(reserved, [0]))
+    await eventually(lambda: as_coroutine(writer.stats.pending == 0))
     called: list[str] = []
     call = reader._scripts.call
 
@@ -189,12 +185,12 @@ async def test_a_reservation_made_after_the_caller_left_is_released(
     server.client().client_pause(300)
     routing = asyncio.create_task(reader.route(CHAIN, 256))
     if leaves == "cancelled":
-        await eventually(lambda: _async(called == ["route"]))
+        await eventually(lambda: as_coroutine(called == ["route"]))
         routing.cancel()
     with pytest.raises(asyncio.CancelledError if leaves == "cancelled" else IndexUnavailable):
         await routing
-    await eventually(lambda: _async(called == ["route", "release"]))
-    await eventually(lambda: is_(reserved, [0]))
+    await eventually(lambda: as_coroutine(called == ["route", "release"]))
+    await eventually(lambda: equals(reserved, [0]))
     await asyncio.gather(writer.leave(), patient.close(), reader.close())
 
 
@@ -204,7 +200,7 @@ async def test_the_reply_to_a_cancelled_call_is_reported_once(first: str) -> Non
     client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 20.0)
     late: list[Any] = []
     call = asyncio.create_task(client.execute("ECHO", "a", on_late=late.append))
-    await eventually(lambda: _async(client._connection is not None and len(client._connection._requests) == 1))
+    await eventually(lambda: as_coroutine(client._connection is not None and len(client._connection._requests) == 1))
     assert client._connection is not None
     if first == "cancellation":
         call.cancel()
@@ -262,110 +258,16 @@ async def test_a_primary_demoted_to_replica_and_promoted_again(own_server: Redis
         except IndexUnavailable:
             return None
 
-    await eventually(lambda: is_(matched, {"a:1": 64 * BLOCK}))
+    await eventually(lambda: equals(matched, {"a:1": 64 * BLOCK}))
     own_server.command("REPLICAOF", "127.0.0.1", 1)
     with pytest.raises(IndexUnavailable):
         await reader.route(CHAIN, 300)
     writer.remove(CHAIN[20:][::-1])
-    await eventually(lambda: _async("READONLY" in writer.stats.last_error))
+    await eventually(lambda: as_coroutine("READONLY" in writer.stats.last_error))
     own_server.command("REPLICAOF", "NO", "ONE")
-    await eventually(lambda: is_(matched, {"a:1": 20 * BLOCK}))
+    await eventually(lambda: equals(matched, {"a:1": 20 * BLOCK}))
     assert writer.stats.joins == 1
     await asyncio.gather(writer.leave(), reader.close())
-
-
-async def test_a_full_redis_keeps_leases_and_accepts_removals(
-    own_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    reader = IndexReader(own_server.url, namespace, deadline=2.0)
-    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, buckets=64)
-    a.start()
-    a.store(CHAIN[:32])
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 32 * BLOCK}))
-    with caplog.at_level(logging.INFO, logger="fairlead_index"):
-        own_server.command("CONFIG", "SET", "maxmemory", "100kb")
-        a.store(CHAIN)
-        a.remove(CHAIN[20:][::-1])
-        a.store(CHAIN[:40])
-        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 20 * BLOCK}))
-        await eventually(lambda: _async(a.stats.full and a.joined and a.stats.pending == 0))
-        with contextlib.suppress(redis.ResponseError):  # 6.2 has none
-            own_server.command("FUNCTION", "FLUSH")  # as if this release were new to the server
-        b = IndexWriter(own_server.url, namespace, WorkerCard("b", "b:1", BLOCK), 0.5, buckets=64)
-        b.start()
-        b.store(CHAIN[:4])
-        until = time.monotonic() + 1.2  # more than two leases
-        while time.monotonic() < until:
-            a.report(WorkerLoad(running=1))
-            await asyncio.sleep(0.05)
-        assert {worker.pod: worker.load.running for worker in await reader.workers()} == {"a": 1, "b": 0}
-        route = await reader.route(CHAIN, 300)
-        assert {each.address: each.cached_tokens for each in route.candidates} == {"a:1": 20 * BLOCK, "b:1": 0} and route.reservation
-        await reader.release(route.reservation)
-        a.remove(CHAIN[10:40][::-1])
-        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 10 * BLOCK}))
-        own_server.command("CONFIG", "SET", "maxmemory", "0")
-        a.store(CHAIN)
-        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK, "b:1": 4 * BLOCK}))
-    assert a.stats.joins == 1 and not a.stats.full and a.stats.errors == 0
-    said = [record.getMessage() for record in caplog.records]
-    assert [sum(part in line for line in said) for part in ("redis is full", "memory again")] == [2, 2]  # once for each worker
-    await asyncio.gather(a.leave(), b.leave(), reader.close())
-
-
-async def test_removals_during_a_resync_of_a_full_redis_are_not_lost(own_server: RedisServer, namespace: str) -> None:
-    reader = IndexReader(own_server.url, namespace, deadline=2.0)
-    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
-    tell, late = a._scripts.call, [CHAIN[20:40][::-1]]
-
-    async def call(name: str, *args: bytes | str | int | float) -> list[Any]:
-        reply = await tell(name, *args)
-        if name == "evict" and len(args) > 3 and late:  # while the answer was under way, and the time to send everything has come
-            a.remove(late.pop())
-            a._store_at = 0.0
-        return reply
-
-    a._scripts.call = call  # type: ignore[method-assign]
-    a.start()
-    a.store(CHAIN)
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
-    own_server.command("CONFIG", "SET", "maxmemory", "1")
-    a.store([1, 2, 3])
-    await eventually(lambda: _async(a.stats.full and not a.stats.pending))
-    own_server.command("CONFIG", "SET", "maxmemory", "0")
-    a.remove(CHAIN[40:][::-1])
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 20 * BLOCK}))
-    await eventually(lambda: is_(lambda: reader.match([1, 2, 3]), {"a:1": 3 * BLOCK}))
-    assert a.stats.joins == 1
-    await asyncio.gather(a.leave(), reader.close())
-
-
-async def test_a_batch_applied_with_a_lost_reply_before_redis_was_full_counts_once(own_server: RedisServer, namespace: str) -> None:
-    """The next batch must not reuse its number: Redis would take it for the old one and skip it."""
-    reader = IndexReader(own_server.url, namespace, deadline=2.0)
-    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
-    tell, heard = a._scripts.call, [True]
-
-    async def call(name: str, *args: bytes | str | int | float) -> list[Any]:
-        reply = await tell(name, *args)
-        if name == "apply" and not heard[0]:
-            heard[0] = True
-            own_server.command("CONFIG", "SET", "maxmemory", "1")
-            a.remove(CHAIN[54:][::-1])  # one batch
-            raise TimeoutError("the answer was lost")
-        return reply
-
-    a._scripts.call = call  # type: ignore[method-assign]
-    a.start()
-    a.store(CHAIN)
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
-    await eventually(lambda: _async(not a.stats.pending))
-    heard[0] = False
-    a.store([1, 2, 3])
-    await eventually(lambda: _async(heard[0] and not a.stats.pending))
-    assert await reader.match(CHAIN) == {"a:1": 54 * BLOCK} and await reader.match([1, 2, 3]) == {"a:1": 3 * BLOCK}
-    assert (a.stats.joins, a.stats.gaps) == (1, 0)
-    await asyncio.gather(a.leave(), reader.close())
 
 
 async def test_an_overwritten_key_is_logged_once_and_deleting_it_repairs_the_index(
@@ -376,14 +278,14 @@ async def test_an_overwritten_key_is_logged_once_and_deleting_it_repairs_the_ind
     client, prefix = own_server.client(), f"{SCHEMA}:{{{namespace}}}:"
     a.start()
     a.store(CHAIN)
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
+    await eventually(lambda: equals(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
     with caplog.at_level(logging.INFO, logger="fairlead_index.writer"):
         client.delete(prefix + "meta")
         client.set(prefix + "meta", "x")
-        await eventually(lambda: _async(a.stats.errors > 3))
+        await eventually(lambda: as_coroutine(a.stats.errors > 3))
         for key in client.scan_iter(prefix.replace("{", "\\{") + "*"):
             client.delete(key)
-        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
+        await eventually(lambda: equals(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
     assert sum("delete all keys that begin with " + prefix in line for line in said) == 1, said
     assert sum("blocks again" in line for line in said) == 1, said
@@ -396,7 +298,7 @@ async def test_every_key_expires(server: RedisServer, namespace: str) -> None:
     for writer in writers:
         writer.start()
         writer.store(CHAIN)
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {f"p{n}:1": 64 * BLOCK for n in range(34)}))
+    await eventually(lambda: equals(lambda: reader.match(CHAIN), {f"p{n}:1": 64 * BLOCK for n in range(34)}))
     client = server.client()
 
     def keys() -> dict[bytes, int]:
@@ -408,7 +310,7 @@ async def test_every_key_expires(server: RedisServer, namespace: str) -> None:
         await reader.route(CHAIN, 300)
         client.persist(f"{SCHEMA}:{{{namespace}}}:b\x00\x00\x03")  # as if it had been renewed long ago
         client.hdel(f"{SCHEMA}:{{{namespace}}}:meta", "renewed")
-    await eventually(lambda: is_(lambda: _async(-1 in keys().values()), False))
+    await eventually(lambda: equals(lambda: as_coroutine(-1 in keys().values()), False))
     await asyncio.gather(*(writer.leave() for writer in writers[:-1]))
     last = writers[-1]
     assert last._task is not None
@@ -419,10 +321,6 @@ async def test_every_key_expires(server: RedisServer, namespace: str) -> None:
     assert left and all(0 < seconds <= 86400 for seconds in left.values()), left
     await last._scripts.close()
     await reader.close()
-
-
-async def _async(value: bool) -> bool:
-    return value
 
 
 async def test_two_schemas_share_one_redis_and_scripts_are_loaded_again(
@@ -437,7 +335,7 @@ async def test_two_schemas_share_one_redis_and_scripts_are_loaded_again(
         other = IndexWriter(server.url, namespace, WorkerCard("other", "other:1", BLOCK), 1.0)
         other_reader = IndexReader(server.url, namespace, deadline=2.0)
     other.start()
-    await eventually(lambda: _async(old.joined and other.joined))
+    await eventually(lambda: as_coroutine(old.joined and other.joined))
     for depth in range(1, 65):
         old.store(CHAIN[:depth])
         other.store(CHAIN[: depth // 2])
@@ -446,8 +344,8 @@ async def test_two_schemas_share_one_redis_and_scripts_are_loaded_again(
             with contextlib.suppress(redis.ResponseError):  # 6.2 has none
                 server.command("FUNCTION", "FLUSH")
             assert (await reader.route(CHAIN, 300)).candidates
-    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"old:1": 64 * BLOCK}))
-    await eventually(lambda: is_(lambda: other_reader.match(CHAIN), {"other:1": 32 * BLOCK}))
+    await eventually(lambda: equals(lambda: reader.match(CHAIN), {"old:1": 64 * BLOCK}))
+    await eventually(lambda: equals(lambda: other_reader.match(CHAIN), {"other:1": 32 * BLOCK}))
     assert (old.stats.joins, other.stats.joins) == (1, 1)
     await asyncio.gather(old.leave(), other.leave(), reader.close(), other_reader.close())
 
