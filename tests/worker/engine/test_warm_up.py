@@ -15,7 +15,7 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 
 
 class Timed:
-    """A runner that takes `seconds` for each token, on a clock of its own; the very first step five times that."""
+    """A runner that takes `seconds` for each token, on a clock of its own; the first step of each kind takes five times that."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.now = seconds, 0.0
@@ -23,7 +23,8 @@ class Timed:
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = sum(row.count for row in plan.rows)
-        seconds = tokens * self.seconds * (1 if self.plans else 5)
+        known = {plan.decodes > 0 for plan in self.plans}
+        seconds = tokens * self.seconds * (1 if (plan.decodes > 0) in known else 5)
         self.plans.append(plan)
         self.now += seconds
         return StepResult([[1]] * plan.samples, seconds=seconds)
@@ -45,25 +46,26 @@ def run(scheduler: Scheduler, runner: Timed) -> None:
 def test_steps_grow_up_to_the_largest_idle_one() -> None:
     scheduler, runner = make(1e-5)
     run(scheduler, runner)
-    assert runner.tokens() == [64, 0, 64, 256, 1024, 2048]
+    assert runner.tokens() == [64, 0, 0, 64, 256, 1024, 2048]
     assert max(row.count for plan in runner.plans for row in plan.rows) == MAX_PROMPT_TOKENS
     assert all(not any(row.pages) and len(row.pages) * 4 >= row.end for plan in runner.plans for row in plan.rows), "page 0 alone"
 
 
-def test_the_rate_is_that_of_the_last_step_and_nothing_is_counted() -> None:
+def test_the_rates_are_those_of_the_last_steps_and_nothing_is_counted() -> None:
     scheduler, runner = make(1e-4)
     run(scheduler, runner)
     assert scheduler.stats.prefill_rate == pytest.approx(1e4)
     assert idle_tokens(scheduler.config, scheduler.stats.prefill_rate) == 2048, "known before the first request"
+    assert scheduler.load().step_seconds == pytest.approx(1e-4), "routers compare new workers with those that have decoded"
     assert scheduler.stats.steps == scheduler.stats.prompt_tokens == 0 and scheduler.idle
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 5e-3, 0.1])
 def test_it_ends_in_time(seconds: float) -> None:
-    """Beyond a first prompt, a decode and the same prompt again, whatever they take."""
+    """Beyond a first prompt, two decodes and the same prompt again, whatever they take."""
     scheduler, runner = make(seconds)
     run(scheduler, runner)
-    assert runner.now <= max(MAX_SECONDS, seconds * (6 * 64 + 1))
+    assert runner.now <= max(MAX_SECONDS, seconds * (6 * 64 + 6))
     assert scheduler.stats.prefill_rate == pytest.approx(1 / seconds)
 
 

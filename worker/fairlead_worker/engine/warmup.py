@@ -1,6 +1,7 @@
-"""Warm-up: steps before the first request. They fill the caches of all libraries, and measure the prefill rate that sizes idle steps.
+"""Warm-up: steps before the first request. They fill the caches of all libraries, and measure the prefill rate and a decode step.
 
-So a worker reports that it is ready only after it has computed something.
+So a worker reports that it is ready only after it has computed something, and its first load report has both figures. Routers compare
+workers by them: a new worker without a step time would look faster than those that have decoded.
 """
 
 import time
@@ -24,7 +25,7 @@ GROWTH = 4
 
 
 def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
-    """Run steps with prompts of increasing length, up to the largest idle step or until `MAX_SECONDS` are over, and one decode step.
+    """Run steps with prompts of increasing length, up to the largest idle step or until `MAX_SECONDS` are over, and two decode steps.
 
     `context`: tokens of the longest sequence that the cache holds. All rows use page 0, which no request has yet; the results are
     dropped. Raises what a step raises, so that a broken kernel fails the start-up and not a request.
@@ -33,8 +34,9 @@ def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[
     most = min(StepLimits.from_config(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, MAX_PROMPT_TOKENS))
     tokens = min(FIRST_TOKENS, most)
     _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
-    if samples:
-        _run_step(runner, StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
+    for _ in range(2 if samples else 0):  # the first decode fills caches, the second one is measured
+        decode = StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1)
+        scheduler.stats.record_warmup_decode(_run_step(runner, decode))
     while True:
         seconds = _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
         scheduler.stats.record_warmup(tokens, seconds)

@@ -226,7 +226,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefill_rate: float = 0.0
     """Prompt tokens a second, measured over recent steps with prefill; 0 before the first."""
     step_seconds: float = 0.0
-    """Recent decode step time (the ITL of a running request)."""
+    """Time of a decode step (the ITL of a request): the mean of recent ones, or the fastest while nothing runs; 0 before the first."""
     pages_total: int = 0
     pages_free: int = 0
     """Allocatable pages: free, or cached and evictable."""

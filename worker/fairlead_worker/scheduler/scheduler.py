@@ -328,7 +328,7 @@ class Scheduler:
             waiting=len(self.waiting),
             backlog_tokens=self.waiting.tokens + self.prefill.backlog_tokens,
             prefill_rate=stats.prefill_rate,
-            step_seconds=stats.step_seconds,
+            step_seconds=stats.step_seconds(is_running=bool(self.running)),
             pages_total=pool.total,
             pages_free=self.cache.available,
             pages_cached=pool.cached,

@@ -10,6 +10,7 @@ class EngineStats:
     __slots__ = (
         "_decode_seconds",
         "_decode_steps",
+        "_fastest_decode",
         "_prefill_seconds",
         "_prefill_tokens",
         "cached_tokens",
@@ -37,6 +38,7 @@ class EngineStats:
         self._prefill_seconds = 0.0
         self._decode_seconds = 0.0
         self._decode_steps = 0.0
+        self._fastest_decode = 0.0
 
     def record_step(self, prefill_tokens: int, decodes: int, seconds: float) -> None:
         """Count one step."""
@@ -47,17 +49,26 @@ class EngineStats:
         if decodes:
             self._decode_steps = _KEEP * self._decode_steps + 1
             self._decode_seconds = _KEEP * self._decode_seconds + seconds
+            self._fastest_decode = min(seconds, self._fastest_decode or seconds)
 
     def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
         """Set the prefill rate by a warm-up step, which is not counted."""
         self._prefill_tokens, self._prefill_seconds = float(prefill_tokens), seconds
+
+    def record_warmup_decode(self, seconds: float) -> None:
+        """Set the step time by a warm-up step with one decode, which is not counted."""
+        self._decode_steps, self._decode_seconds, self._fastest_decode = 1.0, seconds, seconds
 
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens per second in recent steps with prefill; 0 before the first."""
         return self._prefill_tokens / self._prefill_seconds if self._prefill_seconds > 0 else 0.0
 
-    @property
-    def step_seconds(self) -> float:
-        """Mean seconds of recent steps with decodes: the ITL of a running request."""
+    def step_seconds(self, is_running: bool) -> float:
+        """Return the seconds of a decode step, 0 before the first: the mean of recent ones while requests run, else the fastest.
+
+        The recent steps of a worker that became idle say how busy it was, not how fast its next request will be.
+        """
+        if not is_running:
+            return self._fastest_decode
         return self._decode_seconds / self._decode_steps if self._decode_steps else 0.0

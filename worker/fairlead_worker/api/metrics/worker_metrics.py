@@ -115,7 +115,7 @@ class _EngineCollector(Collector):
             ("host_kv_used_pages", "Pages that the host tier holds.", host.used),
             ("backlog_tokens", "Prompt tokens submitted and not computed yet.", load.backlog_tokens),
             ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
-            ("decode_step_seconds", "Recent time of a decode step.", load.step_seconds),
+            ("decode_step_seconds", "Time of a decode step: mean of recent ones, or the fastest while no request runs.", load.step_seconds),
             ("engine_ready", "1 if the engine is ready.", float(self._engine.serving)),
         ):
             gauge = GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
