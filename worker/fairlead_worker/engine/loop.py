@@ -1,7 +1,9 @@
 """The engine's loop: receives messages, runs steps, sends messages. Transport and model are protocols."""
 
 import logging
+import time
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from fairlead_worker.cache.hot import find_hot_prefixes
@@ -168,7 +170,7 @@ def _submit_safely(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
 
     def submit(message: Submit) -> Output | None:
         try:
-            return scheduler.submit(message)
+            return scheduler.submit(message, message.due_at - time.monotonic() if message.due_at else inf)
         except Exception as error:
             return _refuse_after_error(message, error)
 

@@ -83,6 +83,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     received_at: float = 0.0
     """When the API process received it, in `time.monotonic` seconds (one clock for all processes); 0: unknown. The engine reads messages
     between steps, so the request may have waited for one step already."""
+    due_at: float = 0.0
+    """When its first token is due, on the same clock; 0: no deadline."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

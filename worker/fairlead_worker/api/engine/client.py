@@ -90,6 +90,8 @@ class Submission:
     grammar: str = ""
     pooling: PoolingKind | None = None
     """Set for a pooling request, which needs hidden states and generates nothing."""
+    due_at: float = 0.0
+    """When its first token is due, in `time.monotonic` seconds; 0: no deadline."""
 
 
 @dataclass(slots=True)
@@ -255,6 +257,7 @@ class EngineClient:
                 grammar=submission.grammar,
                 pooling=submission.pooling,
                 received_at=time.monotonic(),
+                due_at=submission.due_at,
             )
         )
         self._receivers[id] = deliver

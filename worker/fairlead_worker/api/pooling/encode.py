@@ -75,7 +75,7 @@ async def compute_embeddings(
         priority = (request.priority or 0) if origin.priority is None else origin.priority
         tenant = (request.user or "") if origin.tenant is None else origin.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
-        submissions = [Submission(each, sampling, root, priority, tenant, number, pooling=kind) for each in tokens]
+        submissions = [Submission(each, sampling, root, priority, tenant, number, pooling=kind, due_at=origin.due_at) for each in tokens]
         run = PoolingRun(worker, PooledTexts(model, tokens))
         try:
             await context.while_connected(run.execute(submissions))
