@@ -17,6 +17,8 @@ SALT, TENANT, PRIORITY, USAGE = b"x-fairlead-cache-salt", b"x-fairlead-tenant", 
 """USAGE: the stream ends with a comment that reports its usage. The router bills the tenant with it and does not parse every chunk."""
 DEADLINE = b"x-fairlead-deadline-ms"
 """Milliseconds from now until the first token is due."""
+ATTEMPT = b"x-fairlead-attempt"
+"""Name by which the router can withdraw the request (`api/admin/withdraw.py`): random, because client's request ids may be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class RequestOrigin:
     priority: int | None
     due_at: float
     """When the first token is due, in `time.monotonic` seconds."""
+    attempt: str
 
 
 def read_origin(context: RequestContext, given_salt: str | None) -> RequestOrigin:
@@ -43,11 +46,15 @@ def read_origin(context: RequestContext, given_salt: str | None) -> RequestOrigi
     deadline = headers.get(DEADLINE)
     if deadline is not None and not re.fullmatch(rb"[0-9]{1,9}", deadline):
         raise invalid("X-Fairlead-Deadline-Ms: must be a whole number of milliseconds, 0 to 999999999")
+    attempt = headers.get(ATTEMPT, b"").decode("latin-1")
+    if not re.fullmatch(r"[0-9a-f]{0,64}", attempt):
+        raise invalid("X-Fairlead-Attempt: must be hexadecimal digits, at most 64")
     return RequestOrigin(
         salt=salt or cache_salt(b"", "", given_salt or ""),
         tenant=headers[TENANT].decode("latin-1") if TENANT in headers else None,
         priority=None if priority is None else int(priority),
         due_at=0.0 if deadline is None else time.monotonic() + int(deadline) / 1000,
+        attempt=attempt,
     )
 
 
@@ -60,4 +67,5 @@ def apply_router_headers(context: RequestContext, request: CommonRequest, sampli
         tenant=sampling_request.tenant if origin.tenant is None else origin.tenant,
         priority=sampling_request.priority if origin.priority is None else origin.priority,
         due_at=origin.due_at,
+        attempt=origin.attempt,
     )

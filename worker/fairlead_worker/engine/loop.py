@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from fairlead_worker.cache.hot import find_hot_prefixes
 from fairlead_worker.engine.grammar_queue import POLL_SECONDS, GrammarCompiler, GrammarQueue
 from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.ipc.messages import (
+    WITHDRAWN,
     Abort,
     AdapterChanged,
     Failed,
@@ -24,6 +25,7 @@ from fairlead_worker.ipc.messages import (
     Submit,
     ToEngine,
     UnloadAdapter,
+    Withdraw,
 )
 from fairlead_worker.scheduler.plan import Runner, StepResult
 from fairlead_worker.scheduler.scheduler import Scheduler
@@ -138,6 +140,9 @@ class MessageHandler:
             if isinstance(message, GetHotPrefixes):
                 self._outbox.send(HotPrefixes(find_hot_prefixes(scheduler.cache, message.tokens)))
                 continue
+            if isinstance(message, Withdraw):
+                outputs += withdraw(scheduler, self._grammar_queue, message.ids)
+                continue
             self._timer.record_arrival(message)
             answer = receive(scheduler, self._grammar_queue, message, self._adapters)
             if answer is not None:
@@ -163,6 +168,16 @@ def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit |
         return grammar_queue.submit(message)
     except Exception as error:
         return _refuse_after_error(message, error)
+
+
+def withdraw(scheduler: Scheduler, grammar_queue: GrammarQueue, ids: Sequence[str]) -> list[Output]:
+    """Drop requests that wait and have computed nothing, if all of them do. Return their outputs; none if nothing was dropped."""
+    if not all(request_id in grammar_queue or scheduler.is_untouched(request_id) for request_id in ids):
+        return []
+    for request_id in ids:
+        if grammar_queue.abort(request_id) is None:
+            scheduler.abort(request_id)
+    return [refusal(request_id, WITHDRAWN) for request_id in ids]
 
 
 def _submit_safely(scheduler: Scheduler) -> Callable[[Submit], Output | None]:

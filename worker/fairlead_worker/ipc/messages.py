@@ -93,6 +93,16 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: str
 
 
+WITHDRAWN = "the router withdrew this request before it started"
+"""Error of requests that `Withdraw` dropped."""
+
+
+class Withdraw(msgspec.Struct, tag="withdraw", frozen=True):
+    """Drop the sequences of one request if none of them has started: each then ends with the error `WITHDRAWN`. Else change nothing."""
+
+    ids: tuple[str, ...]
+
+
 class GetHotPrefixes(msgspec.Struct, tag="get_hot_prefixes", frozen=True):
     """Request the hottest prefixes, of at most `tokens` tokens together, for a new worker. Answered by one `HotPrefixes`, in order."""
 
@@ -370,5 +380,5 @@ class HotPrefixes(msgspec.Struct, tag="hot_prefixes", frozen=True):
     prefixes: tuple[HotPrefix, ...]
 
 
-ToEngine = Submit | Abort | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
+ToEngine = Submit | Abort | Withdraw | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
 FromEngine = Step | Loading | Ready | HotPrefixes | Failed | AdapterChanged

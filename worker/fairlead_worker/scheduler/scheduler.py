@@ -81,6 +81,11 @@ class Scheduler:
             self.finish(request)
         return Output(request.id, b"", request.history.reported_cached, finish="abort")
 
+    def is_untouched(self, request_id: str) -> bool:
+        """Return whether a request waits and was never admitted, so that nothing was computed for it."""
+        request = self._requests.get(request_id)
+        return request is not None and request.lease is None and request.history.first_cached is None
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""

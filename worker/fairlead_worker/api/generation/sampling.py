@@ -65,6 +65,8 @@ class SamplingRequest:
     """The owner of the fair share, with `--scheduling-policy sjf` or `fair`."""
     due_at: float = 0.0
     """When the first token is due, in `time.monotonic` seconds; 0: no deadline."""
+    attempt: str = ""
+    """The router's name for this attempt; empty: it cannot be withdrawn."""
     salt: str = ""
     """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
     constraint: Constraint | None = None
