@@ -48,6 +48,7 @@ class StartEstimate:
     """The estimated TTFT of one worker, in `seconds`. `cost`: prompt tokens to compute, in `work` seconds.
 
     `score` ranks workers: `seconds`, plus what the choice costs other requests. `price`: the part of it for those without a first token.
+    `backlog`: reported tokens less the work since. `rate`: prefill tokens per second. `step`: seconds.
     """
 
     address: str
@@ -59,6 +60,21 @@ class StartEstimate:
     score: float
     fits: bool
     rank: int
+    backlog: float
+    reserved: float
+    rate: float
+    step: float
+
+    def terms(self) -> dict[str, float]:
+        """Return the terms whose sum is `score`, in seconds."""
+        return {
+            "backlog": self.backlog / self.rate,
+            "reserved": self.reserved / self.rate,
+            "work": self.work,
+            "step": self.step,
+            "price": self.price,
+            "stream": ITL_STEPS * self.step,
+        }
 
 
 def rank_candidates(
@@ -116,7 +132,8 @@ def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes, congestion: 
     price = work * delayed if delayed else 0.0  # a forged rate can make the work infinite, and infinity times 0 is NaN
     score = seconds + (price + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, _rank(worker.address, key))
+    rank = _rank(worker.address, key)
+    return StartEstimate(worker.address, cached, cost, work, seconds, price, score, fits, rank, backlog, worker.reserved_tokens, rate, step)
 
 
 def _rank(address: str, key: bytes) -> int:

@@ -16,6 +16,7 @@ from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import SHUTTING_DOWN, ApiError, Headers, unavailable
 from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import has_opted_out
+from fairlead_router.interop.score_page import PATH as SCORE
 from fairlead_router.request.client_request import Call, linger
 from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt
 from fairlead_router.router import Router
@@ -30,11 +31,11 @@ OPENAPI = "/openapi.json"
 """Proxied: the workers own the schema of requests."""
 MODEL = "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
-ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", PROBE, DEMAND))
+ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", SCORE, PROBE, DEMAND))
 """Paths that only `--admin-port` serves where that flag is given."""
 _POSTED = frozenset((*PROMPTED, *UNPROMPTED, *queries.PATHS))
 """Paths of requests with a body."""
-_PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset(queries.PATHS)
+_PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset((*queries.PATHS, SCORE))
 Part = Literal["all", "inference", "admin"]
 
 
@@ -74,7 +75,7 @@ class App:
                 return
         call, counted = Call.from_request(request), False
         try:
-            if path in _POSTED or path == OPENAPI or path.startswith("/v1/"):
+            if path in _POSTED or path == OPENAPI or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
@@ -140,7 +141,7 @@ class App:
 
     def _allowed(self, path: str) -> tuple[str, ...]:
         """Return the methods of a path; empty for an unknown path."""
-        if path in _POSTED:
+        if path in _POSTED or path == SCORE:
             return ("POST",)
         if path == OPENAPI:
             return ("GET",)
@@ -157,7 +158,11 @@ class App:
             reply.send(error.status, error.body, error.headers)
 
     async def _query(self, call: Call, reply: Reply) -> None:
-        body = msgspec.json.encode(await self._router.queries.answer(call.path, call.body, call.caller.salt))
+        if call.path == SCORE:
+            answer = await self._router.score_page.answer(call.body)
+        else:
+            answer = await self._router.queries.answer(call.path, call.body, call.caller.salt)
+        body = msgspec.json.encode(answer)
         call.status = 200
         reply.send(200, body, [(b"x-request-id", call.id.encode())])
 

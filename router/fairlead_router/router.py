@@ -21,6 +21,7 @@ from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.queries import Queries
 from fairlead_router.interop.redirect import Redirector
+from fairlead_router.interop.score_page import ScorePage
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import Prompts
@@ -84,6 +85,8 @@ class Router:
         self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
+        rank = self.policy.rank if isinstance(self.policy, PrefixAware) else None
+        self.score_page = ScorePage(self.prompts, self.table, rank, config.policy)
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()
 

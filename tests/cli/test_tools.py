@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from fairlead.errors import UserError
-from fairlead.main import main
+from fairlead.main import build_parser, main
 from fairlead.tools.doctor import check_machine, native_kernels, processor_level
-from fairlead.tools.status import read_workers
+from fairlead.tools.score import read_score, request_body
+from fairlead.tools.status import read_workers, run
 from fairlead_worker.native import build, library
 from fairlead_worker.platform import isa
 
@@ -38,12 +39,37 @@ PICTURE = {
     ],
 }
 
+TERMS = {"backlog": 1.0, "reserved": 0.5, "work": 0.25, "step": 0.02, "price": 0.125, "stream": 0.08}
+SCORES = {
+    "prompt_tokens": 1234,
+    "source": "mirror",
+    "workers": [
+        {
+            "pod": "qwen-worker-0",
+            "address": "127.0.0.1:1",
+            "cached_tokens": 64,
+            "terms": TERMS,
+            "ttft": 1.77,
+            "score": 1.975,
+            "fits": False,
+        }
+    ],
+}
+
 
 @pytest.fixture
 def router() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps(PICTURE if self.path == "/fairlead/workers" else []).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            sent = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            wrong = {"error": {"message": "The request body must be a JSON object."}}
+            body = json.dumps(SCORES if sent in ({"prompt": "hello"}, {"messages": []}) else wrong).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -115,6 +141,26 @@ def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert left.value.code == 0 and "qwen-worker-0" in shown and "Draining" in shown and "index ok (mirror)" in shown and "-31%" in shown
     assert "qwen-worker-0: it drains [SIGTERM]" in shown
+
+
+def test_status_shows_the_terms_of_the_score_for_a_prompt(router: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text('{"messages": []}')
+    for prompt in ("hello", f"@{chat}"):
+        with pytest.raises(SystemExit) as left:
+            main(["status", "--url", router, "--prompt", prompt])
+        shown = capsys.readouterr().out
+        assert left.value.code == 0 and "1234 tokens" in shown and "qwen-worker-0" in shown and "no KV pages free" in shown
+        assert all(f"{value:.3f}" in shown for value in (*TERMS.values(), 1.975, 1.77))
+
+
+def test_status_explains_a_prompt_that_it_cannot_score(router: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs --url"):
+        run(build_parser().parse_args(["status", "--prompt", "hello"]))
+    with pytest.raises(UserError, match=r"@/no/such: .*Give a text, or @ and a file"):
+        request_body("@/no/such")
+    with pytest.raises(UserError, match="must be a JSON object"):
+        read_score(router, b"[]")
 
 
 def test_status_names_an_address_without_a_router(router: str) -> None:

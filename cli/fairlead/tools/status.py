@@ -16,6 +16,7 @@ from fairlead.errors import UserError, check_http_url
 from fairlead.kube import command as kube
 from fairlead.kube.live import ignored_lines
 from fairlead.local.rundir import running
+from fairlead.tools.score import read_score, request_body, show_score
 
 SECONDS = 5.0
 
@@ -25,6 +26,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--url", metavar="U", help="a router's admin port, http://host:port (default: all your `fairlead up` runs on this machine)"
     )
+    parser.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="with --url: where the router would send it, by each term of the score; @FILE: a request's JSON body",
+    )
     kube.add_status(parser)
     parser.set_defaults(run=run)
 
@@ -33,10 +39,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Return 1 if a router does not answer, nothing runs, or a service of the cluster is not ready."""
     if arguments.url and kube.names_cluster(arguments):
         raise UserError("--url selects a router, and the other flags select a cluster: give only one of them")
+    if arguments.prompt is not None and not arguments.url:
+        raise UserError("--prompt needs --url: the router that would send it")
     runs = [] if arguments.url or kube.names_cluster(arguments) else running()
     if not arguments.url and not runs and (kube.names_cluster(arguments) or kube.has_kubeconfig()):
         return kube.run_status(arguments)
     console = make_console()
+    if arguments.prompt is not None:
+        found = read_score(arguments.url, request_body(arguments.prompt))
+        if arguments.output == "json":
+            print(json.dumps(found, indent=2))
+        else:
+            show_score(console, found)
+        return 0
     if arguments.output == "json":
         urls = [arguments.url] if arguments.url else [url for record in runs for url in record.urls.values()]
         print(json.dumps([read_workers(url) for url in urls], indent=2))

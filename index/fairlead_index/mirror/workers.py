@@ -198,7 +198,7 @@ class FleetReader:
         self._read_at = time.monotonic()
         self._next_read_at = self._read_at + READ_SECONDS
         self._states = {state.address: (state.slot.to_bytes(2, "big"), state) for state in states}
-        self._scored = {state.address: _scored(state) for state in states}
+        self._scored = {state.address: to_scored(state) for state in states}
         self._addresses = {slot: address for address, (slot, _) in self._states.items()}
         oldest = self._read_at - MAX_RESERVATION_SECONDS  # expires reservations that callers never release
         self._open = {reservation: since for reservation, since in self._open.items() if since > oldest}
@@ -213,11 +213,14 @@ def _parse_position(text: bytes) -> Position:
     return int(milliseconds), int(number)
 
 
-def _scored(state: WorkerState) -> ScoredWorker:
+def to_scored(state: WorkerState) -> ScoredWorker:
+    """Return the score input of a worker that was just read."""
     load = state.load
     return ScoredWorker(
         address=state.address,
         block_tokens=state.block_tokens,
+        reserved_tokens=float(state.reserved_tokens),
+        load_age=state.load_age,
         waiting=load.waiting,
         backlog=load.backlog_tokens,
         rate=load.prefill_rate,

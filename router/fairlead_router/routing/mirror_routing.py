@@ -13,7 +13,7 @@ from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, rank_candidates
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.local_fallback import BLOCK_TOKENS, score_locally
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
@@ -65,9 +65,19 @@ class MirrorRouting:
         return self.fleet.is_fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
+        starts = self.rank(request, tried, 1)
+        if not starts:
+            return None
+        best = starts[0]
+        worker = self._table.get(best.address)
+        assert worker is not None  # nothing was awaited since it was listed
+        return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+
+    def rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> list[StartEstimate]:
+        """Return the `wanted` best workers, best first; none without a snapshot."""
         mirror, fresh, table = self._mirror, self.fleet.is_fresh, self._table
         if mirror is None:
-            return None
+            return []
         allowed = table.usable(tried, request.model)
         try:
             if len(allowed) <= SMALL_FLEET:
@@ -78,14 +88,9 @@ class MirrorRouting:
             else:
                 held, homes, workers = self._candidates(mirror, request, tried, fresh)
         except IndexUnavailable:
-            return None
+            return []
         scored = [self._score(worker, held.get(worker.address, 0), fresh) for worker in workers]
-        if not scored:
-            return None
-        best = rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, os.urandom(8), 1, homes)[0]
-        worker = table.get(best.address)
-        assert worker is not None  # nothing was awaited since it was listed
-        return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+        return rank_candidates(scored, hash_bytes(request.hashes), request.prompt_tokens, os.urandom(8), wanted, homes)
 
     def _candidates(
         self, mirror: MirrorReader, request: RoutingRequest, tried: Tried, fresh: bool

@@ -16,6 +16,7 @@ from fairlead_router.routing.local_fallback import HomeOf, choose_from_table, ch
 from fairlead_router.routing.mirror_routing import AUTO_BLOCKS, MirrorRouting
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
 from fairlead_router.routing.prediction_audit import PredictionAudit
+from fairlead_router.routing.ranking import Ranking, rank
 from fairlead_router.routing.unindexed_workers import UnindexedWorkers
 from fairlead_router.supervision import supervise
 
@@ -131,6 +132,10 @@ class PrefixAware:
         by_address = {worker.address: worker for worker in others}
 
         return lambda place: self._table.home(place, by_address)
+
+    async def rank(self, request: RoutingRequest) -> Ranking:
+        """Return the workers that `choose` compares now, best first, without a reservation."""
+        return await rank(request, self._table, self._mirror, self._reader)
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return the prompt's tokens that each worker holds, by address. Raises IndexUnavailable."""

@@ -1,4 +1,4 @@
-"""Router headers of a request (salt, tenant, priority, usage), and the queue limit."""
+"""Router headers of a request (salt, tenant, priority, deadline, usage), and the queue limit."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,15 @@ def test_prompts_of_different_salts_share_no_kv(shared: WorkerProcess) -> None:
     assert all(cached(shared, prompt, *one[:1], **one[1]) > 0 for one in ((anna, {}), (boris, {}), ("", {}), ("", {"cache_salt": "mine"})))
 
 
-@pytest.mark.parametrize(("name", "value"), [("X-Fairlead-Cache-Salt", "no hex"), ("X-Fairlead-Priority", "high")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-Fairlead-Cache-Salt", "no hex"),
+        ("X-Fairlead-Priority", "high"),
+        ("X-Fairlead-Deadline-Ms", "-5"),
+        ("X-Fairlead-Deadline-Ms", "soon"),
+    ],
+)
 def test_headers_that_make_no_sense_are_refused(shared: WorkerProcess, name: str, value: str) -> None:
     answer = shared.client.post("/v1/completions", json={"prompt": "x"}, headers={name: value})
     assert answer.status_code == 400 and name in answer.json()["error"]["message"]

@@ -148,7 +148,7 @@ def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **s
         ("late", 512, {"chunked_prefill_size": 0}),
         ("late", 512, {"chunked_prefill_size": 32, "enable_mixed_chunk": False, "policy": "fair"}),
         ("thread", 24, {"chunked_prefill_size": 48, "initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}),
-        ("at once", 40, {"chunked_prefill_size": 16, "policy": "priority"}),
+        ("at once", 40, {"chunked_prefill_size": 16, "policy": "sjf"}),
     ],
     ids=["chunked", "whole", "unmixed", "scarce", "priority"],
 )

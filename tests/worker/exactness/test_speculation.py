@@ -89,7 +89,7 @@ def test_sampled_tokens_are_the_same_ones(method: str, tmp_path: Path) -> None:
     [
         {"enable_mixed_chunk": False},
         {"policy": "fair", "itl_target_ms": 30},
-        {"policy": "priority", "max_num_seqs": 3},
+        {"policy": "sjf", "max_num_seqs": 3},
         {"speculative_num_tokens": 1},
         {"speculative_num_tokens": 12},
     ],

@@ -8,6 +8,7 @@ Greedy output is a hash of the prefix. So it must be the same with a cold or war
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -130,13 +131,14 @@ class EngineModel:
         tenant: str = "",
         pooling: PoolingKind | None = None,
         adapter: int = 0,
+        due_in: float = inf,
         **sampling: object,
     ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
         message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, adapter, pooling=pooling)
         self.told[name] = Answer(message)
-        self._tell(self.scheduler.submit(message))
+        self._tell(self.scheduler.submit(message, due_in))
         return name
 
     def abort(self, name: str) -> None:
@@ -296,12 +298,20 @@ class EngineModel:
         assert all(r.history.priority_preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         queue, stale = scheduler.waiting, self.cache._matches._stale
-        assert queue.tokens == sum(queue._sizes.values()) and len(queue._sizes) == len(waiting)
+        sizes = queue._backlog._sizes
+        assert queue.tokens == sum(sizes.values()) and len(sizes) == len(waiting)
+        for number, group in queue._backlog.classes.items():
+            members = [request for request in waiting if request.priority == number]
+            assert members and set(group.tenants) == {request.tenant for request in members}
+            for tenant, backlog in group.tenants.items():
+                theirs = [request for request in members if request.tenant == tenant]
+                assert (backlog.requests, backlog.tokens) == (len(theirs), sum(sizes[request.prefix_match] for request in theirs))
+        assert len(queue._backlog.classes) == len({request.priority for request in waiting})
         assert set(queue._unpromised) == {request for request in waiting if request.promised is None}
         for request in waiting:
             if request.prefix_match not in stale:
                 size = len(request.tokens) - request.prefix_match.depth * self.cache.page_size
-                assert queue._sizes[request.prefix_match] == size, "the backlog counts uncached tokens"
+                assert sizes[request.prefix_match] == size, "the backlog counts uncached tokens"
         load: Load = scheduler.load()
         assert load.running == len(running) and load.waiting == len(waiting), "the load report counts running and waiting requests"
 

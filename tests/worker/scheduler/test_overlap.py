@@ -120,7 +120,7 @@ def test_prompt_logprobs_come_with_a_first_token_that_was_late(kind: type[Engine
 
 
 def test_a_late_request_that_is_preempted_and_readmitted_in_the_next_plan_continues() -> None:
-    machine = OverlappedModel(7, 4, policy="priority", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
+    machine = OverlappedModel(7, 4, policy="sjf", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
     late = stall_at(machine, 5)
     for length, tokens in ((7, 12), (2, 13)):
         machine.submit(prompt(length), tokens, ignore_eos=True, priority=5)

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 from fairlead_worker.api import tokenize
-from fairlead_worker.api.admin import lora, state
+from fairlead_worker.api.admin import lora, state, withdraw
 from fairlead_worker.api.http import RequestContext, RequestMiddleware
 from fairlead_worker.api.openai import chat, completions
 from fairlead_worker.api.pooling import embeddings, similarity
@@ -58,6 +58,7 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
     admin = [
         route("POST", "/v1/load_lora_adapter", lora.load_lora_adapter),
         route("POST", "/v1/unload_lora_adapter", lora.unload_lora_adapter),
+        route("POST", "/internal/withdraw/{attempt}", withdraw.withdraw),
         route("GET", "/load", state.load),
         route("GET", "/internal/prompt-format", state.prompt_format),
         route("GET", "/internal/hot-prefixes/{tokens}", state.hot_prefixes),

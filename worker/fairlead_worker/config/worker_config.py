@@ -81,10 +81,10 @@ class WorkerConfig(BaseSettings):
 
     # Scheduling
     scheduling_policy: Annotated[
-        Literal["sjf", "lpm", "fcfs", "priority", "fair"],
+        Literal["sjf", "lpm", "fcfs", "fair"],
         flag(
             "Scheduling",
-            "order of waiting requests: fewest uncached tokens, longest cached prefix, arrival, priority, equal shares of users",
+            "order of waiting requests: priority, then fewest uncached tokens; longest cached prefix; arrival; equal shares of users",
         ),
     ] = "sjf"
     max_num_seqs: Annotated[Positive, flag("Scheduling", "sequences in one step, at most")] = 256

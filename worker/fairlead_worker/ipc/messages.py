@@ -83,12 +83,24 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     received_at: float = 0.0
     """When the API process received it, in `time.monotonic` seconds (one clock for all processes); 0: unknown. The engine reads messages
     between steps, so the request may have waited for one step already."""
+    due_at: float = 0.0
+    """When its first token is due, on the same clock; 0: no deadline."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
     """Drop a request and free its pages: its client disconnected or a stop string occurred. Unknown ids are ignored."""
 
     id: str
+
+
+WITHDRAWN = "the router withdrew this request before it started"
+"""Error of requests that `Withdraw` dropped."""
+
+
+class Withdraw(msgspec.Struct, tag="withdraw", frozen=True):
+    """Drop the sequences of one request if none of them has started: each then ends with the error `WITHDRAWN`. Else change nothing."""
+
+    ids: tuple[str, ...]
 
 
 class GetHotPrefixes(msgspec.Struct, tag="get_hot_prefixes", frozen=True):
@@ -368,5 +380,5 @@ class HotPrefixes(msgspec.Struct, tag="hot_prefixes", frozen=True):
     prefixes: tuple[HotPrefix, ...]
 
 
-ToEngine = Submit | Abort | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
+ToEngine = Submit | Abort | Withdraw | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
 FromEngine = Step | Loading | Ready | HotPrefixes | Failed | AdapterChanged

@@ -10,6 +10,11 @@ from fairlead_worker.scheduler.plan import Row
 from fairlead_worker.scheduler.request import Request, lease_of
 
 
+def is_ahead(request: Request) -> bool:
+    """Whether a partly prefilled request has computed more than before its last preemption. Its pages stay cached, so it loses nothing."""
+    return request.computed > request.history.lost
+
+
 class AdmissionControl:
     """Checks memory for admissions and preemptions. It reads lists that the scheduler owns."""
 
@@ -23,7 +28,7 @@ class AdmissionControl:
         self._growing = growing
         self._page_size = cache.page_size
         self._max_running = config.max_num_seqs
-        self._by_priority = config.policy == "priority"
+        self._by_priority = config.policy == "sjf"
         self._max_preemptions = config.max_preemptions
 
     def missing_pages(self, request: Request, node: Node, released: int = 0) -> int:
@@ -45,21 +50,23 @@ class AdmissionControl:
             return None
         return min(self._running[1:], key=self._recompute_cost)
 
-    def pick_priority_victims(self, urgent: Request) -> list[Request]:
-        """Return the less urgent running requests to preempt so that the waiting `urgent` one fits.
+    def pick_priority_victims(self, urgent: Request, chunked: Request | None) -> list[Request]:
+        """Return the less urgent running requests to preempt so that the waiting `urgent` one is computed next.
 
-        The list is empty if it fits already, or if preempting all of them would not be enough. Each request is preempted for priority
-        `max_preemptions` times at most, and only by strictly more urgent requests, so every request finishes.
+        These are the partly prefilled request, because only one can be, and those whose pages or places are needed. The list is empty if
+        preempting all of them would not be enough. Only strictly more urgent requests preempt, and each request loses computed tokens
+        `max_preemptions` times at most, so every request finishes.
         """
-        victims = [r for r in self._running if r.priority > urgent.priority and r.history.priority_preemptions < self._max_preemptions]
+        victims = [r for r in self._running if r.priority > urgent.priority and self._may_preempt(r, chunked)]
         if not victims:
             return []
+        first = [chunked] if chunked is not None and chunked in victims else []
         assert urgent.prefix_match is not None, "a waiting request has a match"
         needed_slots = len(self._running) - self._max_running + 1
         node = self._cache.match(urgent.prefix_match)
         missing_pages = self.missing_pages(urgent, node)
         if needed_slots <= 0 and missing_pages <= 0:
-            return []
+            return first
         victims.sort(key=self._recompute_cost)
         count = pages = output = 0
         while count < len(victims) and (count < needed_slots or missing_pages > 0):
@@ -69,7 +76,10 @@ class AdmissionControl:
             missing_pages = self.missing_pages(urgent, node, output) - pages
         if count < needed_slots or (missing_pages > 0 and count < len(self._running)):  # `submit` checked that it fits alone
             return []
-        return victims[:count]
+        return victims[:count] + [request for request in first if request not in victims[:count]]
+
+    def _may_preempt(self, request: Request, chunked: Request | None) -> bool:
+        return request.history.priority_preemptions < self._max_preemptions or (request is chunked and is_ahead(request))
 
     def _recompute_cost(self, request: Request) -> tuple[int, int, int]:
         """Return the sort key of victims: (with policy priority: least urgent first, tokens to recompute, latest arrival first)."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-PolicyName = Literal["sjf", "lpm", "fcfs", "priority", "fair"]
+PolicyName = Literal["sjf", "lpm", "fcfs", "fair"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 SpeculativeMethod = Literal["none", "ngram", "draft"]
 
@@ -50,7 +50,7 @@ class SchedulerConfig:
     max_bypass: int = 64
     """Maximum number of later requests admitted before the oldest waiting one. After that, the oldest is next under every policy."""
     max_preemptions: int = 3
-    """Maximum preemptions of one request by priority. After that, it runs to its end."""
+    """Maximum preemptions of one request by more urgent ones, of those that cost computed tokens. After that, it runs to its end."""
     admission_scan_limit: int = 16
     """Maximum requests that a step examines without admitting them. It bounds the CPU time of a step."""
     match_refresh_limit: int = 64

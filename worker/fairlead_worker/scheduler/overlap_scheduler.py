@@ -37,8 +37,9 @@ class OverlapScheduler:
     def can_plan_ahead(self) -> bool:
         """Whether `plan` may run with a plan in flight: no preemption is needed (it is decided by known tokens), and no speculation."""
         scheduler = self._scheduler
-        preempts = scheduler.config.policy == "priority" and len(scheduler.waiting) > 0
-        return scheduler.speculation is None and not preempts and len(scheduler.batch.growing) <= scheduler.cache.available
+        if scheduler.speculation is not None or len(scheduler.batch.growing) > scheduler.cache.available:
+            return False
+        return not scheduler.priority_victims()
 
     def plan(self) -> StepPlan:
         """Choose the work of one step, as `Scheduler.plan` does."""

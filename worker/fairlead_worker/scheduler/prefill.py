@@ -96,6 +96,7 @@ class Prefill:
             return False
         if not self._running:
             self._reserve.reset()
+            self._waiting.reset_running()
         with closing(self._waiting.candidates()) as candidates:
             for request in candidates:
                 if len(self._running) >= self._config.max_num_seqs:

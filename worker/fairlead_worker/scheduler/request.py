@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 
 from fairlead_worker.cache.node import PrefixMatch
@@ -63,6 +64,8 @@ class Request:
     priority: int = 0
     """Lower is more urgent, as with vLLM."""
     tenant: str = ""
+    slack: float = inf
+    """Tokens that the engine computes from its arrival until its first token is due; infinite without a deadline."""
     adapter: int = 0
     """Number of the LoRA adapter; 0: none."""
     grammar: str = ""

@@ -3,10 +3,11 @@
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
-from fairlead_worker.scheduler.admission_control import AdmissionControl
+from fairlead_worker.scheduler.admission_control import AdmissionControl, is_ahead
 from fairlead_worker.scheduler.budget import OutputReserve, StepBudget, idle_tokens
 from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -52,14 +53,16 @@ class Scheduler:
 
     # Input
 
-    def submit(self, message: Submit) -> Output | None:
-        """Accept a request. Return a refusal if the request could never run here."""
+    def submit(self, message: Submit, due_in: float = inf) -> Output | None:
+        """Accept a request. Return a refusal if the request could never run here. `due_in`: seconds until its first token is due."""
         if message.id in self._requests:
             return refusal(message.id, f"a request with the id {message.id!r} already exists")
         try:
             request = validate(message, self._arrivals, self.config, self.cache.pool.total, self.cache.page_size)
         except InvalidRequest as error:
             return refusal(message.id, str(error))
+        if due_in < inf and self.stats.prefill_rate:
+            request.slack = due_in * self.stats.prefill_rate
         self._arrivals += 1
         self._requests[request.id] = request
         self.waiting.add(request)
@@ -78,6 +81,11 @@ class Scheduler:
             self.finish(request)
         return Output(request.id, b"", request.history.reported_cached, finish="abort")
 
+    def is_untouched(self, request_id: str) -> bool:
+        """Return whether a request waits and was never admitted, so that nothing was computed for it."""
+        request = self._requests.get(request_id)
+        return request is not None and request.lease is None and request.history.first_cached is None
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""
@@ -91,8 +99,7 @@ class Scheduler:
         With mixing off, a step holds the prefill if there is any, and else the decodes. Rows come in arrival order. An empty plan means
         that there is nothing to do.
         """
-        if self.config.policy == "priority":
-            self._preempt_for_priority()
+        self._preempt_for_priority()
         is_mixed = self.config.enable_mixed_chunk and not self._excludes_decodes
         decodes = self._extend_decodes() if is_mixed else []
         prefill = self.prefill.plan(self._make_budget(decodes), bool(decodes)) if self.prefill.is_pending else NO_PREFILL
@@ -276,11 +283,16 @@ class Scheduler:
 
     def _preempt_for_priority(self) -> None:
         """Preempt less urgent requests for the most urgent waiting one. Preempt none if it could not run even then."""
-        urgent = self.waiting.most_urgent()
-        for victim in self.admission.pick_priority_victims(urgent) if urgent is not None else ():
-            victim.history.priority_preemptions += 1
+        for victim in self.priority_victims():
+            if victim is not self.prefill.chunked_req or not is_ahead(victim):
+                victim.history.priority_preemptions += 1
             self.preempt(victim)
             self.waiting.add(victim)
+
+    def priority_victims(self) -> list[Request]:
+        """Return the running requests that the next plan preempts for a more urgent one."""
+        urgent = self.waiting.most_urgent()
+        return [] if urgent is None else self.admission.pick_priority_victims(urgent, self.prefill.chunked_req)
 
     def preempt(self, request: Request) -> None:
         """Take the pages of a running request. Its published pages stay cached until they are evicted. The caller adds it to `waiting`."""

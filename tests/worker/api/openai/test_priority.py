@@ -1,4 +1,4 @@
-"""Request order: `priority` and `user` of a request reach the engine's policies."""
+"""Request order: `priority`, `user` and the router's deadline reach the engine's policies."""
 
 import re
 from collections.abc import Callable
@@ -8,13 +8,14 @@ from typing import Any
 from tests.worker.api.process import WorkerProcess, until
 
 
-def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]]) -> list[str]:
+def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]], deadlines: dict[str, str] = {}) -> list[str]:  # noqa: B006
     """Return the names in the order in which their requests ended, from the worker's log, because client threads may overtake each other.
     The worker runs one request at a time, and the first request runs until all others wait."""
 
     def ask(name: str) -> None:
         body = {"prompt": f"{name} " * 8, "max_tokens": 12, "ignore_eos": True, **requests[name]}
-        answer = worker.client.post("/v1/completions", json=body, headers={"x-request-id": name})
+        headers = {"x-request-id": name} | ({"x-fairlead-deadline-ms": deadlines[name]} if name in deadlines else {})
+        answer = worker.client.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
 
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -34,12 +35,19 @@ def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]])
 
 
 def test_lower_numbers_of_priority_go_first(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--scheduling-policy", "priority", "--max-num-seqs", "1").wait_ready()
+    worker = start("--max-num-seqs", "1").wait_ready()
     order = finished_in_turn(
         worker,
         {"now": {"max_tokens": 1500, "priority": -9}, "later": {"priority": 5}, "usual": {}, "soon": {"priority": -5}},
     )
     assert order == ["now", "soon", "usual", "later"]
+
+
+def test_a_request_whose_first_token_is_due_goes_before_those_that_can_wait(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--max-num-seqs", "1").wait_ready()
+    requests: dict[str, dict[str, Any]] = {"now": {"max_tokens": 1500}, "first": {}, "relaxed": {}, "due": {}}
+    order = finished_in_turn(worker, requests, {"relaxed": "999999999", "due": "0"})
+    assert order == ["now", "first", "due", "relaxed"], "the clock is at the turn of `first`"
 
 
 def test_a_user_who_had_less_goes_before_one_who_had_more(start: Callable[..., WorkerProcess]) -> None:

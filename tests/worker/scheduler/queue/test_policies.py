@@ -6,8 +6,6 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.worker.scheduler.engine_model import EngineModel
 
 from fairlead_index.hashing import extend
@@ -36,7 +34,7 @@ def admission_order(machine: EngineModel) -> list[str]:
 
 
 def test_priority_admits_the_most_urgent_first_and_equals_by_arrival() -> None:
-    machine = EngineModel(256, 16, policy="priority", max_num_seqs=1)
+    machine = EngineModel(256, 16, policy="sjf", max_num_seqs=1)
     for name, priority in (("late", 5), ("first", 0), ("second", 0), ("urgent", -3)):
         machine.submit(prompt(20, len(name)), 2, name=name, priority=priority)
     assert admission_order(machine) == ["urgent", "first", "second", "late"]
@@ -44,7 +42,7 @@ def test_priority_admits_the_most_urgent_first_and_equals_by_arrival() -> None:
 
 @pytest.mark.parametrize("scarce", ["pages", "max_num_seqs"])
 def test_an_urgent_request_preempts_the_least_urgent_one_which_finishes_later(scarce: str) -> None:
-    machine = EngineModel(24 if scarce == "pages" else 256, 4, policy="priority", max_num_seqs=2 if scarce == "max_num_seqs" else 64)
+    machine = EngineModel(24 if scarce == "pages" else 256, 4, policy="sjf", max_num_seqs=2 if scarce == "max_num_seqs" else 64)
     machine.submit(prompt(40, 1), 8, name="equal", ignore_eos=True, priority=1)
     machine.submit(prompt(40, 2), 8, name="background", ignore_eos=True, priority=7)
     machine.step()
@@ -65,7 +63,7 @@ def test_an_urgent_request_preempts_the_least_urgent_one_which_finishes_later(sc
 
 def test_nothing_is_preempted_if_that_does_not_make_room() -> None:
     """The urgent request would not fit even without the background request."""
-    machine = EngineModel(30, 4, policy="priority")
+    machine = EngineModel(30, 4, policy="sjf")
     machine.submit(prompt(80, 1), 8, name="equal", ignore_eos=True, priority=0)
     machine.submit(prompt(8, 2), 8, name="background", ignore_eos=True, priority=7)
     machine.step()
@@ -77,7 +75,7 @@ def test_nothing_is_preempted_if_that_does_not_make_room() -> None:
 
 
 def test_preemption_is_bounded() -> None:
-    machine = EngineModel(256, 4, policy="priority", max_num_seqs=1, max_preemptions=2)
+    machine = EngineModel(256, 4, policy="sjf", max_num_seqs=1, max_preemptions=2)
     machine.submit(prompt(8), 6, name="background", ignore_eos=True, priority=9)
     for turn in range(40):
         machine.step()
@@ -138,7 +136,7 @@ def test_every_policy_bounds_how_often_a_request_is_passed(policy: str) -> None:
     machine = EngineModel(256, 16, policy=policy, max_num_seqs=1, max_bypass=5, max_preemptions=0)
     machine.submit(prompt(64), tenant="other")
     machine.run()
-    machine.submit(prompt(64, 1), 1, name="disfavoured", priority=9, tenant="disfavoured")
+    machine.submit(prompt(64, 1), 1, name="disfavoured", tenant="disfavoured")
     if machine.scheduler.waiting.fair is not None:
         machine.scheduler.waiting.fair._counters["disfavoured"] = 1 << 40
     passed = 0
@@ -166,32 +164,6 @@ def test_the_shortest_uncached_prompt_is_next() -> None:
     ):
         machine.submit(tokens, 1, name=name, ignore_eos=True)
     assert admission_order(machine) == ["busy", "long", "hit", "short", "middle"], "`long` waits for none, so it stays first"
-
-
-@given(st.lists(st.one_of(st.integers(1, 400), st.none()), min_size=1, max_size=120))
-def test_a_request_is_passed_only_by_those_that_arrive_before_its_turn(turns: list[int | None]) -> None:
-    """Numbers are prompt lengths of arrivals, None admits a request. Its turn: when the tokens ahead of it have left the queue."""
-    config = SchedulerConfig(max_model_len=1000, policy="sjf", max_bypass=1000)
-    queue = WaitingQueue(config, PrefixCache(PagePool(8, 16), 16, extend))
-    left = 0
-    ahead: dict[Request, int] = {}
-    """The clock at the turn of each waiting request."""
-    arrived: dict[Request, int] = {}
-    for number, length in enumerate([*turns, *[None] * len(turns)]):
-        if length is not None:
-            request = waiting("", number)
-            request.tokens = array("I", [number] * length)
-            arrived[request], ahead[request] = left, left + queue.tokens
-            queue.add(request)
-        elif len(queue):
-            with closing(queue.candidates()) as candidates:
-                chosen = next(candidates)
-            queue.remove_admitted(chosen)
-            left += len(chosen.tokens)
-            del ahead[chosen]
-            passed = [request for request in ahead if request.arrival < chosen.arrival]
-            assert all(arrived[chosen] < ahead[request] for request in passed)
-    assert not queue.tokens and not len(queue)
 
 
 def test_a_step_promises_a_bounded_number_of_tokens() -> None:

@@ -34,6 +34,7 @@ from fairlead_worker.ipc.messages import (
     Stop,
     Submit,
     UnloadAdapter,
+    Withdraw,
 )
 from fairlead_worker.ipc.transport import Channel
 
@@ -90,6 +91,10 @@ class Submission:
     grammar: str = ""
     pooling: PoolingKind | None = None
     """Set for a pooling request, which needs hidden states and generates nothing."""
+    due_at: float = 0.0
+    """When its first token is due, in `time.monotonic` seconds; 0: no deadline."""
+    attempt: str = ""
+    """The router's name for this attempt of the request, by which it can withdraw it; empty: it cannot."""
 
 
 @dataclass(slots=True)
@@ -132,13 +137,18 @@ class Generation:
         self._ids = [client.next_id() for _ in submissions]
         self._open = set(range(len(submissions)))
         self._submissions = submissions
+        self._attempt = submissions[0].attempt if submissions else ""
 
     async def __aenter__(self) -> "Generation":
         for index, submission in enumerate(self._submissions):
             self._client.register(self._ids[index], submission, self._make_deliver(index))
+        if self._attempt:
+            self._client.attempts[self._attempt] = self
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self._client.attempts.get(self._attempt) is self:
+            del self._client.attempts[self._attempt]
         for index in tuple(self._open):
             self.abort(index)
 
@@ -147,6 +157,10 @@ class Generation:
         if index in self._open:
             self._open.discard(index)
             self._client.abort(self._ids[index])
+
+    def withdraw(self) -> None:
+        """Ask the engine to drop the submissions if none of them has started. Their outputs then say `WITHDRAWN`."""
+        self._client.withdraw(self._ids)
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
         """Yield batches of (submission, output) with everything that arrived since the last batch. End with the last submission.
@@ -212,6 +226,8 @@ class EngineClient:
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
         self._awaiting_first_token: set[str] = set()
+        self.attempts: dict[str, Generation] = {}
+        """Requests that the router can withdraw, by its name of the attempt."""
         self.grammars_pending = 0
         """Requests whose grammar is being checked or waits for that. The engine does not know them yet."""
         self._numbers = itertools.count()
@@ -255,6 +271,7 @@ class EngineClient:
                 grammar=submission.grammar,
                 pooling=submission.pooling,
                 received_at=time.monotonic(),
+                due_at=submission.due_at,
             )
         )
         self._receivers[id] = deliver
@@ -264,6 +281,10 @@ class EngineClient:
         self._awaiting_first_token.discard(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
+
+    def withdraw(self, ids: Sequence[str]) -> None:
+        if self.serving:
+            self._channel.send(Withdraw(tuple(ids)))
 
     async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """Send an adapter change and return its result. Raise EngineGone.

@@ -110,7 +110,19 @@ def prepare(
             scores = None if choice else base.prompt_logprobs
             seed = derive_seed(sampling_request.seed, choice)
             sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
-            submissions.append(Submission(prompt, sampling, root, sampling_request.priority, sampling_request.tenant, number, grammar))
+            submissions.append(
+                Submission(
+                    prompt,
+                    sampling,
+                    root,
+                    sampling_request.priority,
+                    sampling_request.tenant,
+                    number,
+                    grammar,
+                    due_at=sampling_request.due_at,
+                    attempt=sampling_request.attempt,
+                )
+            )
             choices.append(
                 Choice(
                     worker.encoder,

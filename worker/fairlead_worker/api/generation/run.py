@@ -10,11 +10,11 @@ import msgspec
 
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.engine.client import Generation
-from fairlead_worker.api.errors import ApiError, busy, failed, invalid
+from fairlead_worker.api.errors import ApiError, busy, failed, invalid, withdrawn
 from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import GRAMMAR_WAITED
+from fairlead_worker.ipc.messages import GRAMMAR_WAITED, WITHDRAWN
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class GenerationRun:
                 choice = choices[index]
                 if choice.finish_reason is not None:  # an earlier output of this batch contained a stop string
                     continue
+                if output.error == WITHDRAWN:
+                    self.record_disconnect()
+                    raise withdrawn()
                 self._record_token(index, now)
                 try:
                     deltas.append((index, choice.process(output)))
@@ -67,7 +70,7 @@ class GenerationRun:
         )
 
     def record_disconnect(self) -> None:
-        """Mark unfinished choices as aborted, because the client disconnected."""
+        """Mark unfinished choices as aborted, because the client disconnected or the router withdrew the request."""
         for choice in self.generation_request.choices:
             if choice.finish_reason is None:
                 choice.finish_reason = "abort"

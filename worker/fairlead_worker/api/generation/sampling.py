@@ -60,9 +60,13 @@ class SamplingRequest:
     prompt_only: bool
     """Generate nothing (`max_tokens` 0): the engine's one token is not shown."""
     priority: int = 0
-    """Lower values run first, with `--scheduling-policy priority`."""
+    """Lower values run first, with `--scheduling-policy sjf`."""
     tenant: str = ""
-    """The owner of the fair share, with `--scheduling-policy fair`."""
+    """The owner of the fair share, with `--scheduling-policy sjf` or `fair`."""
+    due_at: float = 0.0
+    """When the first token is due, in `time.monotonic` seconds; 0: no deadline."""
+    attempt: str = ""
+    """The router's name for this attempt; empty: it cannot be withdrawn."""
     salt: str = ""
     """Prompts with different salts share no KV. Prompts without a salt share the empty one."""
     constraint: Constraint | None = None

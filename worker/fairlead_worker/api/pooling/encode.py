@@ -11,13 +11,13 @@ import msgspec
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
 from fairlead_worker.api.engine.client import Submission
-from fairlead_worker.api.errors import ApiError, failed, invalid
+from fairlead_worker.api.errors import ApiError, failed, invalid, withdrawn
 from fairlead_worker.api.http import ClientGone, RequestContext
 from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.ipc.messages import Output, Pooling, Sampling, Timing
+from fairlead_worker.ipc.messages import WITHDRAWN, Output, Pooling, Sampling, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,10 @@ async def compute_embeddings(
         priority = (request.priority or 0) if origin.priority is None else origin.priority
         tenant = (request.user or "") if origin.tenant is None else origin.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)
-        submissions = [Submission(each, sampling, root, priority, tenant, number, pooling=kind) for each in tokens]
+        due_at, attempt = origin.due_at, origin.attempt
+        submissions = [
+            Submission(each, sampling, root, priority, tenant, number, pooling=kind, due_at=due_at, attempt=attempt) for each in tokens
+        ]
         run = PoolingRun(worker, PooledTexts(model, tokens))
         try:
             await context.while_connected(run.execute(submissions))
@@ -129,6 +132,9 @@ class PoolingRun:
 
     def _take(self, index: int, output: Output) -> "array[float]":
         metrics = self.worker.metrics
+        if output.error == WITHDRAWN:
+            self.record_disconnect()
+            raise withdrawn()
         metrics.count_finished(output.finish or "error")
         if not output.embedding:
             raise failed(f"the engine could not process a text: {output.error or output.finish}")

@@ -12,8 +12,8 @@ REFUSED = {
 }
 """Fields with some unsupported values that get a 400. Fields that are wholly unsupported are in `unsupported_fields.py`."""
 _MODEL = "a served name or the name of a LoRA adapter; default: the first served name"
-_PRIORITY = "lower values run first with `--scheduling-policy priority`; other policies ignore it"
-_USER = "at most 256 characters; the unit of fair sharing with `--scheduling-policy fair`; other policies ignore it"
+_PRIORITY = "lower values run first with `--scheduling-policy sjf` (default); other policies ignore it"
+_USER = "at most 256 characters; the unit of fair sharing with `--scheduling-policy sjf` (default) and `fair`; other policies ignore it"
 _TEMPLATE = "replaces the model's template; needs `--trust-request-chat-template`, else 400"
 _TEMPLATE_VARIABLES = "variables for the chat template; `chat_template` is not one of them"
 NOTES = {

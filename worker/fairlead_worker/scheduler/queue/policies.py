@@ -1,19 +1,19 @@
-"""Orders of admission: by arrival, longest cached prefix, priority, shortest job. `WaitingQueue` owns the requests."""
+"""Orders of admission: by arrival, longest cached prefix, shortest job. `WaitingQueue` owns the requests."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.scheduler.queue.backlog import Backlog
 from fairlead_worker.scheduler.request import Request
 
 Waiting = OrderedDict[PrefixMatch, Request]
-Entry = tuple[int, int, int, PrefixMatch]
-"""Key, arrival, a serial number that makes entries distinct, and the match of the request."""
+Entry = tuple[int, float, int, int, PrefixMatch]
+"""Priority, key, arrival, a serial number that makes entries distinct, and the match of the request."""
 
 
 class Order(Protocol):
@@ -61,16 +61,19 @@ class ArrivalOrder:
 
 
 class HeapOrder:
-    """Lowest key first, ties by arrival. The key of lpm is the matched pages, negated, and the key of priority is the priority.
+    """Lowest priority number first, then lowest key, then arrival. Without `by_priority`, all requests have the same priority.
 
     A heap with lazy entries: an entry is dropped when it comes up if its request no longer waits or has another key. A request whose key
     changes gets a new entry from `update`, so a key must not change with time. Nothing is ever sorted.
     """
 
-    def __init__(self, waiting: Waiting, cache: PrefixCache, key: Callable[[Request, PrefixMatch], int]) -> None:
+    def __init__(
+        self, waiting: Waiting, cache: PrefixCache, key: Callable[[Request, PrefixMatch], float], by_priority: bool = False
+    ) -> None:
         self._waiting = waiting
         self._cache = cache
         self._key = key
+        self._by_priority = by_priority
         self._heap: list[Entry] = []
         self._entries = count()
 
@@ -84,7 +87,8 @@ class HeapOrder:
             heapify(heap)
 
     def _entry(self, request: Request, prefix_match: PrefixMatch) -> Entry:
-        return self._key(request, prefix_match), request.arrival, next(self._entries), prefix_match
+        priority = request.priority if self._by_priority else 0
+        return priority, self._key(request, prefix_match), request.arrival, next(self._entries), prefix_match
 
     update = add
 
@@ -96,12 +100,12 @@ class HeapOrder:
         try:
             while heap:
                 entry = heappop(heap)
-                prefix_match = entry[3]
+                prefix_match = entry[4]
                 request = self._waiting.get(prefix_match)
-                if request is None or key(request, prefix_match) != entry[0] or prefix_match in seen:
+                if request is None or key(request, prefix_match) != entry[1] or prefix_match in seen:
                     continue
                 self._cache.match(prefix_match)
-                if key(request, prefix_match) != entry[0]:  # the match was stale, so the entry has the wrong place
+                if key(request, prefix_match) != entry[1]:  # the match was stale, so the entry has the wrong place
                     self.add(request)
                     continue
                 seen[prefix_match] = entry
@@ -114,44 +118,59 @@ class HeapOrder:
                     heappush(heap, entry)
 
 
-def by_prefix(request: Request, prefix_match: PrefixMatch) -> int:
+def by_prefix(request: Request, prefix_match: PrefixMatch) -> float:
+    """Return the key of policy lpm: the most cached pages are first."""
     return -prefix_match.depth
 
 
-def by_priority(request: Request, prefix_match: PrefixMatch) -> int:
-    return request.priority
+class Place(NamedTuple):
+    """What `ShortestOrder` knows of a request from its arrival on."""
 
-
-@dataclass(slots=True)
-class QueueTokens:
-    """Uncached tokens: `waiting` in the queue now, `left` of all requests that have left it. `left` is the clock of `ShortestOrder`."""
-
-    waiting: int = 0
-    left: int = 0
+    clock: float
+    """The clock of its class."""
+    requests: int
+    """Waiting requests of its tenant in its class."""
+    ahead: int
+    """Their uncached tokens."""
+    share: float
+    """Share of the tenants that wait in its class without its own: `(m - 1) / m`."""
+    slack: float
+    """Latest start that meets its deadline, in tokens of the clock after its arrival; infinite without a deadline."""
 
 
 class ShortestOrder:
-    """Shortest job first, with a bound: a request is passed only by requests that arrive before its turn under first come, first served.
+    """Shortest job first with priority, fair shares and deadlines, and with a bound on how long a request is passed.
 
-    Take a request of `w` uncached tokens that arrives when the clock shows `left`, behind `n` requests with `ahead` uncached tokens. Its
-    number is `left + min(n * w, ahead)`, and the lowest number is next. `n * w` is the delay that it causes to the others if it goes first.
+    The most urgent class (lowest `priority`) is next. In a class, the lowest number is next. Take a request of `w` uncached tokens that
+    arrives when the class' clock shows `clock`, behind `n` requests of its tenant with `ahead` uncached tokens, while `m` tenants wait. Its
+    number is the clock plus the lowest of three delays, in tokens that its tenant computes while each other tenant computes as many:
 
-    A later request passes it only with a lower number, so only if it arrives before the clock shows `left + ahead`. Therefore a request
-    waits for `ahead` tokens and for what arrives while these are computed: at full load about twice as long as by arrival.
+        min(n * w, ahead) + w * (m - 1) / m    the delay that it causes to its tenant, at most its turn by arrival there, and its share
+                                               of the delay that it causes to the other tenants
+        slack / m                              the latest start that meets its deadline
+
+    A later request of its class passes it only with a lower number, so only if it arrives before the clock shows
+    `clock + ahead + w * (m - 1) / m`. The clock counts a token as `1 / m`, so at most `M * (ahead + w)` tokens of the class leave before,
+    where `M` is the most tenants that wait in this time. With one tenant these are the `ahead` tokens: its turn under first come, first
+    served. The virtual time is that of weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989).
     """
 
-    def __init__(self, waiting: Waiting, cache: PrefixCache, tokens: QueueTokens) -> None:
-        self._waiting = waiting
+    def __init__(self, waiting: Waiting, cache: PrefixCache, backlog: Backlog) -> None:
         self._page_size = cache.page_size
-        self._tokens = tokens
-        self._heap = HeapOrder(waiting, cache, self._turn)
-        self._places: dict[Request, tuple[int, int, int]] = {}
-        """Clock, requests ahead and tokens ahead at each waiting request's arrival."""
+        self._backlog = backlog
+        self._heap = HeapOrder(waiting, cache, self._turn, by_priority=True)
+        self._places: dict[Request, Place] = {}
 
     def add(self, request: Request) -> None:
         assert request.prefix_match is not None, "a waiting request has a match"
-        ahead = self._tokens.waiting - self._uncached(request, request.prefix_match)
-        self._places[request] = (self._tokens.left, len(self._waiting) - 1, ahead)
+        waiting, tenant = self._backlog.classes[request.priority], self._backlog.of(request)
+        size, tenants = self._backlog.size_of(request.prefix_match), len(waiting.tenants)
+        if request.history.preemptions:  # it had its turn
+            self._places[request] = Place(waiting.clock, 0, 0, 0.0, 0.0)
+        else:
+            slack = max(0.0, request.slack - size) / tenants
+            self._places[request] = Place(waiting.clock, tenant.ordered, tenant.tokens - size, (tenants - 1) / tenants, slack)
+        tenant.ordered += 1
         self._heap.add(request)
 
     def update(self, request: Request) -> None:
@@ -159,13 +178,13 @@ class ShortestOrder:
 
     def remove(self, request: Request) -> None:
         del self._places[request]
+        self._backlog.of(request).ordered -= 1
 
     def candidates(self) -> Generator[Request, None, None]:
         return self._heap.candidates()
 
-    def _turn(self, request: Request, prefix_match: PrefixMatch) -> int:
-        left, requests, ahead = self._places[request]
-        return left + min(requests * self._uncached(request, prefix_match), ahead)
-
-    def _uncached(self, request: Request, prefix_match: PrefixMatch) -> int:
-        return len(request.tokens) - prefix_match.depth * self._page_size
+    def _turn(self, request: Request, prefix_match: PrefixMatch) -> float:
+        clock, requests, ahead, share, slack = self._places[request]
+        size = len(request.tokens) - prefix_match.depth * self._page_size
+        delay = min(requests * size, ahead) + size * share
+        return clock + (delay if delay < slack else slack)

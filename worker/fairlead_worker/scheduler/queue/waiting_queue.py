@@ -2,30 +2,30 @@
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import assert_never
 
 from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.config import PolicyName, SchedulerConfig
+from fairlead_worker.scheduler.queue.backlog import Backlog
 from fairlead_worker.scheduler.queue.fair_queue import FairOrder
-from fairlead_worker.scheduler.queue.policies import ArrivalOrder, HeapOrder, Order, QueueTokens, ShortestOrder, by_prefix, by_priority
+from fairlead_worker.scheduler.queue.policies import ArrivalOrder, HeapOrder, Order, ShortestOrder, by_prefix
 from fairlead_worker.scheduler.request import Request
 
 
 class WaitingQueue:
-    """Requests without pages. Preempted ones come first, oldest first, and only more urgent ones (policy priority) pass them.
+    """Requests without pages. Preempted ones come first, oldest first, and only more urgent ones (policy sjf) pass them.
 
     Two requests that preempt each other in turns would not progress (TokenSpeed's rule). The other requests follow the policy
     (`policies.py`, `fair_queue.py`). The oldest of them can be passed `max_bypass` times, then it is next. So each request waits for a
-    bounded number of others.
+    bounded number of others. A more urgent request that is shorter than the oldest counts by its share of the oldest's tokens, so
+    less urgent work takes at most one token in `max_bypass` from more urgent work.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
-        self._tokens = QueueTokens()
-        self._sizes: dict[PrefixMatch, int] = {}
-        """Uncached tokens of each waiting request, as counted in `_tokens`."""
+        self._backlog = Backlog()
         self._unpromised: OrderedDict[Request, None] = OrderedDict()
         """Waiting requests whose blocks the index does not show yet."""
         self._cache = cache
@@ -36,9 +36,11 @@ class WaitingQueue:
         self._promise_tokens = config.promise_tokens
         self._preempted: list[Request] = []
         self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
-        self._bypassed = 0
+        self._bypassed = 0.0
+        self._least_urgent = 0
+        """Highest priority number of the requests that run, or a higher one."""
         self._orders_by_cache = config.policy in ("sjf", "lpm")
-        self._priority = config.policy == "priority"
+        self._priority = config.policy == "sjf"
         self._order = self._create_order(config.policy)
         self.fair = self._order if isinstance(self._order, FairOrder) else None
         """The tenants' counters, if the policy is fair; else None."""
@@ -46,7 +48,7 @@ class WaitingQueue:
     @property
     def tokens(self) -> int:
         """Uncached tokens of all waiting requests. What the cache changed since the last `refresh` is not in it."""
-        return self._tokens.waiting
+        return self._backlog.tokens
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._preempted)
@@ -67,7 +69,7 @@ class WaitingQueue:
         assert prefix_match is not None, "a waiting request has a match"
         if prefix_match in self._requests:
             if prefix_match is next(iter(self._requests)):
-                self._bypassed = 0
+                self._bypassed = 0.0
             del self._requests[prefix_match]
             self._order.remove(request)
         else:
@@ -75,15 +77,19 @@ class WaitingQueue:
         self._cache.untrack(prefix_match)
         request.prefix_match = None
         self._unpromised.pop(request, None)
-        size = self._sizes.pop(prefix_match)
-        self._tokens.waiting -= size
-        self._tokens.left += size
+        self._backlog.remove(request, prefix_match)
 
     def remove_admitted(self, request: Request) -> None:
         """Remove an admitted request, and count that it passed the oldest one."""
-        if request.prefix_match in self._requests and request is not self._oldest():
-            self._bypassed += 1
+        if request.prefix_match in self._requests and (oldest := self._oldest()) is not request:
+            self._bypassed += self._share(request, oldest) if self._priority and request.priority < oldest.priority else 1
+        self._least_urgent = max(self._least_urgent, request.priority)
         self.remove(request)
+
+    def _share(self, request: Request, oldest: Request) -> float:
+        """Return the tokens of `request` as a share of those of `oldest`, at most 1."""
+        assert request.prefix_match is not None and oldest.prefix_match is not None, "a waiting request has a match"
+        return min(1.0, self._backlog.size_of(request.prefix_match) / self._backlog.size_of(oldest.prefix_match))
 
     def refresh(self) -> None:
         """Update counts and order after cache changes, for a bounded number of requests."""
@@ -107,8 +113,8 @@ class WaitingQueue:
     def candidates(self) -> Generator[Request, None, None]:
         """Yield requests to admit, best first. Requests that are not removed stay. Close the iterator (contextlib.closing)."""
         for request in self._preempted[:]:
-            if self._priority:
-                yield from self._in_order(request.priority)
+            if self._priority and (yield from self._in_order(request.priority)):
+                return
             yield request
             if request.prefix_match is not None:
                 return
@@ -119,60 +125,74 @@ class WaitingQueue:
                 return
         yield from self._in_order()
 
+    def reset_running(self) -> None:
+        """Note that nothing runs, so there is nothing to preempt."""
+        self._least_urgent = min(self._backlog.classes, default=0)
+
     def most_urgent(self) -> Request | None:
-        """Return the first request that may preempt less urgent ones (policy priority), or None."""
+        """Return the first request if it may preempt less urgent ones that run (policy sjf), or None."""
         if not self._priority or not self._requests or self._bypassed >= self._max_bypass:
+            return None
+        if min(self._backlog.classes) >= self._least_urgent:  # the usual case: all requests have one priority
             return None
         with closing(self._order.candidates()) as candidates:
             first = next(candidates)
         return None if self._preempted and self._preempted[0].priority <= first.priority else first
 
-    def _in_order(self, before: int | None = None) -> Iterator[Request]:
-        """Yield requests in policy order until the bypass limit. `before`: only requests more urgent than this priority."""
-        if self._bypassed >= self._max_bypass:
-            return
+    def _in_order(self, before: int | None = None) -> Generator[Request, None, bool]:
+        """Yield requests in policy order until the bypass limit. `before`: only requests more urgent than this priority.
+
+        Return whether one of them was not admitted.
+        """
         skipped = 0
+        if self._bypassed >= self._max_bypass:
+            return False
         with closing(self._order.candidates()) as candidates:
             for request in candidates:
                 if before is not None and request.priority >= before:
-                    return
+                    break
                 yield request
-                skipped += request.prefix_match is not None
+                if request.prefix_match is not None:
+                    skipped += 1
+                    if self._priority:  # less urgent requests must not take the pages that it waits for
+                        before = request.priority + 1
                 if skipped >= self._scan_limit or self._bypassed >= self._max_bypass:
-                    return
+                    break
+        return skipped > 0
 
     def _create_order(self, policy: PolicyName) -> Order:
         match policy:
             case "sjf":
-                return ShortestOrder(self._requests, self._cache, self._tokens)
+                return ShortestOrder(self._requests, self._cache, self._backlog)
             case "fcfs":
                 return ArrivalOrder(self._requests)
             case "lpm":
                 return HeapOrder(self._requests, self._cache, by_prefix)
-            case "priority":
-                return HeapOrder(self._requests, self._cache, by_priority)
             case "fair":
                 return FairOrder()
         assert_never(policy)
 
     def _track(self, request: Request) -> PrefixMatch:
-        request.prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
-        self._count(request.prefix_match)
+        prefix_match = self._cache.track(request.root, request.tokens, request.reusable, bool(request.adapter))
+        request.prefix_match = prefix_match
+        self._backlog.add(request, prefix_match, self._uncached(prefix_match))
         if request.promised is None:
             self._unpromised[request] = None
-        return request.prefix_match
+        return prefix_match
 
     def _update(self, prefix_match: PrefixMatch) -> None:
         """Update count and order after a match was updated: the order drops an entry whose key has changed."""
-        self._count(prefix_match)
-        if self._orders_by_cache and prefix_match in self._requests:
-            self._order.update(self._requests[prefix_match])
+        request = self._requests.get(prefix_match)
+        if request is None:
+            request = next(each for each in self._preempted if each.prefix_match is prefix_match)
+            self._backlog.resize(request, prefix_match, self._uncached(prefix_match))
+            return
+        self._backlog.resize(request, prefix_match, self._uncached(prefix_match))
+        if self._orders_by_cache:
+            self._order.update(request)
 
-    def _count(self, prefix_match: PrefixMatch) -> None:
-        """Count the uncached tokens of a waiting request."""
-        size = len(prefix_match.tokens) - prefix_match.depth * self._cache.page_size
-        self._tokens.waiting += size - self._sizes.get(prefix_match, 0)
-        self._sizes[prefix_match] = size
+    def _uncached(self, prefix_match: PrefixMatch) -> int:
+        return len(prefix_match.tokens) - prefix_match.depth * self._cache.page_size
 
     def _oldest(self) -> Request:
         return next(iter(self._requests.values()))
