@@ -30,7 +30,7 @@ class Answer:
     body: bytes
 
 
-class _Error(msgspec.Struct):
+class _Error(msgspec.Struct, frozen=True):
     code: str | int | None = None
 
 
