@@ -63,7 +63,7 @@ def _service(service: InferenceService) -> Object:
         "spec": {
             "type": "ClusterIP",
             "selector": names.selector(service, names.BATCH),
-            "ports": [{"name": "http", "port": names.BATCH_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
+            "ports": [{"name": "http", "port": names.BATCH_PORT, "targetPort": names.BATCH_PORT, "protocol": "TCP", "appProtocol": "http"}],
         },
     }
 
@@ -85,13 +85,13 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
         "command": ["fairlead-batch"],
         "args": [f"--{flag}={value}" for flag, value in flags.items()],
         "env": [{"name": "HOME", "value": "/tmp"}, *variables],
-        "ports": [{"name": "http", "containerPort": names.BATCH_PORT, "protocol": "TCP"}],
+        "ports": [{"name": "admin", "containerPort": names.BATCH_PORT, "protocol": "TCP"}],  # the PodMonitor's and the probes' name
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *secret_mounts(service), *mounts],
-        "startupProbe": _probe("/health", period=2, failures=60),
-        "readinessProbe": _probe("/ready", period=2, failures=2),
-        "livenessProbe": _probe("/health", period=10, failures=6),
+        "startupProbe": pods.probe("/health", period=2, failures=60),
+        "readinessProbe": pods.probe("/ready", period=2, failures=2),
+        "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     spec = pods.pod_spec(service, names.BATCH, container, [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *volumes])
@@ -110,7 +110,3 @@ def _storage(batch: Batch) -> tuple[list[Object], list[Object], list[Object]]:
         for key in ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION"):
             variables.append({"name": key, "valueFrom": {"secretKeyRef": {"name": batch.secret_name, "key": key, "optional": True}}})
     return [], [], variables
-
-
-def _probe(path: str, *, period: int, failures: int) -> Object:
-    return {**pods.probe(path, period=period, failures=failures), "httpGet": {"path": path, "port": "http"}}

@@ -11,7 +11,7 @@ from yarl import URL
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.request.client_request import Call, linger
 from fairlead_router.tenancy.shared_secret import SharedSecret
-from fairlead_router.wire.client_connection import Request
+from fairlead_router.wire.client_connection import STREAMED_BYTES, Request
 from fairlead_router.wire.response import Reply
 
 ROOTS: Final = ("/v1/files", "/v1/batches")
@@ -52,6 +52,7 @@ class BatchForwarder:
             raise unavailable("The router's secret for the batch server cannot be read. Try again in 5 s.", retry_after=5) from None
         body = None
         if request.method not in ("GET", "HEAD") and (call.length != 0) and not (request.is_complete and not request.received):
+            call.reserve_body(min(STREAMED_BYTES, STREAMED_BYTES if call.length is None else call.length))
             body = _body(request)
             if call.length is not None:
                 headers["content-length"] = str(call.length)
