@@ -94,10 +94,19 @@ class ResultWriter:
                 await self._collect()
             lines, self._pending = self._pending, []
             if lines:
-                await self._log.append(lines)
+                await self._append(lines)
                 self._on_durable(len(lines), sum(map(len, lines)) + len(lines))
             if self._closed.is_set() or self._pending:
                 self._more.set()
+
+    async def _append(self, lines: list[bytes]) -> None:
+        """Append, to the end even if this task is cancelled: a write must not go on beside the recovery of the next run."""
+        append = asyncio.ensure_future(self._log.append(lines))
+        try:
+            await asyncio.shield(append)
+        except asyncio.CancelledError:
+            await asyncio.wait({append})
+            raise
 
     async def _collect(self) -> None:
         """Let results collect, until the last line ends."""

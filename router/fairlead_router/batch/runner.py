@@ -28,10 +28,18 @@ class Runner:
     """Tasks of the unfinished batches. `on_conflict` is called when another process writes to the storage."""
 
     def __init__(
-        self, store: Store, client: LineClient, slots: Slots, config: BatchConfig, metrics: BatchMetrics, on_conflict: Callable[[], None]
+        self,
+        store: Store,
+        client: LineClient,
+        slots: Slots,
+        config: BatchConfig,
+        metrics: BatchMetrics,
+        on_conflict: Callable[[], None],
+        first_pause: float = 1.0,
     ) -> None:
+        """`first_pause`: seconds until a batch continues after the storage failed; the pause doubles up to 30 times that."""
         self._store, self._client, self._slots, self._config, self._metrics = store, client, slots, config, metrics
-        self._on_conflict = on_conflict
+        self._on_conflict, self._first_pause = on_conflict, first_pause
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(RUNNING_OF_TENANT))
@@ -60,7 +68,7 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_and_retry(self, id: str) -> None:
-        pause = Backoff(first=1.0, longest=30.0)
+        pause = Backoff(first=self._first_pause, longest=30 * self._first_pause)
         async with self._places[self._store.batches[id].tenant]:
             while True:
                 try:

@@ -46,7 +46,7 @@ async def serve(config: BatchConfig) -> None:
     async with LineClient(config.router_url, secret) as client:
         runner = Runner(store, client, slots, config, metrics, on_conflict)
         app = BatchApp(store, runner, config, secret, metrics, on_conflict).create()
-        http = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS)
+        http = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await http.setup()
         cleaning = asyncio.create_task(_clean(store))
         try:
