@@ -25,6 +25,10 @@ def router() -> None:
     _run("fairlead-router", "fairlead_router.main", "router")
 
 
+def batch() -> None:
+    _run("fairlead-batch", "fairlead_router.batch.main", "router")
+
+
 def worker() -> None:
     _run("fairlead-worker", "fairlead_worker.main", "worker")
 

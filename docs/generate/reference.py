@@ -23,6 +23,8 @@ from fairlead_common.canary_split import SplitReport
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.process.metrics import Metrics as OperatorMetrics
+from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
@@ -229,6 +231,7 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
     operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
     yield "Router", router.registry
     yield "Worker", WorkerMetrics(engine, "m").registry
+    yield "Batch server", BatchMetrics().registry
     yield "Operator", operator.registry
 
 
@@ -292,6 +295,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/inferenceservice.md", crd_page()),
         ("reference/worker-flags.md", worker_flags_page()),
         ("reference/router-flags.md", flags_page("fairlead-router", RouterConfig)),
+        ("reference/batch-flags.md", flags_page("fairlead-batch", BatchConfig)),
         ("reference/operator-flags.md", flags_page("fairlead-operator", OperatorConfig)),
         ("reference/metrics.md", metrics_page()),
         ("reference/chart-values.md", chart_page()),

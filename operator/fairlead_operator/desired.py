@@ -5,7 +5,7 @@ from datetime import datetime
 
 from fairlead_common.canary_split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.children import gateway, network_policy, redis, router, worker
+from fairlead_operator.children import batch, gateway, network_policy, redis, router, worker
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed, SizeDecision
 from fairlead_operator.revisions import worker_revision
@@ -38,6 +38,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
             *network_policy.objects(service, settings),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
+            *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],

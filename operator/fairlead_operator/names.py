@@ -12,13 +12,14 @@ COMPONENT = "app.kubernetes.io/component"
 REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
-WORKER, ROUTER = "worker", "router"
+WORKER, ROUTER, BATCH = "worker", "router", "batch"
 FOLLOWER = "follower"  # a pod of a worker over several nodes that does not serve HTTP
 CANARY = "worker-canary"  # the canary's Deployment; its pods are workers, distinguished by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
 CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back
 CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retryToken of that trial
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
+BATCH_PORT = 8090  # serves metrics too, and asks for the shared secret for the rest
 WORKER_ADMIN_PORT, ROUTER_ADMIN_PORT = 8002, 8082  # for metrics, polls, probes and adapters, not for clients
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
 
@@ -52,6 +53,11 @@ def nodes_secret(service: InferenceService) -> str:
     The uid distinguishes successive services of one name.
     """
     return f"{service.name}-nodes-{digest(service.uid)}"
+
+
+def batch_secret(service: InferenceService) -> str:
+    """Return the name of the Secret that routers and the batch server share."""
+    return f"{service.name}-batch-{digest(service.uid)}"
 
 
 def redis_secret(service: InferenceService, role: str) -> str:

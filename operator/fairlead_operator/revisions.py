@@ -78,11 +78,19 @@ def router_revision(service: InferenceService) -> str:
         parts.append("picker")
     if service.spec.rollout.canary is not None:
         parts.append("split")  # whether there may be canaries; their weight does not change the router's pods
+    if service.spec.batch is not None:
+        parts.append("batch")
     if service.spec.image_pull_secrets:
         parts.append(non_default_fields(service.spec, "image_pull_secrets"))
     if scales_to_zero(service):
         parts.append("ready without workers")
     return names.digest(parts)
+
+
+def batch_revision(service: InferenceService) -> str:
+    """Return a digest of what the spec says about the pod of the batch server."""
+    parts = non_default_fields(service.spec, "batch", "image_pull_secrets")
+    return names.digest([parts, non_default_fields(service.spec.rollout, "drain_timeout_seconds")])
 
 
 def scales_to_zero(service: InferenceService) -> bool:

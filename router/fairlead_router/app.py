@@ -77,6 +77,10 @@ class App:
         try:
             if path in _POSTED or path == OPENAPI or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
+            batches = self._router.batches
+            if batches is not None and served and batches.serves(path):
+                await batches.forward(call, request, reply)
+                return
             allowed = self._allowed(path) if served else ()
             if not allowed:
                 hint = "" if self._part == "admin" else f" GET {OPENAPI} lists the paths."

@@ -49,6 +49,8 @@ class RouterConfig(BaseSettings):
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
     canary_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
     api_keys_file: str = Field("", description="file with tenants and hashed API keys, reloaded when it changes (empty: no authentication)")
+    batch_url: str = Field("", description="URL of the batch server, which gets /v1/files and /v1/batches (empty: there is none)")
+    batch_secret_file: str = Field("", description="file with the secret shared with the batch server, read at each use")
     router_replicas: int = Field(1, ge=1, description="number of routers; without Redis each enforces this fraction of the token rates")
     forwarding_mode: Literal["proxy", "redirect"] = Field(
         "proxy", description="redirect: answer 307 with the worker's address, for clients inside the cluster"

@@ -36,9 +36,11 @@ from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.supervision import supervise
+from fairlead_router.tenancy.shared_secret import SharedSecret
 
 if TYPE_CHECKING:
     from fairlead_router.interop.picker.server import PickerServer
+    from fairlead_router.serving.batch_forwarding import BatchForwarder
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class Router:
         self.score_page = ScorePage(self.prompts, self.table, rank, config.policy)
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()
+        self.batches = self._make_batch_forwarder()
 
     async def start(self) -> None:
         self.handler.start()
@@ -103,6 +106,8 @@ class Router:
             await self.picker.close()
         if self._discovery_task is not None:
             self._discovery_task.cancel()
+        if self.batches is not None:
+            await self.batches.close()
         await self._poller.close()
         await self.probe.close()
         await self.handler.close()
@@ -141,6 +146,13 @@ class Router:
             scale_up,
         )
         return PickerServer(picker, self.config)
+
+    def _make_batch_forwarder(self) -> "BatchForwarder | None":
+        if not self.config.batch_url:
+            return None
+        from fairlead_router.serving.batch_forwarding import BatchForwarder  # imported late: only services with batches need aiohttp
+
+        return BatchForwarder(self.config.batch_url, SharedSecret(self.config.batch_secret_file))
 
     def _make_split(self) -> CanaryPolicy | None:
         if not self.config.canary_file:

@@ -41,10 +41,11 @@ class Up:
     manifest: Path
     output: Path
     mark: str
+    template: str = MANIFEST
     process: subprocess.Popen[str] = field(init=False)
 
     def scale(self, replicas: int) -> None:
-        self.manifest.write_text(MANIFEST.replace("REPLICAS", str(replicas)))
+        self.manifest.write_text(self.template.replace("REPLICAS", str(replicas)))
 
     def usable(self) -> list[str]:
         """Return the pods that the router can choose."""
@@ -72,12 +73,14 @@ class Up:
             time.sleep(0.1)
 
 
-def start(directory: Path, replicas: int, *, wait: bool = True, python_path: Path | None = None, path: Path | None = None) -> Up:
-    """`python_path`, `path`: a folder put first for the processes."""
+def start(
+    directory: Path, replicas: int, *, wait: bool = True, python_path: Path | None = None, path: Path | None = None, more: str = ""
+) -> Up:
+    """`python_path`, `path`: a folder put first for the processes. `more`: lines added to the spec."""
     manifest, output = directory / "small.yaml", directory / "output.txt"
     port = free_port(set())
     mark = str(directory)
-    up = Up(f"http://127.0.0.1:{port}", manifest, output, mark)
+    up = Up(f"http://127.0.0.1:{port}", manifest, output, mark, MANIFEST + more)
     up.scale(replicas)
     with output.open("w") as out:
         up.process = subprocess.Popen(

@@ -74,7 +74,7 @@ def test_named_benchmarks_exist() -> None:
 
 def test_named_flags_exist() -> None:
     reference = _load("reference")
-    others = (reference.RouterConfig, reference.OperatorConfig)
+    others = (reference.RouterConfig, reference.BatchConfig, reference.OperatorConfig)
     pages = [reference.worker_flags_page(), *(reference.flags_page("", config) for config in others)]
     served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
     sources = [path.read_text() for folder in ("cli", "bench") for path in (ROOT / folder).rglob("*.py")]

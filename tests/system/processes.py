@@ -74,6 +74,10 @@ class Process:
         return self._process.wait(seconds)
 
     @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 

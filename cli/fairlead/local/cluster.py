@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fairlead.local.containers import LOOPBACK
-from fairlead.local.kubelet import Kubelet
+from fairlead.local.kubelet import Kubelet, free_port
 from fairlead.local.manifest import Manifest, objects_of
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
@@ -47,6 +47,8 @@ class LocalCluster:
         self._stop_grace = stop_grace
         self._keep_files = keep_files
         self._on_change = on_change
+        self._batch_ports: dict[str, int] = {}
+        """Port of each service's batch server, fixed so that an edit of the manifest does not restart it."""
         self._changed = asyncio.Event()
         self._guard = Guard()
         self._redis: LocalRedis | None = None
@@ -92,8 +94,12 @@ class LocalCluster:
         wanted: list[Workload] = []
         urls: dict[str, str] = {}
         for offset, service in enumerate(manifest.services):
-            urls[service.name] = f"http://{LOOPBACK}:{self._port + offset}"
-            wanted += workloads(objects_of(service, redis_url=self.redis.url), service=service.name, router_port=self._port + offset)
+            port = self._port + offset
+            urls[service.name] = f"http://{LOOPBACK}:{port}"
+            if service.name not in self._batch_ports:
+                self._batch_ports[service.name] = free_port({port, *self._batch_ports.values()})
+            objects = objects_of(service, redis_url=self.redis.url)
+            wanted += workloads(objects, service=service.name, router_port=port, batch_port=self._batch_ports[service.name])
         workers = sum(workload.replicas for workload in wanted if workload.component == "worker")
         if self.kubelet.settings.threads == 0:  # fixed at the first apply, so that scaling restarts no running pod
             self.kubelet.settings = self._settings(max(1, self._cpus // max(1, workers)))

@@ -1,11 +1,12 @@
 """Where a local run keeps its files, and how `fairlead status` finds it.
 
-`<tmp>/fairlead-<uid>/<service>-<random>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis.sock`, `tmp/` of the pods.
+`<tmp>/fairlead-<uid>/<service>-<random>/`, mode 0700: `run.json`, `batch-secret`, `logs/`, `endpoints/`, `redis.sock`, `tmp/` of the pods.
 A run that ends without error removes its directory. After a failure or a kill the directory stays for a day, for its logs.
 """
 
 import json
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -15,6 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairlead.errors import UserError
+
+BATCH_SECRET = "batch-secret"
+"""File that replaces the Secret which routers and batch servers share. Only this user can enter the directory."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ def make_run_directory(name: str) -> Path:
     directory = Path(tempfile.mkdtemp(prefix=f"{name[:12]}-", dir=runs_root()))
     for part in ("logs", "endpoints", "tmp"):
         (directory / part).mkdir(mode=0o700)
+    (directory / BATCH_SECRET).write_text(secrets.token_hex(32))
     return directory
 
 

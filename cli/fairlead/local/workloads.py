@@ -10,6 +10,7 @@ from typing import Any
 
 from fairlead.errors import UserError
 from fairlead.local.containers import LOOPBACK
+from fairlead.local.rundir import BATCH_SECRET
 
 KEY_FILE_VARIABLE = "FAIRLEAD_API_KEYS_FILE"
 COMPONENT = "app.kubernetes.io/component"
@@ -26,13 +27,22 @@ class LocalSettings:
     threads: int = 0
     model_root: Path | None = None
 
+    @property
+    def batch_secret(self) -> Path:
+        """File of the secret that routers and batch servers share."""
+        return self.logs.parent / BATCH_SECRET
+
     def endpoints_file(self, service: str) -> Path:
         return self.endpoints / service
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A Deployment: `replicas` pods of `template`. `port`: fixed for the router, which users call; 0 for workers: any free port."""
+    """A Deployment: `replicas` pods of `template`.
+
+    `port`: fixed for the router, which users call, and the batch server; 0 for workers: any free port. `partner_port`: that of the other of
+    the two; 0 without a batch server.
+    """
 
     name: str
     namespace: str
@@ -41,11 +51,12 @@ class Workload:
     replicas: int
     template: Mapping[str, Any]
     port: int = 0
+    partner_port: int = 0
 
     @property
     def revision(self) -> str:
         """Return a digest that changes when pods must be replaced."""
-        return hashlib.sha256(json.dumps([self.template, self.port], sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps([self.template, self.port, self.partner_port], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def grace(self) -> float:
@@ -60,16 +71,20 @@ class Workload:
         """Return flags that replace those of a cluster. They follow the Deployment's own, and the last one wins."""
         # One port serves all paths, because only this machine can reach it.
         flags = ["--host", LOOPBACK, "--port", str(port)]
+        if self.component == "batch":
+            return [*flags, "--router-url", f"http://{LOOPBACK}:{self.partner_port}", "--secret-file", str(settings.batch_secret)]
         if self.component == "router":
             flags += ["--admin-port=", "--worker-admin-port=", "--redis-url", settings.redis_url]
             # Local endpoints are current, so a stopping router need not accept new connections for a while.
             flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
+            if self.partner_port:
+                flags += ["--batch-url", f"http://{LOOPBACK}:{self.partner_port}", "--batch-secret-file", str(settings.batch_secret)]
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._sets_threads else flags
 
     def variables(self, pod: str, port: int, settings: LocalSettings) -> dict[str, str]:
         """Return environment variables that replace those of a cluster. An empty one counts as unset."""
-        if self.component == "router":
+        if self.component != "worker":
             return {}
         return {
             "FAIRLEAD_POD_NAME": pod,
@@ -101,30 +116,37 @@ class Workload:
         return any(arg.startswith("--threads=") and arg != "--threads=0" for arg in args)
 
 
-def workloads(objects: Iterable[Mapping[str, Any]], *, service: str, router_port: int) -> list[Workload]:
+def workloads(objects: Iterable[Mapping[str, Any]], *, service: str, router_port: int, batch_port: int = 0) -> list[Workload]:
     """Return the Deployments among `objects`. There is always one router, because no Service could balance several."""
-    found = []
-    for item in objects:
+    found, deployments = [], list(objects)
+    has_batches = any(_component(item) == "batch" for item in deployments if item.get("kind") == "Deployment")
+    for item in deployments:
         if item.get("kind") == "LeaderWorkerSet":
             raise UserError(
                 "spec.engine.nodes is above 1, but local mode has one machine: set it to 1 (ranks are processes), or use a cluster"
             )
         if item.get("kind") != "Deployment":
             continue
-        template = item["spec"]["template"]
-        component = template["metadata"]["labels"].get(COMPONENT, "")
-        if component not in ("worker", "router"):
-            raise UserError(f"Deployment {item['metadata']['name']}: label {COMPONENT} is {component!r}; local mode runs worker and router")
-        router = component == "router"
+        template, component = item["spec"]["template"], _component(item)
+        ports = {"worker": (0, 0), "router": (router_port, batch_port if has_batches else 0), "batch": (batch_port, router_port)}
+        if component not in ports:
+            raise UserError(
+                f"Deployment {item['metadata']['name']}: label {COMPONENT} is {component!r}; local mode runs {', '.join(ports)}"
+            )
         found.append(
             Workload(
                 name=item["metadata"]["name"],
                 namespace=item["metadata"].get("namespace", "default"),
                 service=service,
                 component=component,
-                replicas=1 if router else int(item["spec"].get("replicas", 1)),
+                replicas=1 if component == "router" else int(item["spec"].get("replicas", 1)),
                 template=template,
-                port=router_port if router else 0,
+                port=ports[component][0],
+                partner_port=ports[component][1],
             )
         )
     return found
+
+
+def _component(deployment: Mapping[str, Any]) -> str:
+    return str(deployment["spec"]["template"]["metadata"]["labels"].get(COMPONENT, ""))

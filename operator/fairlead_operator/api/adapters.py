@@ -8,7 +8,7 @@ from fairlead_operator.api.fields import Part, uri_schema, uri_validator
 
 
 class Adapter(Part):
-    """A LoRA adapter in the format of PEFT. A request selects it with its name in "model"."""
+    """A LoRA adapter in the format of PEFT."""
 
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] = Field(
         description='Value of "model" in requests that use this adapter.'

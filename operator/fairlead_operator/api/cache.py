@@ -27,7 +27,7 @@ class HostPathVolume(Part):
             pattern=r"^/[A-Za-z0-9._/-]+$",
             json_schema_extra=rules(rule("!self.split('/').exists(step, step == '..')", _PARENT)),
         ),
-    ] = Field(description="Absolute path of a folder that exists on each node and that group 65532 can write to.")
+    ] = Field(description="Absolute path of a folder on each node that group 65532 can write to.")
 
 
 class EmptyDirVolume(Part):

@@ -17,24 +17,24 @@ class Canary(Part):
         description="Automatic: the operator decides after analysisSeconds. Manual: the canary stays until promotedRevision names it.",
     )
     analysis_seconds: int = Field(
-        600, ge=0, le=604_800, description="How long the operator observes the canary once its pods are ready, before automatic promotion."
+        600, ge=0, le=604_800, description="How long ready pods of the canary are observed before automatic promotion."
     )
     min_requests: int = Field(
         100, ge=1, le=1_000_000, description="Requests that the canary must serve before it is promoted or rolled back."
     )
     max_error_rate_increase: Percentage = Field(
         "1%",
-        description="Roll back when the canary's percentage of failed requests exceeds the old revision's by more than this, such as 0.5%.",
+        description="Roll back when the canary's percentage of failed requests exceeds the old revision's by more than this.",
     )
     max_ttft_increase: Percentage = Field(
         "50%",
-        description="Roll back when the canary's p50 or p90 time to first token (TTFT) is more than this longer than the old revision's.",
+        description="Roll back when the canary's p50 or p90 TTFT exceeds the old revision's by more than this.",
     )
     promoted_revision: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-z-]+$")] | None = Field(
-        None, description="Value of status.canary.revision to promote now, whatever was observed. Other revisions are not affected."
+        None, description="Value of status.canary.revision to promote now, whatever was observed."
     )
     retry_token: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z:._+-]+$")] | None = Field(
-        None, description="Any string, such as the time. A change tests a revision again that was rolled back."
+        None, description="Any string. A change tests a rolled back revision again."
     )
 
     @property

@@ -30,14 +30,14 @@ class KvCache(Part):
     page_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a page, the unit of KV cache allocation.")
     block_tokens: int = Field(64, ge=1, le=4096, description="Tokens in a block, the unit of the prefix index. A multiple of pageTokens.")
     size: Quantity | None = Field(
-        None, description="Memory of the KV cache in each worker, such as 40Gi. Absent: what a GPU has left; on CPUs at most 4Gi."
+        None, description="KV cache of each worker, such as 40Gi. Absent: what a GPU has left; on CPUs at most 4Gi."
     )
     pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(
         None, description="Pages of the KV cache in each worker, as an alternative to size."
     )
     host_size: Quantity | None = Field(
         None,
-        description="Host memory in each worker for pages evicted from the GPU, such as 64Gi. Included in resources.memory. Absent: none.",
+        description="Host memory for pages evicted from the GPU, such as 64Gi. Part of resources.memory. Absent: none.",
     )
 
     @model_validator(mode="after")
@@ -54,12 +54,10 @@ class SpeculativeDecoding(Part):
         json_schema_extra=rules(rule("(self.method == 'Draft') == has(self.draftModelURI)", _DRAFT, path=".draftModelURI"))
     )
 
-    method: Literal["NGram", "Draft"] = Field(
-        description="NGram: drafts are copied from the request's own text. Draft: a smaller model drafts the tokens."
-    )
+    method: Literal["NGram", "Draft"] = Field(description="NGram: drafts are copied from the request. Draft: a smaller model drafts.")
     num_tokens: int = Field(5, ge=1, le=64, description="Most tokens drafted for one request in one step.")
     draft_model_uri: Annotated[str, uri_validator(_DRAFT_URI), uri_schema(_DRAFT_URI)] | None = Field(
-        None, description="Draft model with the same tokenizer, in the forms of spec.model.uri. Required for method Draft."
+        None, description="Draft model with the same tokenizer, as spec.model.uri. Required for Draft."
     )
 
     @model_validator(mode="after")
@@ -84,13 +82,13 @@ class Engine(Part):
     )
     max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most sequences that run at the same time in one worker.")
     chunked_prefill: Literal["Enabled", "Disabled"] = Field(
-        "Enabled", description="Enabled: long prompts are computed in chunks beside running decodes. Disabled: each prompt in one step."
+        "Enabled", description="Enabled: prompts are computed in chunks beside decodes. Disabled: each in one step."
     )
     chunked_prefill_size: int = Field(
         512,
         ge=1,
         le=1_048_576,
-        description="Most prompt tokens computed in one step beside running decodes. Used with chunked prefill only.",
+        description="Most prompt tokens in one step beside decodes, with chunked prefill.",
     )
     max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens in one step, over all requests.")
     max_waiting_requests: int = Field(
@@ -101,7 +99,7 @@ class Engine(Part):
     )
     itl_target_milliseconds: Annotated[int, Field(ge=1, le=60_000)] | None = Field(
         None,
-        description="Target duration of a step that contains decodes (inter-token latency, ITL), by which prefill chunks are sized. "
+        description="Target inter-token latency (ITL), by which prefill chunks are sized. "
         "Absent: chunks of chunkedPrefillSize tokens, fewer on a slow CPU.",
     )
     attention_backend: Literal["Auto", "FlashInfer", "Native", "CPU", "Reference"] = Field(
@@ -115,7 +113,7 @@ class Engine(Part):
     )
     scheduling_policy: Literal["ShortestJobFirst", "LongestPrefixMatch", "FirstComeFirstServed"] = Field(
         "ShortestJobFirst",
-        description="Order in which waiting requests are admitted. ShortestJobFirst: the fewest uncached tokens first.",
+        description="Order of waiting requests. ShortestJobFirst: the fewest uncached tokens first.",
     )
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="GPUs that share one replica of the model. Equals resources.gpus times engine.nodes."
@@ -124,13 +122,13 @@ class Engine(Part):
         1, ge=1, le=64, description="Nodes that share one replica, with one pod on each. Above 1 needs LeaderWorkerSet. Immutable."
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="CPU threads of a worker. Absent: the cores of its affinity and CPU quota, minus one if there are three or more."
+        None, description="CPU threads of a worker. Absent: its cores by affinity and quota, minus one if three or more."
     )
     warmup_tokens: int = Field(
         8192,
         ge=0,
         le=1_048_576,
-        description="Tokens of the most used prefixes of other workers that a new worker computes before it is ready.",
+        description="Tokens of other workers' most used prefixes that a new worker computes before it is ready.",
     )
     warmup_timeout_seconds: int = Field(10, ge=1, le=600, description="Longest time for that computation.")
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")

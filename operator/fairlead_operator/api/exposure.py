@@ -21,7 +21,7 @@ class ParentRef(Part):
 
     name: ObjectName = Field(description="Name of the Gateway.")
     namespace: Namespace | None = Field(
-        None, description="Namespace of the Gateway. Absent: the service's. Listeners elsewhere must allow routes from this namespace."
+        None, description="Namespace of the Gateway. Absent: the service's. Its listeners must allow routes from here."
     )
     section_name: ObjectName | None = Field(None, description="Listener of the Gateway. Absent: every listener that allows the route.")
 
@@ -41,11 +41,11 @@ class Gateway(Part):
     )
     backend: Literal["Router", "EndpointPicker"] = Field(
         "Router",
-        description="Router: the gateway sends requests to the routers. EndpointPicker: the gateway asks the routers for a worker, through"
-        " an InferencePool, and sends requests to it.",
+        description="Router: the gateway sends requests to the routers. EndpointPicker: it asks them for a worker, through an"
+        " InferencePool, and sends requests there.",
     )
     proxy_namespace: Namespace | None = Field(
-        None, description="Namespace of the gateway's proxies, such as envoy-gateway-system. Absent: that of the Gateway."
+        None, description="Namespace of the proxies, such as envoy-gateway-system. Absent: that of the Gateway."
     )
 
 
@@ -58,8 +58,7 @@ class Exposure(Part):
 
     network_policy: Literal["Managed", "None"] = Field(
         "Managed",
-        description="Managed: NetworkPolicies restrict connections to workers to the routers and workers of the service. None: no"
-        " NetworkPolicy is created.",
+        description="Managed: NetworkPolicies admit only routers and workers of the service to its workers. None: none is created.",
     )
     from_namespaces: list[Namespace] | None = Field(
         None,

@@ -20,7 +20,7 @@ class Rollout(Part):
 
     strategy: Literal["Auto", "Surge", "DrainFirst"] = Field(
         "Auto",
-        description="Surge: a new worker starts before an old one stops. DrainFirst: an old worker stops first. "
+        description="Surge: a new worker starts before an old one stops. DrainFirst: the reverse. "
         "Auto: Surge, then DrainFirst if a new worker cannot be scheduled for surgeTimeoutSeconds.",
     )
     surge_timeout_seconds: int = Field(30, ge=0, le=86_400, description="How long strategy Auto waits for a new worker to be scheduled.")
@@ -34,10 +34,10 @@ class Rollout(Part):
         3600,
         ge=30,
         le=86_400,
-        description="Without progress for this long, condition Progressing is False with reason ProgressDeadlineExceeded.",
+        description="Time without progress until Progressing is False with reason ProgressDeadlineExceeded.",
     )
     canary: Canary | None = Field(
-        None, description="Tests each new revision with a part of the requests. Absent: a new revision is rolled out directly."
+        None, description="Tests new revisions with a part of the requests. Absent: they are rolled out directly."
     )
 
     @model_validator(mode="after")

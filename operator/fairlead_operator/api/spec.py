@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names, no_adapter_named
+from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
@@ -87,14 +88,13 @@ class Model(Part):
     )
     secret_ref: SecretKey | None = Field(
         None,
-        description="Credentials. hf://: the token of the hub, as HF_TOKEN. s3://: the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
-        "absent: the pod's role.",
+        description="hf://: the token of the hub, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent: the pod's role.",
     )
     cache: ModelCache | None = Field(None, description="Volume for downloaded weights. Absent: each new pod downloads them again.")
     adapters: list[Adapter] = Field(
         default_factory=list,
         max_length=MAX_ADAPTERS,
-        description="LoRA adapters that each worker loads before it is ready. A change starts a rollout.",
+        description="LoRA adapters, loaded before a worker is ready. A change starts a rollout.",
         json_schema_extra=list_map("name"),
     )
 
@@ -118,10 +118,10 @@ class Resources(Part):
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None,
-        description="GPUs of each worker pod. 0: the worker runs on CPUs. Absent: the operator's default (1) times tensorParallel / nodes.",
+        description="GPUs of each worker pod. 0: CPUs. Absent: the operator's default (1) times tensorParallel / nodes.",
     )
     cpu: Quantity | None = Field(
-        None, description="CPU request of each worker, such as 8 or 500m. No limit is set, because throttling delays every token."
+        None, description="CPU request of each worker, such as 8 or 500m. There is no limit: throttling delays every token."
     )
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
@@ -140,12 +140,12 @@ class Routing(Part):
     )
 
     policy: Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"] = Field(
-        "PrefixAware", description="PrefixAware: the worker that will start the request first, given the prefixes in its KV cache."
+        "PrefixAware", description="PrefixAware: the worker that starts the request first, given its cached prefixes."
     )
     index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
         "Auto",
-        description="How PrefixAware reads the index. Remote: from Redis for each request. Mirror: from a copy in each router, which also "
-        "works while Redis is down. Auto: from a copy while it is small.",
+        description="How PrefixAware reads the index. Remote: from Redis for each request. Mirror: from a copy, also while Redis is "
+        "down. Auto: from a copy while it is small.",
     )
     replicas: int = Field(2, ge=1, le=64, description="Router pods. They share only the index, so any number works.")
     index_groups: int = Field(
@@ -158,18 +158,17 @@ class Routing(Part):
         30,
         ge=0,
         le=86_400,
-        description="How long requests are held while no worker is ready. With the default and an autoscaling target: up to 600 while"
-        " workers start.",
+        description="How long requests wait for a ready worker. With the default and an autoscaling target: up to 600 while workers start.",
     )
     max_expected_ttft_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
         None,
-        description="Requests whose expected time to first token (TTFT) is longer get status 429 with Retry-After. Absent: none.",
+        description="Requests with a longer expected time to first token (TTFT) get 429 with Retry-After. Absent: none.",
     )
     args: list[Argument] = Field(
         default_factory=list, max_length=64, description="Additional flags of fairlead-router. The last value of a flag is used."
     )
     forwarding_mode: Literal["Proxy", "Redirect"] = Field(
-        "Proxy", description="Redirect: clients inside the cluster get a 307 to the worker, without retries, API keys and queueing."
+        "Proxy", description="Redirect: clients in the cluster get a 307 to the worker, without retries, keys and queueing."
     )
     metrics_names: Literal["Fairlead", "VLLM"] = Field(
         "Fairlead", description="VLLM: metrics have the names of vLLM's production stack too."
@@ -192,9 +191,7 @@ class KeysSecret(Part):
 class Access(Part):
     """Authentication of clients."""
 
-    keys_secret_ref: KeysSecret = Field(
-        description="Tenants and their hashed API keys. Routers apply a change within a minute, without restarts."
-    )
+    keys_secret_ref: KeysSecret = Field(description="Tenants and hashed API keys. Routers apply a change within a minute.")
 
 
 class PodDisruptionBudget(Part):
@@ -272,7 +269,8 @@ class ServiceSpec(Part):
     engine: Engine = Field(default_factory=Engine, description="Settings of the inference engine in each worker.")
     resources: Resources = Field(default_factory=Resources, description="Resources of each worker pod.")
     routing: Routing = Field(default_factory=Routing, description="How routers select a worker for a request.")
-    access: Access | None = Field(None, description="Authentication of clients. Absent: every client that reaches the Service is served.")
+    access: Access | None = Field(None, description="Authentication of clients. Absent: every client is served.")
+    batch: Batch | None = Field(None, description="OpenAI's Batch API at /v1/files and /v1/batches. Absent: none.")
     exposure: Exposure = Field(default_factory=Exposure, description="Network access to the service.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     pod_disruption_budget: PodDisruptionBudget = Field(

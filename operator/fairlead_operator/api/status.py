@@ -17,7 +17,7 @@ class Condition(Part):
     type: str = Field(
         max_length=316,
         pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, GatewayReady or Degraded.",
+        description="Type of the condition.",
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(0, ge=0, description="metadata.generation that this condition was computed from.")
@@ -40,8 +40,7 @@ class IndexStatus(Part):
     message: str = Field("", max_length=512, description="Why the index is not available.")
     credentials: Literal["PerService", "Shared", "None"] | None = Field(
         None,
-        description="PerService: a Redis user each for workers and routers, limited to this service. Shared: one user for all services. "
-        "None: Redis requires no password.",
+        description="PerService: Redis users of this service alone. Shared: one user for all services. None: Redis requires no password.",
     )
     credentials_message: str = Field("", max_length=512, description="Why there are no Redis users for each service.")
     prediction_error_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
@@ -54,8 +53,8 @@ class CanaryStatus(Part):
 
     revision: str = Field(max_length=64, description="The revision under test. spec.rollout.canary.promotedRevision accepts this value.")
     phase: Literal["Waiting", "Starting", "Analyzing", "Paused", "Promoting", "Failed"] = Field(
-        description="Waiting: for the routers. Starting: of its pods. Analyzing: under observation. Paused: until promotedRevision names"
-        " it. Promoting: old pods are replaced. Failed: rolled back."
+        description="Waiting: for the routers. Starting: of its pods. Analyzing: observed. Paused: until promotedRevision names it. "
+        "Promoting: replaces old pods. Failed: rolled back."
     )
     traffic_percent: int = Field(0, ge=0, le=100, description="Percent of conversations that go to it.")
 
@@ -87,6 +86,6 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady with a gateway.",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady, BatchReady.",
         json_schema_extra=list_map("type"),
     )

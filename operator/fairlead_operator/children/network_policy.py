@@ -18,7 +18,7 @@ def objects(service: InferenceService, settings: Settings) -> list[Object]:
     if service.spec.exposure.network_policy == "None":
         return []
     followers = [_followers(service)] if groups.is_grouped(service) else []
-    return [_workers(service, settings), *followers, _routers(service, settings)]
+    return [_workers(service, settings), *followers, _routers(service, settings), *_batch(service, settings)]
 
 
 def _workers(service: InferenceService, settings: Settings) -> Object:
@@ -59,6 +59,15 @@ def _routers(service: InferenceService, settings: Settings) -> Object:
     if service.spec.exposure.picks_endpoints:
         ingress.append(_from(_proxies(service), names.PICKER_PORT))
     return _policy(service, names.ROUTER, ingress)
+
+
+def _batch(service: InferenceService, settings: Settings) -> list[Object]:
+    """Return the policy of the batch server: routers forward requests to it, and monitoring reads metrics."""
+    if service.spec.batch is None:
+        return []
+    routers = {"podSelector": {"matchLabels": names.selector(service, names.ROUTER)}}
+    allowed = [routers, *_operator_and_monitoring(settings)]
+    return [_policy(service, names.BATCH, [_from(allowed, names.BATCH_PORT)])]
 
 
 def _clients(service: InferenceService) -> list[Object]:

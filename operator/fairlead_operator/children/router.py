@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import canary, pods, redis, security
+from fairlead_operator.children import batch, canary, pods, redis, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
@@ -84,7 +84,8 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 
 def _volumes(service: InferenceService) -> list[Object]:
     """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
-    split = canary.router_volumes(service)
+    split = list(canary.router_volumes(service))
+    split += batch.secret_volumes(service)
     if service.spec.access is None:
         return split
     secret = service.spec.access.keys_secret_ref
@@ -94,7 +95,7 @@ def _volumes(service: InferenceService) -> list[Object]:
 
 def _mounts(service: InferenceService) -> list[Object]:
     keys = [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
-    return [*keys, *canary.router_mounts(service)]
+    return [*keys, *canary.router_mounts(service), *batch.secret_mounts(service)]
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
@@ -117,6 +118,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
         "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
+        **batch.router_flags(service, settings),
         "canary-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
     }
     if non_default_fields(routing, "hold_timeout_seconds"):

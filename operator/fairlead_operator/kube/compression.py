@@ -14,7 +14,7 @@ Body = Mapping[str, Any]
 WINDOW = 32768  # bytes of a dictionary that deflate can refer back to
 DICTIONARY_GROWTH = 1.25  # a new dictionary is this many times larger than the last, so few are ever taken
 RAW_DEFLATE = -15  # deflate without zlib's header and checksum
-_COMPONENTS = {names.WORKER, names.FOLLOWER, names.ROUTER, names.CANARY}
+_COMPONENTS = {names.WORKER, names.FOLLOWER, names.ROUTER, names.BATCH, names.CANARY}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from time import monotonic
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.shared_secret import TENANT_HEADER
 from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, read_credential
 from fairlead_router.tenancy.usage import UsageMeter
 from fairlead_router.wire.client_connection import Request
@@ -19,6 +20,7 @@ _NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
     b"content-length accept-encoding authorization x-api-key cookie x-request-id".split()
 )
+_TENANT = TENANT_HEADER.encode()
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """Limits for discarding a refused body: a client that still sends would see a reset instead of the answer (nginx: lingering_close)."""
 
@@ -38,6 +40,8 @@ class Call:
     """The client's API key, until it is authenticated."""
     encoding: bytes = b""
     """The client's Content-Encoding."""
+    acts_for: str | None = None
+    """Tenant that the client names in a header. Only the batch server may."""
     started_at: float = field(default_factory=monotonic)
     body: bytes = b""
     status: int = 0
@@ -68,6 +72,7 @@ class Call:
         forwarded: Headers = []
         client_id, session, length, encoding, authorization, key = "", "", None, b"", b"", b""
         hop_by_hop: set[bytes] = set()
+        acts_for: str | None = None
         for header in request.headers:
             name, value = header
             if name not in _NOT_FORWARDED:
@@ -77,6 +82,8 @@ class Call:
                     encoding = value.strip().lower()
                 if not name.startswith(b"x-fairlead-"):
                     forwarded.append(header)
+                elif name == _TENANT:
+                    acts_for = value.decode("latin-1")
             elif name == b"content-length":
                 length = int(value) if value.isdigit() else None
             elif name == b"x-request-id":
@@ -99,6 +106,7 @@ class Call:
             session,
             read_credential(authorization, key),
             encoding,
+            acts_for,
         )
 
     @property

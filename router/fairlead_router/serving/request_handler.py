@@ -16,6 +16,7 @@ from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
 from fairlead_router.tenancy.key_file import KeyStore
 from fairlead_router.tenancy.quota import Account, Accounts
+from fairlead_router.tenancy.shared_secret import SharedSecret
 from fairlead_router.tenancy.tenants import Caller
 from fairlead_router.wire.held_stream import HeldStream
 from fairlead_router.wire.response import Reply
@@ -29,6 +30,7 @@ class RequestHandler:
     def __init__(self, config: RouterConfig, admission: Admission, proxy: Proxy, metrics: Metrics, scripts: Scripts | None = None) -> None:
         """`scripts`: Redis scripts in the service's namespace, through which all routers share token rates."""
         self.keys = KeyStore(config.api_keys_file, metrics)
+        self._batch_secret = SharedSecret(config.batch_secret_file)
         self._accounts = Accounts(scripts, config.router_replicas, metrics.task_failures)
         self.body_budget = InflightBodyBudget(config.max_inflight_bytes)
         self._admission, self._proxy, self._metrics = admission, proxy, metrics
@@ -44,8 +46,11 @@ class RequestHandler:
         await self._accounts.close()
 
     def authenticate(self, call: Call) -> None:
-        """Authenticate the request before its body is read. Raises ApiError 401."""
-        call.caller = self.keys.authenticate(call.credential)
+        """Authenticate the request before its body is read. Raises ApiError 401; 403 for a batch of an unknown tenant."""
+        if call.acts_for is not None and self._batch_secret.matches(call.credential):
+            call.caller = self.keys.act_for(call.acts_for)
+        else:
+            call.caller = self.keys.authenticate(call.credential)
         call.credential = b""
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget

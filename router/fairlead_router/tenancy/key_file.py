@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from fairlead_common.truncate import quote
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.metrics import Metrics
 from fairlead_router.supervision import supervise
-from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, KeyFileError, digest, read_keys
+from fairlead_router.tenancy.tenants import ANONYMOUS, LOWEST, Caller, KeyFileError, digest, read_keys
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,14 @@ class KeyStore:
             else "No API key was given. Send it as `Authorization: Bearer KEY` (or `x-api-key: KEY`)."
         )
         raise ApiError(401, message, code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")])
+
+    def act_for(self, tenant: str) -> Caller:
+        """Return the caller for a tenant's batches, which go after all its other requests. Raises ApiError 403 for an unknown tenant."""
+        callers = (self._callers or {}).values() if self.is_required else (ANONYMOUS,)
+        found = next((caller for caller in callers if caller.tenant.name == tenant), None)
+        if found is None:
+            raise ApiError(403, f"The key file has no tenant {quote(tenant)}.", code="unknown_tenant")
+        return replace(found, key="batch", priority=LOWEST)
 
     def reload(self) -> None:
         """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""

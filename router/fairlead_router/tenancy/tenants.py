@@ -80,7 +80,7 @@ class Caller:
     def effective_priority(self, requested: int | None) -> int:
         """Return a request's priority: `requested` without API keys, else at most as urgent as the key's."""
         if not self.tenant.name:
-            return requested or 0
+            return max(self.priority, requested or 0)
         return min(LOWEST, max(self.priority, self.priority if requested is None else requested))
 
 

@@ -24,6 +24,8 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the idle timeout of common clients' pools, so that the router does not close a connection under an arriving request."""
 _WITHOUT_BODY = frozenset(("GET", "HEAD"))
 """Methods whose body has no meaning (RFC 9110, 9.3.1). It is dropped: unread, it would fill memory until the answer ends."""
+STREAMED_BYTES = 256 * 1024
+"""Unread bytes of a streamed body at which reading from its client pauses."""
 STALL_SECONDS = 600
 """A client that reads nothing of an answer for this long is considered gone."""
 
@@ -44,6 +46,9 @@ class Request:
         """Received bytes of the body."""
         self.is_complete = False
         """The whole body has arrived."""
+        self.is_streamed = False
+        """The body is read while it arrives: reading from the client pauses when much is unread, and the timeout starts again when it
+        continues."""
         self.is_disconnected = False
         """The client has closed the connection, and the task is cancelled."""
         self.task: asyncio.Task[None] | None = None
@@ -52,6 +57,8 @@ class Request:
     def take(self) -> bytes:
         """Return the bytes of the body that arrived since the last call."""
         body, self.body = self.body, bytearray()
+        if self.is_streamed and body:
+            self._connection.continue_body(self)
         return bytes(body)
 
     async def wait_for_body(self) -> None:
@@ -239,6 +246,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         request.received += len(body)
         request.body += body
+        if request.is_streamed and len(request.body) > STREAMED_BYTES:
+            self._pause_reading()
         request.wake()
 
     def on_message_complete(self) -> None:
@@ -257,6 +266,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if not request.received and not request.is_complete and (b"expect", b"100-continue") in request.headers:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def continue_body(self, request: Request) -> None:
+        """Read on, because what was read of a streamed body has been taken."""
+        if request.is_complete or self._transport.is_closing():
+            return
+        self._limiter.start_body_timeout(self)
+        if not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _serve(self, request: Request) -> None:
         self._serving = request

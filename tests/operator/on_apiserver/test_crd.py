@@ -40,6 +40,8 @@ REFUSED = [
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
     ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef needs an hf://"),
     ({"model": {"uri": "pvc://c/m", "cache": {"persistentVolumeClaim": {"claimName": "t"}}}}, "spec.model.cache needs an hf://"),
+    ({"batch": {"storageURI": "pvc://c", "secretName": "keys"}}, "spec.batch.secretName needs an s3:// storageURI"),
+    ({"batch": {"storageURI": "file:///x"}}, "spec.batch.storageURI"),
     ({"model": {"adapters": [{"name": "a", "uri": "x"}]}}, "spec.model.adapters.uri must be hf://ORG/NAME"),
     ({"model": {"adapters": [{"name": "a b", "uri": "hf://a/b"}]}}, "spec.model.adapters[0].name"),
     (

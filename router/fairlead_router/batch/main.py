@@ -1,0 +1,41 @@
+"""Entry point of `fairlead-batch`."""
+
+import asyncio
+import json
+import logging
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from fairlead_router.batch.config import read_config
+from fairlead_router.batch.server import serve
+from fairlead_router.batch.storage.base import StorageError
+from fairlead_router.errors import ListenError
+
+
+def main() -> None:
+    """Run until SIGTERM. Exit with 1 for a storage or port that cannot be used, with 2 for an invalid configuration."""
+    try:
+        config = read_config(sys.argv[1:])
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            missing = problem["type"] == "missing"
+            text = "is missing" if missing else f"{problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+            print(f"fairlead-batch: --{flag} {text}", file=sys.stderr)
+        sys.exit(2)
+    except SettingsError as error:
+        print(f"fairlead-batch: {str(error).removeprefix('error parsing CLI: ')}; fairlead-batch --help lists the flags", file=sys.stderr)
+        sys.exit(2)
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.getLogger(__name__).info("configuration %s", json.dumps(config.model_dump(), default=str))
+    try:
+        asyncio.run(serve(config))
+    except (StorageError, ListenError) as error:
+        print(f"fairlead-batch: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

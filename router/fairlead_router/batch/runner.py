@@ -1,0 +1,165 @@
+"""Runs all unfinished batches: validation, execution, and the files of results. Every step can be repeated after a crash."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from fairlead_index.redis.backoff import Backoff
+from fairlead_router.batch.batch_run import BatchRun
+from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.input_file import read_lines
+from fairlead_router.batch.line_client import LineClient
+from fairlead_router.batch.metrics import BatchMetrics
+from fairlead_router.batch.pacing import Slots
+from fairlead_router.batch.records import BatchRecord, FileRecord, Status
+from fairlead_router.batch.storage.base import StorageConflict, StorageError
+from fairlead_router.batch.store import Store
+from fairlead_router.batch.validation import LineIndex, LineSplitter, Validator
+
+logger = logging.getLogger(__name__)
+
+RUNNING_OF_TENANT = 8
+"""Batches of a tenant that run at the same time; later ones wait. Each needs up to 1 MB of memory for its index."""
+
+
+class Runner:
+    """Tasks of the unfinished batches. `on_conflict` is called when another process writes to the storage."""
+
+    def __init__(
+        self,
+        store: Store,
+        client: LineClient,
+        slots: Slots,
+        config: BatchConfig,
+        metrics: BatchMetrics,
+        on_conflict: Callable[[], None],
+        first_pause: float = 1.0,
+    ) -> None:
+        """`first_pause`: seconds until a batch continues after the storage failed; the pause doubles up to 30 times that."""
+        self._store, self._client, self._slots, self._config, self._metrics = store, client, slots, config, metrics
+        self._on_conflict, self._first_pause = on_conflict, first_pause
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, BatchRun] = {}
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(RUNNING_OF_TENANT))
+
+    def start(self, id: str) -> None:
+        """Run a batch until it has ended."""
+        task = asyncio.create_task(self._run_and_retry(id), name=id)
+        self._tasks[id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(id, None))
+
+    def cancel(self, id: str) -> None:
+        """Tell a batch's run that its status is now cancelling."""
+        if id in self._runs:
+            self._runs[id].cancel()
+
+    def counts(self, batch: BatchRecord) -> tuple[int, int]:
+        """Return how many lines were completed and failed so far."""
+        run = self._runs.get(batch.id)
+        return (run.completed, run.failed) if run is not None and not batch.is_ended else (batch.completed, batch.failed)
+
+    async def close(self) -> None:
+        """Stop all runs. The next process continues them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_and_retry(self, id: str) -> None:
+        pause = Backoff(first=self._first_pause, longest=30 * self._first_pause)
+        async with self._places[self._store.batches[id].tenant]:
+            while True:
+                try:
+                    await self._run(id)
+                    return
+                except StorageConflict as error:
+                    logger.error("%s", error)
+                    self._on_conflict()
+                    return
+                except StorageError as error:
+                    seconds = pause.record_failure(str(error))
+                    logger.warning("%s waits %.0f s for the storage: %s", id, seconds, error)
+                except Exception as error:  # a batch must neither be lost nor end the others
+                    seconds = pause.record_failure(repr(error))
+                    logger.exception("%s failed; it continues in %.0f s", id, seconds)
+                self._metrics.interruptions.inc()
+                await asyncio.sleep(seconds)
+
+    async def _run(self, id: str) -> None:
+        batch, index = self._store.batches[id], None
+        if batch.status == "validating":
+            index = await self._validate(batch)
+            batch = self._store.batches[id]
+        if batch.is_ended:
+            return
+        if batch.outcome is None:
+            batch = await self._execute(batch, index)
+        await self._finish(batch)
+
+    async def _validate(self, batch: BatchRecord) -> LineIndex:
+        splitter = LineSplitter(self._config.max_line_bytes)
+        validator = Validator(batch.endpoint, self._config.max_lines)
+        async for lines in read_lines(self._store.storage, batch, splitter):
+            await asyncio.to_thread(validator.check_all, lines)
+            if validator.is_done:
+                break
+        validator.finish(splitter, self._config.max_line_bytes)
+        now = int(time.time())
+        if validator.problems:
+            await self._store.change_batch(batch.id, ("validating",), status="failed", failed_at=now, problems=validator.problems)
+            logger.info("%s failed its validation: %s", batch.id, validator.problems[0].code)
+        else:
+            known = {"total": len(splitter.index), "model": validator.model}
+            await self._store.change_batch(batch.id, ("validating",), status="in_progress", in_progress_at=now, **known)
+        return splitter.index
+
+    async def _execute(self, batch: BatchRecord, index: LineIndex | None) -> BatchRecord:
+        """Send the lines. Return the batch with its outcome: from now on its results are only moved."""
+        if batch.status == "cancelling" and not batch.total:  # cancelled before its validation: there are no lines
+            return await self._set_outcome(batch, "cancelled", 0, 0)
+        if index is None:
+            splitter = LineSplitter(self._config.max_line_bytes)
+            async for _ in read_lines(self._store.storage, batch, splitter):
+                pass
+            index = splitter.index
+        self._store.log_bytes.pop(batch.id, None)
+        run = self._runs[batch.id] = BatchRun(batch, index, self._store, self._client, self._slots, self._metrics)
+        if self._store.batches[batch.id].status == "cancelling":
+            run.cancel()
+        logger.info("%s: %d lines of tenant %s", batch.id, batch.total, batch.tenant or "-")
+        try:
+            return await self._set_outcome(batch, await run.run(), run.completed, run.failed)
+        finally:
+            self._runs.pop(batch.id, None)
+
+    async def _set_outcome(self, batch: BatchRecord, outcome: Status, completed: int, failed: int) -> BatchRecord:
+        counts = {"completed": completed, "failed": failed}
+        if outcome != "cancelled":
+            changed = await self._store.change_batch(
+                batch.id, ("in_progress",), status="finalizing", finalizing_at=int(time.time()), outcome=outcome, **counts
+            )
+            if changed is not None:
+                return changed
+        changed = await self._store.change_batch(batch.id, ("cancelling",), outcome="cancelled", **counts)
+        assert changed is not None, "a running batch is in_progress or cancelling"
+        return changed
+
+    async def _finish(self, batch: BatchRecord) -> None:
+        """Make the logs files, and set the final status."""
+        now, made = int(time.time()), {}
+        outcome = batch.outcome
+        assert outcome is not None
+        for log, id, name in zip(self._store.logs(batch), (batch.output_id, batch.error_id), ("output", "error"), strict=True):
+            size = await log.seal(f"files/{id}")
+            made[name] = size > 0
+            if size:
+                filename, expires = f"{batch.id}_{name}.jsonl", now + batch.file_lifetime
+                await self._store.add_file(FileRecord(id, batch.tenant, filename, "batch_output", size, now, expires))
+        changes = {"status": outcome, f"{outcome}_at": now, "has_output": made["output"], "has_errors": made["error"]}
+        await self._store.change_batch(batch.id, ("finalizing", "cancelling"), **changes)
+        self._store.log_bytes.pop(batch.id, None)
+        for log in self._store.logs(batch):
+            await log.delete()
+        logger.info("%s %s: %d lines completed, %d failed, of %d", batch.id, outcome, batch.completed, batch.failed, batch.total)

@@ -1,0 +1,77 @@
+"""The process: storage, runner and HTTP server, from start to SIGTERM."""
+
+import asyncio
+import logging
+import signal
+import time
+
+from aiohttp import web
+
+from fairlead_router.batch.app import BatchApp
+from fairlead_router.batch.config import BatchConfig
+from fairlead_router.batch.line_client import LineClient
+from fairlead_router.batch.metrics import BatchMetrics
+from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
+from fairlead_router.batch.runner import Runner
+from fairlead_router.batch.storage.base import StorageConflict, StorageError
+from fairlead_router.batch.storage.choose import create_storage
+from fairlead_router.batch.store import Store
+from fairlead_router.errors import ListenError
+from fairlead_router.tenancy.shared_secret import SharedSecret
+
+logger = logging.getLogger(__name__)
+
+CLEAN_SECONDS = 60.0
+"""Interval between removals of expired files and batches."""
+SHUTDOWN_SECONDS = 5.0
+
+
+async def serve(config: BatchConfig) -> None:
+    """Serve until SIGTERM. Nothing must be finished first: unfinished lines run again. Raises StorageError, ListenError."""
+    stop, conflict = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def on_conflict() -> None:
+        conflict.set()
+        stop.set()
+
+    secret, metrics = SharedSecret(config.secret_file), BatchMetrics()
+    limit = ConcurrencyLimit(config.max_concurrency)
+    metrics.concurrency.set_function(lambda: limit.limit)
+    store = Store(create_storage(config.storage), config)
+    await store.load()
+    slots = Slots(limit)
+    async with LineClient(config.router_url, secret) as client:
+        runner = Runner(store, client, slots, config, metrics, on_conflict)
+        app = BatchApp(store, runner, config, secret, metrics, on_conflict).create()
+        http = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        await http.setup()
+        cleaning = asyncio.create_task(_clean(store))
+        try:
+            site = web.TCPSite(http, config.host, config.port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ListenError(f"--host {config.host} --port {config.port}: {error}") from error
+            logger.info("running on %s", site.name)
+            for batch in store.unfinished():
+                runner.start(batch.id)
+            await stop.wait()
+        finally:
+            cleaning.cancel()
+            await runner.close()
+            slots.close()
+            await http.cleanup()
+    if conflict.is_set():
+        raise StorageConflict(f"{config.storage}: another process writes to it")
+
+
+async def _clean(store: Store) -> None:
+    while True:
+        try:
+            await store.remove_expired(time.time())
+        except StorageError as error:
+            logger.warning("expired files stay for now: %s", error)
+        await asyncio.sleep(CLEAN_SECONDS)

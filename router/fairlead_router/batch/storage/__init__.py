@@ -1,0 +1,1 @@
+"""Durable storage of files, records and result logs: a folder or a bucket."""

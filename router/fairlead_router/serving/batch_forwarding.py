@@ -1,0 +1,121 @@
+"""Forwarding of `/v1/files` and `/v1/batches` to the batch server. Bodies stream in both directions, so an upload takes no memory here."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from fairlead_router.errors import ApiError, Headers, unavailable
+from fairlead_router.request.client_request import Call, linger
+from fairlead_router.tenancy.shared_secret import SharedSecret
+from fairlead_router.wire.client_connection import STREAMED_BYTES, Request
+from fairlead_router.wire.response import Reply
+
+ROOTS: Final = ("/v1/files", "/v1/batches")
+LONGEST_SECONDS: Final = 3600.0
+"""Longest time of one upload or download."""
+_PATH = re.compile(r"/v1/(?:files|batches)(?:/[A-Za-z0-9_-]{1,64}){0,2}")
+_PIECE_BYTES = 64 << 10
+_FORWARDED = (b"content-type", b"accept")
+_RETURNED = ("content-type", "content-length", "retry-after")
+
+
+class BatchForwarder:
+    """Client of the batch server. It authenticates with the shared secret and names the caller's tenant."""
+
+    def __init__(self, url: str, secret: SharedSecret) -> None:
+        self._url, self._secret = URL(url), secret
+        self._session: aiohttp.ClientSession | None = None
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        return path in ROOTS or path.startswith(tuple(f"{root}/" for root in ROOTS))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def forward(self, call: Call, request: Request, reply: Reply) -> None:
+        """Answer a request. Raises ApiError if the batch server does not answer."""
+        if not _PATH.fullmatch(call.path):
+            raise ApiError(404, "There is no such path here: files and batches have ids of letters, digits, - and _.", code="not_found")
+        if self._session is None:  # created here: it needs the running loop
+            timeout = aiohttp.ClientTimeout(total=LONGEST_SECONDS, sock_connect=5)
+            self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+        headers = {name.decode(): value.decode("latin-1") for name, value in call.forwarded_headers if name in _FORWARDED}
+        try:
+            headers |= self._secret.headers(call.caller.tenant.name)
+        except (OSError, ValueError):
+            raise unavailable("The router's secret for the batch server cannot be read. Try again in 5 s.", retry_after=5) from None
+        body = None
+        if request.method not in ("GET", "HEAD") and (call.length != 0) and not (request.is_complete and not request.received):
+            call.reserve_body(min(STREAMED_BYTES, STREAMED_BYTES if call.length is None else call.length))
+            body = _body(request)
+            if call.length is not None:
+                headers["content-length"] = str(call.length)
+        url = self._url.with_path(call.path, encoded=True).with_query(request.query.decode("latin-1"))
+        try:
+            async with self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False) as response:
+                await self._answer(call, request, reply, response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if reply.started:
+                raise
+            message = f"The batch server does not answer ({type(error).__name__}). Try again in 2 s."
+            refusal = unavailable(message, retry_after=2)
+            if body is not None and not request.is_complete:
+                refusal.headers.append((b"connection", b"close"))
+            raise refusal from None
+
+    async def _answer(self, call: Call, request: Request, reply: Reply, response: aiohttp.ClientResponse) -> None:
+        call.status = response.status
+        headers: Headers = [(name.encode(), response.headers[name].encode()) for name in _RETURNED if name in response.headers]
+        headers.append((b"x-request-id", call.id.encode()))
+        is_early = not request.is_complete and request.method not in ("GET", "HEAD")
+        if is_early:
+            headers.append((b"connection", b"close"))
+        reply.start(response.status, headers)
+        flow = _Flow()
+        reply.source = flow
+        try:
+            async for piece in response.content.iter_chunked(_PIECE_BYTES):
+                if reply.is_congested:
+                    await flow.wait()
+                reply.write(piece)
+                call.bytes_out += len(piece)
+        finally:
+            reply.source = None
+        if is_early:
+            await linger(request)
+        reply.end()
+
+
+class _Flow:
+    """Pauses while the client does not read."""
+
+    def __init__(self) -> None:
+        self._is_open = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._is_open.clear()
+        await self._is_open.wait()
+
+    def pause(self) -> None:
+        self._is_open.clear()
+
+    def resume(self) -> None:
+        self._is_open.set()
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    """Yield the client's body as it arrives. Reading from the client pauses while the batch server does not read."""
+    request.is_streamed = True
+    while True:
+        if piece := request.take():
+            yield piece
+        if request.is_complete and not request.body:
+            return
+        if not request.body:
+            await request.wait_for_body()
