@@ -16,6 +16,7 @@ from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, AdaptersByName, merge_adapters
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
 from fairlead_router.fleet.prediction_error import PredictionError
+from fairlead_router.fleet.prefill_pace import PrefillPace
 from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
 UNKNOWN_RATE = 2000.0
@@ -102,6 +103,7 @@ class Worker:
         self.adapters = {}
         self.models = frozenset()
         self.prediction_error = PredictionError()
+        self.pace = PrefillPace()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0

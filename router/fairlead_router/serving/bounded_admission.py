@@ -13,6 +13,8 @@ from fairlead_router.serving.promise_ledger import Demand, PromiseLedger
 
 PLANNED_SHARE = 0.9
 """Share of a bound that plans use. The rest is for errors of the estimate: else half of the requests at the edge would be late."""
+RETURN_SHARE = 0.95
+"""Share of its bound that a request may use when it returns as promised."""
 ITL_RETRY_SECONDS = 1
 """`Retry-After` while every worker's steps are too long: workers report them once a second."""
 
@@ -102,8 +104,9 @@ class BoundedAdmission:
         demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)
         booking = self.ledger.find(request.key)
         if booking is not None and booking.at <= now:
-            self.ledger.close(booking, kept=wait <= slack)
-            if wait <= slack:
+            is_kept = wait <= request.slack(best, RETURN_SHARE)
+            self.ledger.close(booking, is_kept)
+            if is_kept:
                 return ADMITTED
         elif self.ledger.fits(demand, wait, total_rate, now):
             if booking is not None:

@@ -143,6 +143,8 @@ class Proxy:
         """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
+        sent_at = monotonic()
+        expected = worker.prefill_seconds(sent_at) + worker.load.step_seconds + pending / worker.rate
         worker.begin_attempt(pending)
         self._admission.record_sent(ticket)
         answered = False
@@ -150,6 +152,8 @@ class Proxy:
             request = self._request(call, prompt, choice)
             began = await worker.pool.send(request, self._config.request_timeout, deadline, fresh)
             answered = True
+            if call.held_stream is not None and worker.load.prefill_rate:
+                worker.pace.record(expected, monotonic() - sent_at)
             return began
         finally:
             worker.end_attempt(pending)

@@ -89,8 +89,8 @@ class SloGate:
 def _estimate(worker: Worker, uncached: int, now: float) -> WorkerEstimate:
     load, ahead = worker.load, worker.prefill_seconds(now)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
-    wait = 0.0 if is_idle else ahead + load.step_seconds
-    return WorkerEstimate(wait, load.prefill_rate, uncached, load.step_seconds, is_idle)
+    wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
+    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle)
 
 
 def _bounded(terms: ClassTerms, now: float) -> BoundedRequest:

@@ -65,7 +65,7 @@ def test_an_invalid_class_is_refused(slo: dict[str, Any], words: str) -> None:
 
 
 def test_redirects_bypass_the_classes_and_are_refused() -> None:
-    with pytest.raises(InvalidManifest, match="Redirect bypasses spec.access and spec.slo"):
+    with pytest.raises(InvalidManifest, match=r"Redirect bypasses spec\.access and spec\.slo"):
         service(slo={"classes": CLASSES}, routing={"forwardingMode": "Redirect"})
 
 
