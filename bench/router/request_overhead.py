@@ -26,6 +26,7 @@ from fairlead_router.request.request_params import RequestParams
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
+from fairlead_router.serving.slo_gate import SloGate
 
 KEY = "fl-a-key-for-the-benchmark-only-0123456789"
 REQUESTS, RUNS, WORKERS = 20_000, 9, 64
@@ -51,7 +52,7 @@ def front_of(key_file: str) -> RequestHandler:
         worker.ready, worker.load = True, WorkerLoad(prefill_rate=8000.0)
     metrics = Metrics(table)
     config = RouterConfig(workers="static://127.0.0.1:1", api_keys_file=key_file)
-    admission = Admission(config, table, metrics, ScaleUpStatus())
+    admission = Admission(config, table, metrics, ScaleUpStatus(), SloGate(table, metrics, config.service_classes, lambda request: {}))
     return RequestHandler(config, admission, Behind(admission), metrics)
 
 

@@ -67,11 +67,12 @@ def router_revision(service: InferenceService) -> str:
         "forwarding_mode",
         "metrics_names",
         "hold_timeout_seconds",
-        "max_expected_ttft_milliseconds",
         "args",
     )
     routing = non_default_fields(service.spec.routing, *choices)
     parts: list[Any] = [routing, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name]
+    if service.spec.slo is not None:
+        parts.append(non_default_fields(service.spec, "slo"))
     if service.spec.access is not None:
         parts.append(non_default_fields(service.spec.access))
     if service.spec.exposure.picks_endpoints:

@@ -195,11 +195,14 @@ class App:
         path = call.path if call.path in _POSTED else "other"
         status = str(call.status) if call.status else "499"
         self._router.metrics.count_request(path, status)
+        if call.service_class is not None and path in _PROMPTED:
+            self._router.slo_report.record(call, now)
         if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:
             self._router.stack_metrics.record(call)
         if self._access.is_enabled:
             self._access.write(
-                f"{call.id} {call.method} {path} {status} caller={call.log_name} worker={call.worker or '-'} attempts={call.attempts}"
+                f"{call.id} {call.method} {path} {status} caller={call.log_name} class={call.class_name}"
+                f" worker={call.worker or '-'} attempts={call.attempts}"
                 f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted_tokens)}"
                 f" cached={_or_dash(call.cached_tokens)}"
                 f" ttfb_ms={'-' if call.first_byte_at is None else f'{1000 * (call.first_byte_at - call.started_at):.1f}'}"

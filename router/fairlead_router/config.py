@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, redact_url
+from fairlead_router.service_classes import ServiceClasses, parse_classes
 
 IndexMode = Literal["auto", "mirror", "remote"]
 OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
@@ -70,7 +71,8 @@ class RouterConfig(BaseSettings):
     body_timeout: float = Field(60.0, gt=0, description="seconds for a request's body to come; then 408")
     max_connections: int = Field(10_000, ge=1, description="most connections of clients; further ones get 503")
     max_inflight_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="most bytes of bodies kept until their answers begin")
-    max_expected_ttft: float = Field(0.0, ge=0, description="seconds to the first token above which requests get 429 (0: never)")
+    slo_classes: str = Field("", description="service classes, a JSON list with the keys of spec.slo.classes (empty: only batch)")
+    default_slo_class: str = Field("", description="class of requests that name none and whose API key has none (empty: no class)")
     max_queue_requests: int = Field(1024, ge=0, description="most requests in the queue")
     max_queue_bytes: int = Field(128 * 1024 * 1024, ge=0, description="most bytes of queued request bodies")
     queue_timeout: float = Field(60.0, ge=0, description="seconds that a request waits in the queue before 429")
@@ -99,6 +101,24 @@ class RouterConfig(BaseSettings):
         if not value.startswith(("dns://", "file:///", "static://")):
             raise ValueError("give dns://HOST:PORT, file:///path or static://host:port,host:port")
         return value
+
+    @field_validator("slo_classes")
+    @classmethod
+    def _valid_classes(cls, value: str) -> str:
+        parse_classes(value)
+        return value
+
+    @field_validator("default_slo_class")
+    @classmethod
+    def _known_class(cls, value: str, info: ValidationInfo) -> str:
+        if "slo_classes" in info.data:  # else its own error is reported
+            ServiceClasses(parse_classes(info.data["slo_classes"]), value)
+        return value
+
+    @property
+    def service_classes(self) -> ServiceClasses:
+        """Return the service classes, parsed."""
+        return ServiceClasses(parse_classes(self.slo_classes), self.default_slo_class)
 
     @property
     def namespace(self) -> str:

@@ -1,6 +1,7 @@
 """Prometheus metrics of /metrics, in a separate registry for each router."""
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -61,8 +62,21 @@ class Metrics:
         self.index_up.set(1)
         self.refused = Counter(
             "fairlead_router_refused",
-            "Requests refused before a worker: key, quota, queue, queue_timeout, expected_ttft, hold",
+            "Requests refused before a worker: key, quota, queue, queue_timeout, slo, hold",
             ["reason"],
+            registry=registry,
+        )
+        self.slo_requests = Counter("fairlead_router_slo_requests", "Requests by service class", ["class"], registry=registry)
+        self.slo_good = Counter(
+            "fairlead_router_slo_good_requests",
+            "Goodput: answered requests within all bounds of their class, measured from their arrival",
+            ["class"],
+            registry=registry,
+        )
+        self.slo_rejected = Counter(
+            "fairlead_router_slo_rejected",
+            "Requests rejected since no worker meets their class's bounds",
+            ["class"],
             registry=registry,
         )
         self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
@@ -97,12 +111,42 @@ class Metrics:
         self._queued_bytes.set_function(size)
         self._held.set_function(held)
 
+    def watch_promises(self, promises: "Promises") -> None:
+        """Export the outcomes of promised starts."""
+        self.registry.register(_PromiseMetrics(promises))
+
     def watch_token_cache(self, cache: TokenCache) -> None:
         """Export the hits and misses of the token cache."""
         self.registry.register(_TokenCacheMetrics(cache))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class Promises(Protocol):
+    """Promised starts by outcome, and those that are open."""
+
+    kept: int
+    broken: int
+    expired: int
+
+    def __len__(self) -> int: ...
+
+
+class _PromiseMetrics(Collector):
+    def __init__(self, promises: Promises) -> None:
+        self._promises = promises
+
+    def collect(self) -> Iterable[Metric]:
+        promises = self._promises
+        ended = CounterMetricFamily(
+            "fairlead_router_slo_promises",
+            "Rejections with a promised start, by outcome: kept, broken (too late when the request returned), expired (it did not return)",
+            labels=["outcome"],
+        )
+        for outcome in ("kept", "broken", "expired"):
+            ended.add_metric([outcome], getattr(promises, outcome))
+        return [ended, GaugeMetricFamily("fairlead_router_slo_open_promises", "Promised starts that lie ahead", value=len(promises))]
 
 
 class _TenantTokens(Collector):

@@ -35,6 +35,8 @@ from fairlead_router.serving.demand import Demand
 from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
+from fairlead_router.serving.slo_gate import SloGate
+from fairlead_router.serving.slo_report import SloReport
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
@@ -77,7 +79,10 @@ class Router:
         self._created = int(time.time())
         self._routing_policy: Policy = self.canary or self.policy
         self.scale_up = ScaleUpStatus()
-        self.admission = Admission(config, self.table, self.metrics, self.scale_up)
+        classes = config.service_classes
+        predict = self.policy.predict if isinstance(self.policy, PrefixAware) else lambda request: {}
+        self.admission = Admission(config, self.table, self.metrics, self.scale_up, SloGate(self.table, self.metrics, classes, predict))
+        self.slo_report = SloReport(self.metrics, classes)
         unique_shares = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
         self.demand = Demand(self.table, self.scale_up, self.admission.queued, unique_shares)
         self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission)

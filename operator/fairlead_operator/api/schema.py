@@ -34,8 +34,10 @@ def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: 
         schema.setdefault("x-kubernetes-list-type", "atomic")
     if isinstance(node.get("additionalProperties"), Mapping):
         schema["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults)
-    if schema.get("type") == "integer":
-        schema["format"] = "int32" if schema.get("maximum", 1 << 40) < 1 << 31 else "int64"
+    if schema.get("minLength") == 1 and "pattern" in schema and not re.search(schema["pattern"], ""):
+        del schema["minLength"]  # the pattern refuses the empty string
+    if schema.get("type") == "integer" and "maximum" not in schema:
+        schema["format"] = "int64"  # bounds say more than a format, and the CRD is to stay small
     if not defaults or schema.get("default") in (None, [], ""):
         schema.pop("default", None)
     return schema

@@ -12,6 +12,7 @@ from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
+from fairlead_operator.api.slo import Slo
 
 # Messages of the rules, in the CRD and in the validators below.
 _REVISION = "spec.model.revision needs an hf:// model without @REVISION in spec.model.uri: keep one of the two"
@@ -28,12 +29,11 @@ _FP8 = "spec.engine.quantization FP8 is for workers on GPUs: choose Int8 or Int4
 _MIRROR = "spec.routing.indexMode Mirror supports one index group: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
 _NO_INDEX = "spec.routing.indexMode configures policy PrefixAware: remove it, or set spec.routing.policy to PrefixAware"
 _REDIRECT_KEYS = (
-    "spec.routing.forwardingMode Redirect bypasses spec.access.keysSecretRef, since workers check no keys: "
-    "set spec.routing.forwardingMode to Proxy, or remove spec.access"
+    "spec.routing.forwardingMode Redirect bypasses spec.access and spec.slo, which only routers apply: set it to Proxy, or remove them"
 )
 _REDIRECT_CANARY = (
     "spec.routing.forwardingMode Redirect hides responses from the routers, and spec.rollout.canary needs them: "
-    "set spec.routing.forwardingMode to Proxy, or remove spec.rollout.canary"
+    "set it to Proxy, or remove spec.rollout.canary"
 )
 _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageTokens: increase it, or remove it for the limit of the model"
 
@@ -152,20 +152,16 @@ class Routing(Part):
         1,
         ge=1,
         le=64,
-        description="Parts of the index, each on one shard of a Redis Cluster. 1 is enough for 100,000 block changes per second.",
+        description="Parts of the index, each on a shard of a Redis Cluster. 1 suffices for 100,000 block changes a second.",
     )
     hold_timeout_seconds: int = Field(
         30,
         ge=0,
         le=86_400,
-        description="How long requests wait for a ready worker. With the default and an autoscaling target: up to 600 while workers start.",
-    )
-    max_expected_ttft_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
-        None,
-        description="Requests with a longer expected time to first token (TTFT) get 429 with Retry-After. Absent: none.",
+        description="How long requests wait for a ready worker. With the default and a scaling target: up to 600 while workers start.",
     )
     args: list[Argument] = Field(
-        default_factory=list, max_length=64, description="Additional flags of fairlead-router. The last value of a flag is used."
+        default_factory=list, max_length=64, description="More flags of fairlead-router. The last value of a flag is used."
     )
     forwarding_mode: Literal["Proxy", "Redirect"] = Field(
         "Proxy", description="Redirect: clients in the cluster get a 307 to the worker, without retries, keys and queueing."
@@ -256,7 +252,11 @@ class ServiceSpec(Part):
                 _LENGTH,
                 path=".engine.maxModelLen",
             ),
-            rule("!has(self.access) || self.routing.forwardingMode == 'Proxy'", _REDIRECT_KEYS, path=".routing.forwardingMode"),
+            rule(
+                "!(has(self.access) || has(self.slo)) || self.routing.forwardingMode == 'Proxy'",
+                _REDIRECT_KEYS,
+                path=".routing.forwardingMode",
+            ),
             rule("!has(self.rollout.canary) || self.engine.nodes == 1", _CANARY_NODES, path=".engine.nodes"),
             rule("!has(self.rollout.canary) || self.routing.forwardingMode == 'Proxy'", _REDIRECT_CANARY, path=".routing.forwardingMode"),
             rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
@@ -269,6 +269,7 @@ class ServiceSpec(Part):
     engine: Engine = Field(default_factory=Engine, description="Settings of the inference engine in each worker.")
     resources: Resources = Field(default_factory=Resources, description="Resources of each worker pod.")
     routing: Routing = Field(default_factory=Routing, description="How routers select a worker for a request.")
+    slo: Slo | None = Field(None, description="Service classes: urgency and latency bounds of requests.")
     access: Access | None = Field(None, description="Authentication of clients. Absent: every client is served.")
     batch: Batch | None = Field(None, description="OpenAI's Batch API at /v1/files and /v1/batches. Absent: none.")
     exposure: Exposure = Field(default_factory=Exposure, description="Network access to the service.")
@@ -294,7 +295,8 @@ class ServiceSpec(Part):
         refuse(self.engine.quantization == "FP8" and gpus == 0, _FP8)
         limit, page = self.engine.max_model_len, self.engine.kv_cache.page_tokens
         refuse(limit is not None and limit < page, f"{_LENGTH} ({limit} is less than {page})")
-        refuse(self.access is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_KEYS)
+        bypassed = self.access is not None or self.slo is not None
+        refuse(bypassed and self.routing.forwarding_mode == "Redirect", _REDIRECT_KEYS)
         refuse(self.rollout.canary is not None and nodes > 1, f"{_CANARY_NODES} (got {nodes})")
         refuse(self.rollout.canary is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_CANARY)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")

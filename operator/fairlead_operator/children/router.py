@@ -1,5 +1,6 @@
 """The routers: a Deployment behind the Service that clients use."""
 
+import json
 from pathlib import PurePosixPath
 
 from fairlead_operator import names
@@ -123,8 +124,10 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
     }
     if non_default_fields(routing, "hold_timeout_seconds"):
         flags["hold-timeout"] = float(routing.hold_timeout_seconds)
-    if routing.max_expected_ttft_milliseconds is not None:
-        flags["max-expected-ttft"] = routing.max_expected_ttft_milliseconds / 1000
+    if (slo := service.spec.slo) is not None:
+        classes = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in slo.classes]
+        flags["slo-classes"] = json.dumps(classes, separators=(",", ":")) if classes else ""
+        flags["default-slo-class"] = slo.default_class or ""
     if service.spec.access is not None:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:

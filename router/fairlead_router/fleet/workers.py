@@ -16,6 +16,7 @@ from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, AdaptersByName, merge_adapters
 from fairlead_router.fleet.circuit_breaker import CircuitBreaker
 from fairlead_router.fleet.prediction_error import PredictionError
+from fairlead_router.fleet.prefill_pace import PrefillPace
 from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
 UNKNOWN_RATE = 2000.0
@@ -102,11 +103,14 @@ class Worker:
         self.adapters = {}
         self.models = frozenset()
         self.prediction_error = PredictionError()
+        self.pace = PrefillPace()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
         self.unanswered = 0
         """This router's attempts whose answer has not begun."""
+        self.prefill_until = 0.0
+        """When this router's prompts will be computed, by the measured rate. An answer that is not streamed shows no earlier sign of it."""
         self.max_running = 0
         """Most requests that it runs concurrently, as reported; 0: unknown."""
         self.check_requested = asyncio.Event()
@@ -137,6 +141,25 @@ class Worker:
         begins = max(self.load_at + load.backlog_tokens / self.rate, now + self.pending_tokens / self.rate)
         full = load.pages_total and load.page_size and load.pages_free * load.page_size < USUAL_TOKENS
         return begins + load.step_seconds + 1e-3 * waiting + (NO_ROOM if full else 0.0)
+
+    def begin_attempt(self, tokens: int) -> None:
+        """Count an attempt with `tokens` to prefill as sent."""
+        self.in_flight += 1
+        self.unanswered += 1
+        self.pending_tokens += tokens
+        self.prefill_until = max(self.prefill_until, monotonic()) + tokens / self.rate
+
+    def end_attempt(self, tokens: int) -> None:
+        """Record that the attempt's answer has begun, or that it failed."""
+        self.unanswered -= 1
+        self.pending_tokens -= tokens
+        if not self.unanswered:
+            self.prefill_until = 0.0
+
+    def prefill_seconds(self, now: float) -> float:
+        """Return the seconds of prefill ahead: as reported, less what was computed since, or of this router's prompts."""
+        reported = self.load.backlog_tokens / self.rate - (now - self.load_at)
+        return max(0.0, reported, min(self.prefill_until - now, self.pending_tokens / self.rate))
 
     @property
     def rate(self) -> float:

@@ -50,11 +50,13 @@ class Redirector:
     """Redirector that admits and routes requests as the proxy does, and returns the worker's address."""
 
     def __init__(self, config: RouterConfig, proxy: Proxy, admission: Admission) -> None:
-        """Raises ValueError for redirects with API keys: workers check no keys, so a client could return to one without a key."""
+        """Raises ValueError for redirects with API keys or classes: a client could return to a worker without the router's checks."""
         if config.forwarding_mode == "redirect" and config.api_keys_file:
             raise ValueError(
                 "--forwarding-mode redirect goes past --api-keys-file, since workers check no keys: remove one of the two flags"
             )
+        if config.forwarding_mode == "redirect" and config.slo_classes:
+            raise ValueError("--forwarding-mode redirect goes past --slo-classes, which only routers apply: remove one of the two flags")
         self.is_enabled = config.forwarding_mode == "redirect"
         self._proxy, self._admission = proxy, admission
 

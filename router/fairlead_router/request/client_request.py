@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from fairlead_router.errors import ApiError, Headers
+from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.shared_secret import TENANT_HEADER
@@ -18,7 +19,7 @@ from fairlead_router.wire.held_stream import HeldStream
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
-    b"content-length accept-encoding authorization x-api-key cookie x-request-id".split()
+    b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
 )
 _TENANT = TENANT_HEADER.encode()
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
@@ -42,6 +43,8 @@ class Call:
     """The client's Content-Encoding."""
     acts_for: str | None = None
     """Tenant that the client names in a header. Only the batch server may."""
+    requested_class: str = ""
+    """Service class that the client names in X-SLO-Class."""
     started_at: float = field(default_factory=monotonic)
     body: bytes = b""
     status: int = 0
@@ -57,6 +60,7 @@ class Call:
     refused: bool = False
     caller: Caller = ANONYMOUS
     account: Account | None = None
+    service_class: ServiceClass | None = None
     worker_headers: Headers = field(default_factory=list)
     """The router's own headers for the worker."""
     meter: UsageMeter | None = None
@@ -70,7 +74,7 @@ class Call:
     @classmethod
     def from_request(cls, request: Request) -> "Call":
         forwarded: Headers = []
-        client_id, session, length, encoding, authorization, key = "", "", None, b"", b"", b""
+        client_id, session, length, encoding, authorization, key, requested_class = "", "", None, b"", b"", b"", ""
         hop_by_hop: set[bytes] = set()
         acts_for: str | None = None
         for header in request.headers:
@@ -92,6 +96,8 @@ class Call:
                 authorization = value
             elif name == b"x-api-key":
                 key = value
+            elif name == b"x-slo-class":
+                requested_class = value.decode("latin-1").strip()
             elif name == b"connection":
                 hop_by_hop.update(word.strip().lower() for word in value.split(b","))
         if hop_by_hop:  # these headers are hop-by-hop (RFC 9110, 7.6.1)
@@ -107,6 +113,7 @@ class Call:
             read_credential(authorization, key),
             encoding,
             acts_for,
+            requested_class,
         )
 
     @property
@@ -118,6 +125,11 @@ class Call:
     def log_name(self) -> str:
         """Names of tenant and key, for the log."""
         return f"{self.caller.tenant.name}/{self.caller.key}" if self.caller.tenant.name else "-"
+
+    @property
+    def class_name(self) -> str:
+        """Name of the service class, for the log."""
+        return self.service_class.name if self.service_class is not None else "-"
 
     def reserve_body(self, size: int) -> None:
         """Reserve `size` bytes in total for the body. Raises ApiError when the body budget is exhausted."""

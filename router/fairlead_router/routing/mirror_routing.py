@@ -114,6 +114,17 @@ class MirrorRouting:
                 found[address] = worker
         return held, homes, found.values()
 
+    def predict(self, request: RoutingRequest) -> dict[str, int]:
+        """Return the prompt's tokens that workers hold, by address; in a large fleet those of the deepest holders."""
+        if self._mirror is None:
+            return {}
+        try:
+            if len(self._table.usable((), request.model)) <= SMALL_FLEET:
+                return self._mirror.match(request.hashes)
+            return self._mirror.deepest(request.hashes, CONSIDERED, self._table.eligible_addresses((), request.model))
+        except IndexUnavailable:
+            return {}
+
     def unique_shares(self) -> dict[str, float]:
         """Return the share of each worker's blocks that no other worker holds, by address; empty before the first snapshot."""
         return self._mirror.unique_shares() if self._mirror is not None else {}

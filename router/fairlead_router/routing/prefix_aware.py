@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlead_index.groups import GroupedReader, create_reader
@@ -142,6 +142,10 @@ class PrefixAware:
         if self._reader is None:
             raise IndexUnavailable("this router has no index: set --redis-url")
         return await self._reader.match(hashes)
+
+    def predict(self, request: RoutingRequest) -> Mapping[str, int]:
+        """Return the prompt's tokens that workers hold, by address, as the mirror has it now; empty without one."""
+        return self._mirror.predict(request) if self._mirror is not None and self._mirror.is_preferred else {}
 
     def unique_shares(self) -> dict[str, float]:
         """Return the share of each worker's blocks that no other worker holds, by address; empty without a mirror."""

@@ -2,7 +2,7 @@
 
 Below saturation this compares two numbers. Above it, requests wait in two queues. A worker gets as much as it prefills in four seconds, or
 16 requests: so it never idles, and can choose the shortest of them. The others wait in the router's queue, which knows priorities and
-tenants. The same queue holds requests while there is no worker.
+tenants. The same queue holds requests while there is no worker. Best-effort requests have a queue of their own, behind it.
 """
 
 import asyncio
@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
+from fairlead_index.score import CONSIDERED
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import SHUTTING_DOWN, ApiError, overloaded, unavailable
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
+from fairlead_router.serving.best_effort import BestEffortShare
 from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.serving.slo_gate import ClassTerms, SloGate
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.quota import Account
 
@@ -46,6 +49,8 @@ class Ticket:
     """Expected prompt and output tokens."""
     keep_alive: Callable[[], None] | None = None
     """Sends a keep-alive comment to the client of a held stream; None for other answers."""
+    terms: ClassTerms | None = None
+    """The request's service class; None: it has none."""
     last_keep_alive: float = field(default_factory=monotonic)
     """Time of the last keep-alive, at first of the arrival. A requeue does not delay the next one."""
     number: int = 0
@@ -62,6 +67,10 @@ class Ticket:
     has_answer: bool = True
     """No worker has yet to begin the answer: it has begun, or the request was not granted."""
 
+    @property
+    def is_best_effort(self) -> bool:
+        return self.terms is not None and self.terms.service_class.is_best_effort
+
 
 def admissible_tokens(worker: Worker) -> float:
     """Return the prompt tokens that the worker should get now."""
@@ -76,24 +85,32 @@ def admissible_tokens(worker: Worker) -> float:
 class Admission:
     """Admission queue. Call `enter`, then `record_sent` at each attempt, `record_answer` at the first byte, and `leave` in every case."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, scale_up: ScaleUpStatus) -> None:
-        self._config, self._table, self._metrics, self._scale_up = config, table, metrics, scale_up
+    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, scale_up: ScaleUpStatus, gate: SloGate) -> None:
+        self._config, self._table, self._metrics, self._scale_up, self._gate = config, table, metrics, scale_up, gate
         self._queue: FairQueue[Ticket] = FairQueue()
+        self._best_effort: FairQueue[Ticket] = FairQueue()
+        self._share = BestEffortShare()
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._numbers = itertools.count()
         self._granted = 0
         """Prompt tokens of granted requests that have not been sent."""
+        self._granted_best_effort = 0
+        """Number of best-effort requests among them."""
         self._num_unanswered = 0
         self._table_version = 0
         """Counts the wake-ups of `_watch`. Each of them may have found other workers than before."""
         self._watching: asyncio.Task[None] | None = None
         self._is_closed = False
-        metrics.watch_queue(lambda: self._queue.total.count, lambda: self._queue.total.size, self._num_waiting_for_worker)
+        metrics.watch_queue(lambda: self.queued()[0], self._queued_bytes, self._num_waiting_for_worker)
 
     async def enter(self, ticket: Ticket) -> None:
         """Wait until the request is admitted. Raises ApiError: 429 when the wait or the queue is too long, 503 without workers."""
         ticket.number = next(self._numbers)
-        if self._config.max_expected_ttft:
-            self._shed(ticket)
+        if ticket.terms is not None:
+            self._gate.check(ticket.terms, self._queue.tokens_ahead(ticket) + self._granted)
+        if ticket.is_best_effort:
+            await self._wait(ticket)
+            return
         if not self._has_runnable and (self._num_unanswered < AHEAD_REQUESTS or self._has_capacity(self._table.usable(), none=True)):
             self._grant(ticket)
             return
@@ -112,14 +129,19 @@ class Admission:
         if ticket.is_granted:
             ticket.is_granted = False
             self._granted -= ticket.tokens
+            self._granted_best_effort -= ticket.is_best_effort
 
     def record_answer(self, ticket: Ticket) -> None:
         """Record that the answer has begun, and admit waiting requests."""
         self._revoke(ticket)
-        if self._queue:
+        if self._queue or self._best_effort:
             self._admit_waiting()
 
     leave = record_answer
+
+    def unsuitable_workers(self, ticket: Ticket) -> set[tuple[str, int]]:
+        """Return the workers that the request should not go to, as (address, generation)."""
+        return self._gate.unsuitable(ticket.terms) if ticket.terms is not None else set()
 
     def drain(self, seconds: float) -> None:
         """Reject the requests that still wait in `seconds`, while clients can still retry at another router."""
@@ -127,18 +149,23 @@ class Admission:
 
     def expected_ttft(self, ticket: Ticket, workers: Sequence[Worker]) -> float:
         """Return the expected time to first token, seconds."""
-        ahead = self._queue.tokens_ahead(ticket) / sum(worker.rate for worker in workers)
+        tokens = self._queue.tokens_ahead(ticket) + (self._best_effort.tokens_ahead(ticket) if ticket.is_best_effort else 0)
+        ahead = tokens / sum(worker.rate for worker in workers)
         return ahead + min(worker.expected_wait() + ticket.tokens / worker.rate for worker in workers)
 
     def queued(self) -> tuple[int, int]:
         """Return the number of queued requests and their prompt tokens."""
-        return self._queue.total.count, self._queue.total.tokens
+        return len(self._queue) + len(self._best_effort), self._queue.total.tokens + self._best_effort.total.tokens
 
     # Internals
 
+    def _queued_bytes(self) -> int:
+        return self._queue.total.size + self._best_effort.total.size
+
     def _num_waiting_for_worker(self) -> int:
         """Return how many queued requests wait for a worker rather than for admission."""
-        return sum(ticket.waits_for_worker for ticket in self._queue) if self._table.any_usable() else len(self._queue)
+        waiting = itertools.chain(self._queue, self._best_effort)
+        return sum(ticket.waits_for_worker for ticket in waiting) if self._table.any_usable() else self.queued()[0]
 
     @property
     def _has_runnable(self) -> bool:
@@ -162,9 +189,12 @@ class Admission:
     async def _wait(self, ticket: Ticket) -> None:
         self._check_queue_limits(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
-        self._queue.push(ticket)
+        queue = self._best_effort if ticket.is_best_effort else self._queue
+        queue.push(ticket)
         if self._watching is None or self._watching.done():
             self._watching = supervise("queue", self._watch, self._metrics.task_failures)
+        if ticket.is_best_effort and not ticket.waits_for_worker:
+            self._admit_waiting()
         try:
             while not turn.done():
                 now, workers = monotonic(), self._table.usable()
@@ -184,24 +214,53 @@ class Admission:
                     ticket.keep_alive()
             turn.result()
         finally:
-            self._queue.discard(ticket)
+            queue.discard(ticket)
 
     async def _watch(self) -> None:
         """Admit waiting requests at each change of the workers, and every RECHECK_SECONDS, until the queue is empty."""
-        while self._queue:
+        while self._queue or self._best_effort:
             await self._table.wait_for_change(RECHECK_SECONDS)
             self._table_version += 1
             self._admit_waiting()
-            if not self._table.any_usable() and (ticket := self._queue.pop()) is not None:
+            if not self._table.any_usable() and (ticket := self._queue.pop() or self._best_effort.pop()) is not None:
                 self._grant(ticket)  # one request checks, for all, whether the index knows a worker that discovery does not
 
     def _admit_waiting(self) -> None:
         """Admit as many waiting requests as the workers have capacity for."""
-        while self._queue and self._has_capacity(self._table.usable()):
-            ticket = self._queue.pop(self._may_retry)
+        while (self._queue or self._best_effort) and self._has_capacity(self._table.usable()):
+            ticket = self._pop_best_effort_by_share() or self._queue.pop(self._may_retry)
+            if ticket is None:
+                break
+            self._grant(ticket)
+        while self._has_spare_worker():
+            ticket = self._best_effort.pop(self._may_retry)
             if ticket is None:
                 return
             self._grant(ticket)
+
+    def _pop_best_effort_by_share(self) -> Ticket | None:
+        """Return the first best-effort request if its turn has come, however many others wait."""
+        ticket = self._best_effort.peek(self._may_retry)
+        if ticket is None or not self._share.spend(ticket.tokens):
+            return None
+        self._best_effort.discard(ticket)
+        return ticket
+
+    def _has_spare_worker(self) -> bool:
+        """Whether a best-effort request should go to a worker now. If not, it is checked again when the first worker ends its prompts."""
+        if not self._best_effort or self._has_runnable:
+            return False
+        workers, now = self._table.soonest(CONSIDERED), monotonic()
+        if sum(self._gate.is_spare(worker, now) for worker in workers) > self._granted_best_effort:
+            return True
+        seconds = [left for worker in workers if (left := worker.prefill_seconds(now)) > 0]
+        if seconds and self._spare_timer is None:
+            self._spare_timer = asyncio.get_running_loop().call_later(min(RECHECK_SECONDS, *seconds), self._recheck_spare)
+        return False
+
+    def _recheck_spare(self) -> None:
+        self._spare_timer = None
+        self._admit_waiting()
 
     def _has_capacity(self, workers: Sequence[Worker], none: bool = False) -> bool:
         """Whether some worker should get more requests. `none`: the answer where there is no worker."""
@@ -215,6 +274,9 @@ class Admission:
     def _grant(self, ticket: Ticket) -> None:
         ticket.is_granted, ticket.has_answer = True, False
         self._granted += ticket.tokens
+        self._granted_best_effort += ticket.is_best_effort
+        if self._best_effort and not ticket.is_best_effort:
+            self._share.earn(ticket.tokens)
         self._num_unanswered += 1
         if not ticket.is_charged:
             ticket.is_charged = True
@@ -228,25 +290,20 @@ class Admission:
             ticket.has_answer = True
             self._num_unanswered -= 1
 
-    def _shed(self, ticket: Ticket) -> None:
-        workers = self._table.usable()
-        if not workers:
-            return
-        over = self.expected_ttft(ticket, workers) - self._config.max_expected_ttft
-        if over > 0:
-            raise self._overload_error("expected_ttft", "The service is overloaded: the first token would take too long.", over)
-
     def _check_queue_limits(self, ticket: Ticket) -> None:
-        """Raise ApiError unless the queue has room for the request, or another tenant's request can be displaced."""
+        """Raise ApiError unless the queues have room for the request, or another one can be displaced: best effort first."""
         if self._is_closed:
             raise unavailable(SHUTTING_DOWN, retry_after=1)
-        total = self._queue.total
-        while total.count >= self._config.max_queue_requests or total.size + ticket.size > self._config.max_queue_bytes:
-            victim = self._queue.find_victim(ticket)
+        limits = self._config
+        while self.queued()[0] >= limits.max_queue_requests or self._queued_bytes() + ticket.size > limits.max_queue_bytes:
+            if ticket.is_best_effort:
+                victim = self._best_effort.find_victim(ticket)
+            else:
+                victim = self._best_effort.find_last() or self._queue.find_victim(ticket)
             error = self._full_error(ticket)
             if victim is None:
                 raise error
-            self._queue.discard(victim)
+            (self._best_effort if victim.is_best_effort else self._queue).discard(victim)
             if victim.turn is not None and not victim.turn.done():
                 victim.turn.set_exception(error)
 
@@ -277,6 +334,6 @@ class Admission:
 
     def _reject_waiting(self) -> None:
         self._is_closed = True
-        for ticket in self._queue:
+        for ticket in itertools.chain(self._queue, self._best_effort):
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_exception(unavailable(SHUTTING_DOWN, retry_after=1))

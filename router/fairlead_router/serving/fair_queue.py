@@ -76,14 +76,19 @@ class FairQueue(Generic[Item]):
         self.total.add(item)
 
     def pop(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
-        """Remove and return the next request for which `may` is true; None if there is none."""
+        """Remove and return `peek`."""
+        item = self.peek(may)
+        if item is not None:
+            self.discard(item)
+        return item
+
+    def peek(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
+        """Return the next request for which `may` is true; None if there is none."""
         for priority in sorted(self._queues):
             heads = {account: next(filter(may, line), None) for account, line in self._queues[priority].items()}
             first = {account: item for account, item in heads.items() if item is not None}
             if first:
-                item = first[min(first, key=lambda account: (account.served_tokens, first[account].number))]
-                self.discard(item)
-                return item
+                return first[min(first, key=lambda account: (account.served_tokens, first[account].number))]
         return None
 
     def discard(self, item: Item) -> None:
@@ -110,11 +115,18 @@ class FairQueue(Generic[Item]):
         against the others.
         """
         own = self._by_account.get(newcomer.account, _Sum()).count + 1
-        account = max(self._by_account, key=lambda account: self._by_account[account].count, default=None)
-        if account is None or account is newcomer.account or self._by_account[account].count <= own:
+        item = self.find_last()
+        if item is None or item.account is newcomer.account or self._by_account[item.account].count <= own:
             return None
+        return item if item.priority >= newcomer.priority else None
+
+    def find_last(self) -> Item | None:
+        """Return the newest and least urgent request of the tenant with the most requests; None if the queue is empty."""
+        if not self._by_account:
+            return None
+        account = max(self._by_account, key=lambda account: self._by_account[account].count)
         priority = max(priority for priority, lines in self._queues.items() if account in lines)
-        return self._queues[priority][account][-1] if priority >= newcomer.priority else None
+        return self._queues[priority][account][-1]
 
     def tokens_ahead(self, newcomer: QueuedRequest) -> int:
         """Return the prompt tokens expected to go before the newcomer.

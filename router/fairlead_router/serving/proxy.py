@@ -18,7 +18,7 @@ from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
-from fairlead_router.serving.upstream_request import build_routing_request
+from fairlead_router.serving.upstream_request import build_routing_request, deadline_header
 from fairlead_router.wire.response import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, ResponseTimeout, WorkerSilent
 
@@ -119,7 +119,10 @@ class Proxy:
         left and one of them is ready.
         """
         while True:
-            choice = await self._policy.choose(request, attempts.excluded)
+            choice = None
+            if unsuitable := self._admission.unsuitable_workers(ticket):
+                choice = await self._policy.choose(request, attempts.excluded | unsuitable)
+            choice = choice or await self._policy.choose(request, attempts.excluded)
             if choice is not None:
                 return choice
             if busy:
@@ -140,19 +143,20 @@ class Proxy:
         """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
-        worker.in_flight += 1
-        worker.unanswered += 1
-        worker.pending_tokens += pending
+        sent_at = monotonic()
+        expected = worker.prefill_seconds(sent_at) + worker.load.step_seconds + pending / worker.rate
+        worker.begin_attempt(pending)
         self._admission.record_sent(ticket)
         answered = False
         try:
             request = self._request(call, prompt, choice)
             began = await worker.pool.send(request, self._config.request_timeout, deadline, fresh)
             answered = True
+            if call.held_stream is not None and worker.load.prefill_rate:
+                worker.pace.record(expected, monotonic() - sent_at)
             return began
         finally:
-            worker.unanswered -= 1
-            worker.pending_tokens -= pending
+            worker.end_attempt(pending)
             self._policy.release(choice)
             if not answered:
                 worker.in_flight -= 1
@@ -173,7 +177,8 @@ class Proxy:
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
             lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
-        lines += [name + b": " + value for name, value in (*call.worker_headers, *call.forwarded_headers)]
+        deadline = deadline_header(call.service_class, prompt, choice.predicted, monotonic() - call.started_at)
+        lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.forwarded_headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 

@@ -3,17 +3,22 @@
 from collections.abc import Coroutine
 from typing import Any
 
+import xxhash
+
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt, estimate_prompt
+from fairlead_router.service_classes import ServiceClass
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.serving.upstream_request import worker_headers
+from fairlead_router.serving.slo_gate import ClassTerms
+from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
+from fairlead_router.tenancy.class_selection import priority_of, select_class
 from fairlead_router.tenancy.key_file import KeyStore
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.shared_secret import SharedSecret
@@ -29,7 +34,8 @@ class RequestHandler:
 
     def __init__(self, config: RouterConfig, admission: Admission, proxy: Proxy, metrics: Metrics, scripts: Scripts | None = None) -> None:
         """`scripts`: Redis scripts in the service's namespace, through which all routers share token rates."""
-        self.keys = KeyStore(config.api_keys_file, metrics)
+        self._classes = config.service_classes
+        self.keys = KeyStore(config.api_keys_file, metrics, self._classes.by_name)
         self._batch_secret = SharedSecret(config.batch_secret_file)
         self._accounts = Accounts(scripts, config.router_replicas, metrics.task_failures)
         self.body_budget = InflightBodyBudget(config.max_inflight_bytes)
@@ -46,12 +52,16 @@ class RequestHandler:
         await self._accounts.close()
 
     def authenticate(self, call: Call) -> None:
-        """Authenticate the request before its body is read. Raises ApiError 401; 403 for a batch of an unknown tenant."""
+        """Authenticate the request and select its class before its body is read.
+
+        Raises ApiError: 401; 400 and 403 for the class; 403 for a batch of an unknown tenant.
+        """
         if call.acts_for is not None and self._batch_secret.matches(call.credential):
             call.caller = self.keys.act_for(call.acts_for)
         else:
             call.caller = self.keys.authenticate(call.credential)
         call.credential = b""
+        call.service_class = select_class(self._classes, call.requested_class, call.caller)
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget
 
@@ -59,10 +69,10 @@ class RequestHandler:
         """Admit a request that the router itself makes: without key or quota, queued like a tenant's."""
         call.account = self._accounts.of(call.caller.tenant)
 
-    def authenticate_gateway(self, credential: bytes) -> tuple[Caller, Account]:
-        """Authenticate a request that comes through a gateway. Raises ApiError 401."""
+    def authenticate_gateway(self, credential: bytes, requested_class: str) -> tuple[Caller, Account, ServiceClass | None]:
+        """Authenticate a request that comes through a gateway, and select its class. Raises ApiError as `authenticate`."""
         caller = self.keys.authenticate(credential)
-        return caller, self._accounts.of(caller.tenant)
+        return caller, self._accounts.of(caller.tenant), select_class(self._classes, requested_class, caller)
 
     def check_quota(self, account: Account) -> None:
         """Raise ApiError 429 for a tenant in debt, before its prompt costs anything."""
@@ -82,7 +92,8 @@ class RequestHandler:
         """Charge the request, wait for admission, let the proxy answer, then settle the charge. Raises ApiError if no answer has begun."""
         assert call.account is not None
         charge = self.charge(call.account, prompt, len(call.body))
-        call.meter = charge.meter if call.caller.tenant.name else None
+        counts_tokens = call.service_class is not None and call.service_class.itl_milliseconds is not None
+        call.meter = charge.meter if call.caller.tenant.name or counts_tokens else None
         if prompt.params.stream:
             call.held_stream = HeldStream(reply, call.id, call.path)
         return self._run(call, prompt, reply, charge)
@@ -90,9 +101,10 @@ class RequestHandler:
     async def forward_unprompted(self, call: Call, reply: Reply) -> None:
         """Forward a request that needs no engine: /tokenize, /detokenize and token counting, charged as prompts of their length.
 
-        The OpenAPI document has no request body, so it is neither charged nor queued.
+        It has no class, since its answer has no tokens. The OpenAPI document has no request body, so it is neither charged nor queued.
         """
         assert call.account is not None
+        call.service_class = None
         prompt = estimate_prompt(len(call.body), call.caller.salt(""))  # the worker's token cache is separate for each tenant too
         if call.body:
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
@@ -106,11 +118,11 @@ class RequestHandler:
 
     async def _run(self, call: Call, prompt: Prompt, reply: Reply, charge: Charge) -> None:
         account = charge.account
-        call.worker_headers = worker_headers(prompt, call.caller)
+        call.worker_headers = worker_headers(prompt, call.caller, call.service_class)
         keep_alive = call.held_stream.keep_alive if call.held_stream is not None else None
-        ticket = Ticket(
-            account, call.caller.effective_priority(prompt.params.priority), prompt.length, call.reserved_bytes, charge.expected, keep_alive
-        )
+        priority = priority_of(call.service_class, call.caller, prompt.params.priority)
+        terms = _terms(call.service_class, call, prompt, priority) if call.service_class is not None else None
+        ticket = Ticket(account, priority, prompt.length, call.reserved_bytes, charge.expected, keep_alive, terms)
         try:
             await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
@@ -130,3 +142,9 @@ class RequestHandler:
         except ApiError:
             self._metrics.refused.labels("quota").inc()
             raise
+
+
+def _terms(service_class: ServiceClass, call: Call, prompt: Prompt, priority: int) -> ClassTerms:
+    request, tenant = build_routing_request(prompt, call.caller, call.session), call.caller.tenant.name
+    key = (tenant, service_class.name, call.path, xxhash.xxh3_128_digest(call.body))
+    return ClassTerms(service_class, request, priority, call.started_at, tenant, key)

@@ -3,6 +3,8 @@
 from fairlead_router.errors import Headers
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.service_classes import ServiceClass
+from fairlead_router.tenancy.class_selection import priority_of
 from fairlead_router.tenancy.tenants import Caller
 
 
@@ -19,7 +21,7 @@ def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> Routi
     )
 
 
-def worker_headers(prompt: Prompt, caller: Caller) -> Headers:
+def worker_headers(prompt: Prompt, caller: Caller, service_class: ServiceClass | None = None) -> Headers:
     """Return the router's own headers for the worker. Clients' headers of these names are not forwarded."""
     headers: Headers = []
     if prompt.salt:
@@ -31,4 +33,17 @@ def worker_headers(prompt: Prompt, caller: Caller) -> Headers:
         headers.append((b"x-fairlead-tenant", tenant.encode()))
         if prompt.params.stream:
             headers.append((b"x-fairlead-usage", b"1"))
+    if tenant or service_class is not None:
+        headers.append((b"x-fairlead-priority", b"%d" % priority_of(service_class, caller, prompt.params.priority)))
     return headers
+
+
+def deadline_header(service_class: ServiceClass | None, prompt: Prompt, cached: int | None, elapsed: float) -> Headers:
+    """Return the header with the milliseconds until the first token is due; empty for a class that does not bound it.
+
+    `cached`: tokens that the worker is expected to hold. `elapsed`: seconds since the request's arrival.
+    """
+    if service_class is None or not service_class.bounds_ttft:
+        return []
+    left = service_class.ttft_bound(max(1, prompt.length - (cached or 0))) - elapsed
+    return [(b"x-fairlead-deadline-ms", b"%d" % max(0, round(1000 * left)))]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,9 @@ _Stamp = tuple[int, int, int]
 class KeyStore:
     """Authentication by API key. Without a file all requests are accepted; while a file was never valid, all are refused."""
 
-    def __init__(self, path: str, metrics: Metrics) -> None:
-        self._path = Path(path) if path else None
+    def __init__(self, path: str, metrics: Metrics, classes: Collection[str] = ()) -> None:
+        """`classes`: names of the service classes, which the file may name."""
+        self._path, self._classes = Path(path) if path else None, classes
         self._metrics = metrics
         self._callers: Mapping[bytes, Caller] | None = None
         self._seen: _Stamp | None = None
@@ -75,7 +76,7 @@ class KeyStore:
         found = next((caller for caller in callers if caller.tenant.name == tenant), None)
         if found is None:
             raise ApiError(403, f"The key file has no tenant {quote(tenant)}.", code="unknown_tenant")
-        return replace(found, key="batch", priority=LOWEST)
+        return replace(found, key="batch", priority=LOWEST, slo_class="batch")
 
     def reload(self) -> None:
         """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
@@ -87,7 +88,7 @@ class KeyStore:
                 return
             if stat.st_size > MAX_BYTES:
                 raise KeyFileError(f"it is larger than {MAX_BYTES} bytes")
-            callers = read_keys(self._path.read_bytes())
+            callers = read_keys(self._path.read_bytes(), self._classes)
         except OSError as error:
             self._seen = None
             self._report_problem(error.strerror or type(error).__name__)

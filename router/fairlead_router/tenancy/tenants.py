@@ -5,7 +5,7 @@ request milliseconds. Keys are looked up by digest, so timing reveals nothing ab
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -28,10 +28,11 @@ class KeyFileError(ValueError):
     """The key file is invalid. The message says where and why, without any of its values."""
 
 
-class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
     name: Name = "key"
     priority: Priority | None = None
+    slo_class: Name | None = None
 
 
 class _Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -41,6 +42,7 @@ class _Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     priority: Priority = 0
     salt: Name | None = None
+    slo_class: Name | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -68,6 +70,8 @@ class Caller:
     key: str = ""
     priority: int = -(2**31)
     secret: bytes = field(default=b"", repr=False)
+    slo_class: str = ""
+    """Service class of requests that name none, and the most urgent one that they can name; empty: none was given."""
 
     def salt(self, given: str) -> str:
         """Return the cache salt of its requests, given the client's own `cache_salt`."""
@@ -99,8 +103,8 @@ def digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def read_keys(text: bytes) -> Mapping[bytes, Caller]:
-    """Return the callers by key digest. Raises KeyFileError."""
+def read_keys(text: bytes, classes: Collection[str] | None = None) -> Mapping[bytes, Caller]:
+    """Return the callers by key digest. `classes`: names of the service classes; None: not checked. Raises KeyFileError."""
     try:
         file = msgspec.convert(yaml.load(text, _LOADER), _File)
     except yaml.YAMLError as error:
@@ -121,7 +125,11 @@ def read_keys(text: bytes) -> Mapping[bytes, Caller]:
                 raise KeyFileError(
                     f"key {key.name} of tenant {name} is key {callers[hashed].key} of tenant {callers[hashed].tenant.name} too"
                 )
-            callers[hashed] = Caller(tenant, key.name, entry.priority if key.priority is None else key.priority, secret)
+            slo_class = key.slo_class or entry.slo_class or ""
+            if slo_class and classes is not None and slo_class not in classes:
+                raise KeyFileError(f"sloClass of key {key.name} of tenant {name} is none of the service's classes: {', '.join(classes)}")
+            priority = entry.priority if key.priority is None else key.priority
+            callers[hashed] = Caller(tenant, key.name, priority, secret, slo_class)
     return callers
 
 

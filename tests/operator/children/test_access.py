@@ -36,9 +36,9 @@ def test_the_secret_is_mounted_as_a_folder_that_the_kubelet_renews() -> None:
 
 
 def test_the_limits_are_the_routers_flags() -> None:
-    routing = {"holdTimeoutSeconds": 300, "maxExpectedTTFTMilliseconds": 20000, "args": ["--max-connections=50", "--hold-timeout=7"]}
+    routing = {"holdTimeoutSeconds": 300, "args": ["--max-connections=50", "--hold-timeout=7"]}
     config = read_config(pod(service(routing=routing))["spec"]["containers"][0]["args"])
-    assert (config.max_expected_ttft, config.max_connections, config.hold_timeout) == (20, 50, 7), "the user's own arguments come last"
+    assert (config.max_connections, config.hold_timeout) == (50, 7), "the user's own arguments come last"
     worker = objects(service(engine={"maxWaitingRequests": 9}))["Deployment", "qwen-worker"]["spec"]["template"]["spec"]
     assert "--max-waiting-requests=9" in worker["containers"][0]["args"]
 
@@ -98,8 +98,7 @@ def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
     [
         ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
         ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "set spec.routing.policy to PrefixAware"),
-        ({"routing": {"maxExpectedTTFTMilliseconds": 0}}, "spec.routing.maxExpectedTTFTMilliseconds"),
-        ({"routing": {"forwardingMode": "Redirect"}, **KEYS}, "spec.routing.forwardingMode Redirect bypasses spec.access.keysSecretRef"),
+        ({"routing": {"forwardingMode": "Redirect"}, **KEYS}, "spec.routing.forwardingMode Redirect bypasses spec.access"),
     ],
 )
 def test_conflicting_routing_fields_are_refused(spec: dict[str, Any], words: str) -> None:

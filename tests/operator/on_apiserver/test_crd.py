@@ -138,11 +138,15 @@ REFUSED = [
     ({"routing": {"indexMode": "mirror"}}, 'spec.routing.indexMode: Unsupported value: "mirror"'),
     ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
     ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "spec.routing.indexMode configures policy PrefixAware"),
-    ({"routing": {"maxExpectedTTFTMilliseconds": 0}}, "spec.routing.maxExpectedTTFTMilliseconds"),
     (
         {"routing": {"forwardingMode": "Redirect"}, "access": {"keysSecretRef": {"name": "k"}}},
         "spec.routing.forwardingMode Redirect bypasses",
     ),
+    ({"slo": {}, "routing": {"forwardingMode": "Redirect"}}, "spec.routing.forwardingMode Redirect bypasses"),
+    ({"slo": {"classes": [{"name": "chat"}], "defaultClass": "caht"}}, "spec.slo.defaultClass must be batch or a name in spec.slo.classes"),
+    ({"slo": {"classes": [{"name": "a", "ttftMillisecondsPerThousandTokens": 5}]}}, "needs ttftMilliseconds: add it"),
+    ({"slo": {"classes": [{"name": "a"}, {"name": "a"}]}}, "spec.slo.classes"),
+    ({"slo": {"classes": [{"name": "a", "priority": 1001}]}}, "priority"),
     ({"engine": {"nonsense": 1}}, 'unknown field "spec.engine.nonsense"'),
     ({"podTemplate": {"specs": {}}}, 'unknown field "spec.podTemplate.specs"'),
 ]
@@ -179,9 +183,11 @@ ACCEPTED = [
         }
     },
     {
-        "routing": {"indexMode": "Mirror", "holdTimeoutSeconds": 0, "maxExpectedTTFTMilliseconds": 1000},
+        "routing": {"indexMode": "Mirror", "holdTimeoutSeconds": 0},
         "access": {"keysSecretRef": {"name": "k", "key": "x"}},
     },
+    {"slo": {"classes": [{"name": "chat", "priority": -5, "ttftMilliseconds": 500, "itlMilliseconds": 50}], "defaultClass": "batch"}},
+    {"slo": {"defaultClass": "batch"}},
     {"routing": {"indexMode": "Remote", "indexGroups": 2, "forwardingMode": "Redirect", "metricsNames": "VLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},

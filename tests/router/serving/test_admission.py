@@ -192,10 +192,11 @@ async def test_a_client_that_disconnects_leaves_the_queue(fleet: Fleet) -> None:
 
 async def test_a_request_is_refused_with_retry_after_if_its_first_token_would_come_too_late(fleet: Fleet) -> None:
     worker = await fleet.worker(load={"backlog_tokens": 10_000, "prefill_rate": 100.0})
-    router = await fleet.router(worker, max_expected_ttft=40)
+    classes = '[{"name": "chat", "ttftMilliseconds": 40000}]'
+    router = await fleet.router(worker, slo_classes=classes, default_slo_class="chat")
     answer = await router.complete("x")
     assert answer.status_code == 429 and answer.json()["error"]["code"] == "overloaded"
-    assert 55 <= int(answer.headers["retry-after"]) <= 65 and not worker.received
+    assert 60 <= int(answer.headers["retry-after"]) <= 70 and not worker.received, "planned for nine tenths of the bound"
     worker.load = {"backlog_tokens": 1000, "prefill_rate": 100.0}
     await eventually(lambda: all(one.load.backlog_tokens == 1000 for one in router.table), "it has caught up")
     assert (await router.complete("x")).status_code == 200

@@ -1,6 +1,9 @@
 """Caller and charge of a gateway's request, with the same API keys, token buckets and salts as the proxy's."""
 
+from time import monotonic
+
 from fairlead_router.errors import Headers
+from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
 from fairlead_router.tenancy.quota import Account
@@ -10,8 +13,9 @@ from fairlead_router.tenancy.tenants import Caller
 class GatewayRequest:
     """One request's caller, its charge, and the usage read from its answer."""
 
-    def __init__(self, caller: Caller, account: Account, bodies: InflightBodyBudget) -> None:
-        self.caller, self.account, self._body_budget = caller, account, bodies
+    def __init__(self, caller: Caller, account: Account, bodies: InflightBodyBudget, service_class: ServiceClass | None = None) -> None:
+        self.caller, self.account, self._body_budget, self.service_class = caller, account, bodies, service_class
+        self.arrived_at = monotonic()
         self._reserved_bytes = 0
         self.charge: Charge | None = None
         """None until a worker is picked, and for paths without a charge."""

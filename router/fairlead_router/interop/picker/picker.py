@@ -20,7 +20,8 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt, Prompts, estimate_prompt
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.request_handler import RequestHandler
-from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
+from fairlead_router.serving.upstream_request import build_routing_request, deadline_header, worker_headers
+from fairlead_router.tenancy.class_selection import HEADER
 from fairlead_router.tenancy.tenants import read_credential
 
 FALLBACKS = 2
@@ -93,12 +94,12 @@ class Picker:
         return self._config.max_header_bytes
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> GatewayRequest:
-        """Authenticate a request before its body is read. Raises ApiError: 401; 429 for a tenant in debt."""
-        caller, account = self._handler.authenticate_gateway(
-            read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
-        )
+        """Authenticate a request before its body is read. Raises ApiError: 401; 429 for a tenant in debt; 400 and 403 for the class."""
+        credential = read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+        requested_class = headers.get(HEADER, b"").decode("latin-1").strip()
+        caller, account, service_class = self._handler.authenticate_gateway(credential, requested_class)
         self._handler.check_quota(account)
-        return GatewayRequest(caller, account, self._handler.body_budget)
+        return GatewayRequest(caller, account, self._handler.body_budget, service_class)
 
     async def pick(self, request: PickRequest) -> PickResult:
         """Choose the endpoints of a request.
@@ -123,7 +124,10 @@ class Picker:
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
-        return PickResult(endpoints, session, tokens, prompt.format_tag, worker_headers(prompt, request.client.caller))
+        client = request.client
+        instructions = worker_headers(prompt, client.caller, client.service_class)
+        instructions += deadline_header(client.service_class, prompt, choice.predicted, monotonic() - client.arrived_at)
+        return PickResult(endpoints, session, tokens, prompt.format_tag, instructions)
 
     def _charge(self, request: PickRequest, prompt: Prompt, choice: Choice) -> None:
         try:

@@ -29,6 +29,7 @@ from fairlead_router.interop.picker.gateway_request import GatewayRequest
 from fairlead_router.interop.picker.picker import Picker, PickRequest, PickResult
 from fairlead_router.request.client_request import choose_request_id
 from fairlead_router.request.prompts import PROMPTED
+from fairlead_router.tenancy.class_selection import HEADER
 
 logger = logging.getLogger(__name__)
 Answers = list[ProcessingResponse]
@@ -160,7 +161,7 @@ class Stream:
 
     def _untrusted_headers(self) -> list[str]:
         """Return headers that no worker may see: forged names of the router's own headers, and the client's API key."""
-        own = [name.decode("latin-1") for name in self._headers if name.startswith(_OWN_PREFIX.encode())]
+        own = [name.decode("latin-1") for name in self._headers if name.startswith(_OWN_PREFIX.encode()) or name == HEADER]
         return [*own, "authorization", "x-api-key"] if self._client.caller.tenant.name else own
 
     @property

@@ -1,0 +1,117 @@
+"""Admission of requests whose class bounds the time to first token (TTFT) or the inter-token latency (ITL). Pure: no clock.
+
+A request is admitted if some worker can serve it within its class's bounds. Else it is rejected, with the time at which it can be admitted.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fairlead_router.service_classes import ServiceClass
+from fairlead_router.serving.promise_ledger import Demand, PromiseLedger
+
+PLANNED_SHARE = 0.9
+"""Share of a bound that plans use. The rest is for errors of the estimate: else half of the requests at the edge would be late."""
+RETURN_SHARE = 0.95
+"""Share of its bound that a request may use when it returns as promised."""
+ITL_RETRY_SECONDS = 1
+"""`Retry-After` while every worker's steps are too long: workers report them once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEstimate:
+    """What a worker can do for one request.
+
+    `wait`: seconds until it could begin a prompt. `rate`: prompt tokens a second, 0: not measured. `uncached`: prompt tokens to compute.
+    """
+
+    wait: float
+    rate: float
+    uncached: float
+    step_seconds: float = 0.0
+    is_idle: bool = False
+    """It has no request at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedRequest:
+    """A request of a class with a bound. `elapsed`: seconds since its arrival. `key`: the same when the client sends it again."""
+
+    key: Hashable
+    tenant: str
+    priority: int
+    service_class: ServiceClass
+    elapsed: float = 0.0
+
+    def slack(self, worker: WorkerEstimate, share: float = 1.0) -> float:
+        """Return the longest wait at the worker with which it meets `share` of its bound, seconds; negative: even an idle one is late."""
+        return share * self.service_class.ttft_bound(worker.uncached) - self.elapsed - worker.uncached / worker.rate
+
+    def is_within_itl(self, worker: WorkerEstimate) -> bool:
+        return worker.step_seconds <= self.service_class.itl_bound
+
+    def can_start(self, worker: WorkerEstimate, ahead: float = 0.0, share: float = 1.0) -> bool:
+        """Return whether the worker meets the bounds. `ahead`: seconds of work that the worker's wait does not include."""
+        if not self.is_within_itl(worker):
+            return False
+        return not self.service_class.bounds_ttft or not worker.rate or worker.wait + ahead <= self.slack(worker, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`rejection`: empty if the request is admitted; `itl`, `late`: later it can be; `too_long`: not even an idle worker is fast enough.
+
+    `expected` and `bound`: the TTFT in seconds.
+    """
+
+    rejection: Literal["", "itl", "late", "too_long"] = ""
+    retry_after: int = 0
+    expected: float = 0.0
+    bound: float = 0.0
+
+
+ADMITTED = Verdict()
+
+
+class BoundedAdmission:
+    """Decides about bounded requests. `ledger` holds the promises to rejected ones."""
+
+    def __init__(self) -> None:
+        self.ledger = PromiseLedger()
+
+    def decide(self, request: BoundedRequest, workers: Sequence[WorkerEstimate], ahead_tokens: float, now: float) -> Verdict:
+        """Return the verdict. `workers`: at least one. `ahead_tokens`: those that go before it and are at no worker yet.
+
+        A worker without a measured rate may be fast enough, so the request goes there.
+        """
+        self.ledger.expire(now)
+        usable = [worker for worker in workers if request.is_within_itl(worker)]
+        if not usable:
+            return Verdict("itl", ITL_RETRY_SECONDS)
+        if not request.service_class.bounds_ttft or not all(worker.rate for worker in usable):
+            return ADMITTED
+        total_rate = sum(worker.rate for worker in usable)
+        ahead = ahead_tokens / total_rate
+        best = max(usable, key=lambda worker: request.slack(worker) - worker.wait)
+        wait, slack = best.wait + ahead, request.slack(best)
+        bound = request.service_class.ttft_bound(best.uncached)
+        expected = request.elapsed + wait + best.uncached / best.rate
+        if request.elapsed + slack < 0:
+            # The run measures the rate of an idle worker anew, and delays nobody.
+            return ADMITTED if any(worker.is_idle for worker in usable) and not ahead else Verdict("too_long", 0, expected, bound)
+        planned = max(0.0, request.slack(best, PLANNED_SHARE))
+        demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)
+        booking = self.ledger.find(request.key)
+        if booking is not None and booking.at <= now:
+            is_kept = wait <= request.slack(best, RETURN_SHARE)
+            self.ledger.close(booking, is_kept)
+            if is_kept:
+                return ADMITTED
+        elif self.ledger.fits(demand, wait, total_rate, now):
+            if booking is not None:
+                self.ledger.close(booking, kept=True)
+            return ADMITTED
+        elif booking is not None:
+            return Verdict("late", max(1, math.ceil(booking.at - now)), expected, bound)
+        return Verdict("late", self.ledger.promise(demand, wait, total_rate, now), expected, bound)

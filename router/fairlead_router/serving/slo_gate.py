@@ -1,0 +1,112 @@
+"""Service classes at one router: checks a request against its class's bounds, and names the workers that it must not go to."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from fairlead_index.score import CONSIDERED, SMALL_FLEET
+from fairlead_router.errors import ApiError, overloaded
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.metrics import Metrics
+from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.service_classes import ServiceClass, ServiceClasses
+from fairlead_router.serving.best_effort import has_spare_capacity
+from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest, Verdict, WorkerEstimate
+
+Predict = Callable[[RoutingRequest], Mapping[str, int]]
+"""Return the prompt's tokens that each worker holds, by address, as far as this router knows now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTerms:
+    """A request and its service class. `key`: the same when the client sends the request again."""
+
+    service_class: ServiceClass
+    request: RoutingRequest
+    priority: int
+    arrived_at: float
+    tenant: str = ""
+    key: Hashable = ""
+
+
+class SloGate:
+    """Gate for the requests of service classes. Requests without a class do not pass here."""
+
+    def __init__(self, table: WorkerTable, metrics: Metrics, classes: ServiceClasses, predict: Predict) -> None:
+        self._table, self._metrics, self._classes, self._predict = table, metrics, classes, predict
+        self._admission = BoundedAdmission()
+        metrics.watch_promises(self._admission.ledger)
+
+    def check(self, terms: ClassTerms, ahead_tokens: float) -> None:
+        """Raise ApiError if no worker can serve the request within its class's bounds. Without workers the request may wait for one.
+
+        `ahead_tokens`: prompt tokens that go before it and were not sent to a worker yet.
+        """
+        fleet = self._table.usable((), terms.request.model)
+        if not fleet or terms.service_class.is_best_effort:
+            return
+        now = monotonic()
+        estimates = self._estimates(terms, self._considered(terms, fleet), now)
+        verdict = self._admission.decide(_bounded(terms, now), estimates, ahead_tokens * len(estimates) / len(fleet), now)
+        if verdict.rejection:
+            self._metrics.refused.labels("slo").inc()
+            self._metrics.slo_rejected.labels(terms.service_class.name).inc()
+            raise _error(terms.service_class, verdict)
+
+    def unsuitable(self, terms: ClassTerms) -> set[tuple[str, int]]:
+        """Return the workers that the request should not go to, as (address, generation); none if that leaves no worker.
+
+        For best effort these are the workers without spare capacity, else those that do not meet the bounds. In a large fleet the policy
+        considers the soonest workers anyway, so only the ITL is checked there.
+        """
+        fleet, now = self._table.usable((), terms.request.model), monotonic()
+        if terms.service_class.is_best_effort:
+            suitable = [worker for worker in fleet if self.is_spare(worker, now)]
+        elif len(fleet) > SMALL_FLEET or not terms.service_class.bounds_ttft:
+            suitable = [worker for worker in fleet if worker.load.step_seconds <= terms.service_class.itl_bound]
+        else:
+            request = _bounded(terms, now)
+            estimates = self._estimates(terms, fleet, now)
+            suitable = [worker for worker, estimate in zip(fleet, estimates, strict=True) if request.can_start(estimate)]
+        if not suitable or len(suitable) == len(fleet):
+            return set()
+        return {(worker.address, worker.generation) for worker in fleet} - {(worker.address, worker.generation) for worker in suitable}
+
+    def is_spare(self, worker: Worker, now: float) -> bool:
+        """Return whether the worker has capacity for a best-effort request."""
+        return has_spare_capacity(worker, self._classes.least_itl, now)
+
+    def _considered(self, terms: ClassTerms, fleet: Sequence[Worker]) -> Sequence[Worker]:
+        """Return the workers to estimate: of a large fleet only the soonest."""
+        return fleet if len(fleet) <= SMALL_FLEET else self._table.soonest(CONSIDERED, (), terms.request.model)
+
+    def _estimates(self, terms: ClassTerms, workers: Sequence[Worker], now: float) -> list[WorkerEstimate]:
+        held = self._predict(terms.request) if terms.service_class.bounds_ttft else {}
+        tokens = terms.request.prompt_tokens
+        return [_estimate(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
+
+
+def _estimate(worker: Worker, uncached: int, now: float) -> WorkerEstimate:
+    load, ahead = worker.load, worker.prefill_seconds(now)
+    is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
+    wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)
+    return WorkerEstimate(wait, load.prefill_rate / worker.pace.value, uncached, load.step_seconds, is_idle)
+
+
+def _bounded(terms: ClassTerms, now: float) -> BoundedRequest:
+    return BoundedRequest(terms.key, terms.tenant, terms.priority, terms.service_class, now - terms.arrived_at)
+
+
+def _error(service_class: ServiceClass, verdict: Verdict) -> ApiError:
+    name, again = service_class.name, f"Try again in {verdict.retry_after} s."
+    expected, bound = f"{1000 * verdict.expected:.0f} ms", f"{1000 * verdict.bound:.0f} ms"
+    match verdict.rejection:
+        case "itl":
+            message = f"Class {name}: the steps of all workers take longer than itlMilliseconds, {service_class.itl_milliseconds}."
+            return overloaded(f"{message} {again}", verdict.retry_after)
+        case "too_long":
+            message = f"Class {name}: the first token takes {expected} even on an idle worker, and its bound is {bound}."
+            return ApiError(400, f"{message} Send a shorter prompt, or name another class in X-SLO-Class.", code="slo_unattainable")
+        case _:
+            message = f"Class {name}: the first token is expected after {expected}, and its bound is {bound}."
+            return overloaded(f"{message} {again}", verdict.retry_after)

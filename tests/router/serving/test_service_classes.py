@@ -1,0 +1,185 @@
+"""Service classes at a router: how a request gets its class, what its worker is told, and what is counted."""
+
+import asyncio
+import json
+import logging
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+from typing import Any, cast
+
+import pytest
+from pydantic import ValidationError
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import Received
+from tests.router.tenancy.test_access import ANNA, BORIS, bearer, guarded
+
+from fairlead_router.config import read_config
+from fairlead_router.request.client_request import Call
+from fairlead_router.router import Router
+from fairlead_router.service_classes import ServiceClass
+from fairlead_router.serving.slo_report import is_good
+from fairlead_router.tenancy.tenants import KeyFileError, read_keys
+from fairlead_router.tenancy.usage import UsageMeter
+from fairlead_router.wire.held_stream import HeldStream
+
+CHAT = {"name": "chat", "ttftMilliseconds": 60_000, "ttftMillisecondsPerThousandTokens": 1000}
+CLASSES = json.dumps([{"name": "urgent", "priority": -10, "ttftMilliseconds": 30_000}, CHAT, {"name": "bulk", "priority": 7}])
+
+
+async def ask(router: RunningRouter, name: str = "", key: str = "", prompt: str = "hello there", **fields: Any) -> Any:
+    headers = {"x-slo-class": name} if name else {}
+    return await router.client.post("/v1/completions", json={"prompt": prompt, **fields}, headers=headers | (bearer(key) if key else {}))
+
+
+def only(received: list[Received]) -> dict[str, str]:
+    (one,) = received
+    received.clear()
+    return one.headers
+
+
+async def test_a_request_gets_its_class_from_the_header_or_the_default(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker, slo_classes=CLASSES, default_slo_class="chat")
+    assert (await ask(router)).status_code == 200
+    seen = only(worker.received)
+    assert seen["x-fairlead-priority"] == "0" and 50_000 < int(seen["x-fairlead-deadline-ms"]) <= 60_100
+    assert (await ask(router, "urgent", priority=99)).status_code == 200
+    seen = only(worker.received)
+    assert seen["x-fairlead-priority"] == "-10" and int(seen["x-fairlead-deadline-ms"]) <= 30_000, "the class decides, not the body"
+    for name, priority in (("bulk", "7"), ("batch", "1000")):
+        assert (await ask(router, name)).status_code == 200
+        seen = only(worker.received)
+        assert seen["x-fairlead-priority"] == priority and "x-fairlead-deadline-ms" not in seen
+        assert "x-slo-class" not in seen, "workers do not see the header"
+
+
+async def test_without_classes_nothing_changes_but_batch_exists(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    assert (await ask(router, priority=3)).status_code == 200
+    assert not {"x-fairlead-priority", "x-fairlead-deadline-ms"} & only(worker.received).keys()
+    assert (await ask(router, "batch")).status_code == 200
+    assert only(worker.received)["x-fairlead-priority"] == "1000"
+
+
+async def test_an_unknown_class_is_refused_with_the_names_of_all(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker, slo_classes=CLASSES)
+    answer = await ask(router, "caht")
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "unknown_slo_class" and not worker.received
+    assert error["message"] == "X-SLO-Class: there is no class 'caht'; use one of batch, urgent, chat, bulk."
+
+
+async def test_the_time_in_the_router_shortens_the_deadline(fleet: Fleet) -> None:
+    router = await fleet.router(ready=0, workers=fleet.list_in_file(), slo_classes=CLASSES, default_slo_class="chat", hold_timeout=30)
+    held = asyncio.create_task(ask(router))
+    await eventually(lambda: router.server.router.admission.queued()[0] == 1, "it is held")
+    since = monotonic()
+    worker = await fleet.worker()
+    left = 60_000 + len("hello there") - 1000 * (monotonic() - since)
+    fleet.list_in_file(worker)
+    assert (await held).status_code == 200
+    assert 0 < int(only(worker.received)["x-fairlead-deadline-ms"]) <= left
+
+
+async def test_a_key_has_a_class_and_can_choose_none_that_is_more_urgent(fleet: Fleet, tmp_path: Path) -> None:
+    tenants = {"anna": {"sloClass": "chat"}, "boris": {"priority": 5}}
+    router, worker = await guarded(fleet, tmp_path, tenants, slo_classes=CLASSES, default_slo_class="urgent")
+    assert (await ask(router, key=ANNA)).status_code == 200
+    assert only(worker.received)["x-fairlead-priority"] == "0", "the class of the key, not the default"
+    for key, name, allowed in (
+        (ANNA, "urgent", "batch, chat, bulk"),
+        (BORIS, "urgent", "batch, bulk"),
+        (BORIS, "chat", "batch, bulk"),
+    ):
+        answer = await ask(router, name, key)
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == "slo_class_not_allowed"
+        assert answer.json()["error"]["message"].endswith(f"use one of {allowed}.")
+    assert not worker.received
+    for key, name, priority in ((ANNA, "bulk", "7"), (BORIS, "batch", "1000"), (BORIS, "", "5")):
+        assert (await ask(router, name, key)).status_code == 200
+        assert only(worker.received)["x-fairlead-priority"] == priority
+
+
+def key_file(**fields: Any) -> bytes:
+    keys = [{"name": "one", "sha256": sha256(b"key").hexdigest(), **fields}]
+    return json.dumps({"saltSecret": "s" * 32, "tenants": {"anna": {"keys": keys, "sloClass": "chat"}}}).encode()
+
+
+def test_the_class_of_a_key_goes_before_that_of_its_tenant_and_must_exist() -> None:
+    assert next(iter(read_keys(key_file(), ["chat"]).values())).slo_class == "chat"
+    assert next(iter(read_keys(key_file(sloClass="bulk"), ["chat", "bulk"]).values())).slo_class == "bulk"
+    assert next(iter(read_keys(key_file(sloClass="bulk")).values())).slo_class == "bulk", (
+        "without a router there is nothing to check it with"
+    )
+    with pytest.raises(KeyFileError, match="sloClass of key one of tenant anna is none of the service's classes: batch, chat"):
+        read_keys(key_file(sloClass="secret-name"), ["batch", "chat"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ("chat", "give a JSON list such as"),
+        ('{"name": "chat"}', "give a JSON list such as"),
+        ('[{"name": "Chat"}]', r"\[0\]\.name must be lower-case letters"),
+        ('[{"name": "a"}, {"priority": 1}]', r"\[1\]\.name is missing: add it"),
+        ('[{"name": "a", "ttft": 5}]', r"\[0\]\.ttft is unknown: use name, priority, ttftMilliseconds"),
+        ('[{"name": "a", "ttftMilliseconds": 0}]', r"\[0\]\.ttftMilliseconds .*greater than or equal to 1 \(got '0'\)"),
+        ('[{"name": "a", "priority": "1"}]', r"\[0\]\.priority .*integer"),
+        ('[{"name": "a", "ttftMillisecondsPerThousandTokens": 5}]', "needs ttftMilliseconds"),
+        ('[{"name": "a"}, {"name": "a"}]', "the name 'a' occurs twice: rename one class"),
+        (json.dumps([{"name": f"c{number}"} for number in range(17)]), "at most 16"),
+    ],
+)
+def test_an_invalid_flag_names_the_key_and_the_fix(classes: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        read_config(["--workers=static://a:1", f"--slo-classes={classes}"])
+
+
+def test_an_unknown_default_class_and_redirects_are_refused_at_the_start() -> None:
+    with pytest.raises(ValidationError, match="no class has this name: add it to --slo-classes, or choose one of batch, urgent"):
+        read_config(["--workers=static://a:1", f"--slo-classes={CLASSES}", "--default-slo-class=caht"])
+    with pytest.raises(ValueError, match="redirect goes past --slo-classes"):
+        Router(read_config(["--workers=static://a:1", f"--slo-classes={CLASSES}", "--forwarding-mode=redirect"]))
+
+
+async def test_requests_are_counted_by_class_and_the_log_names_it(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    router = await fleet.router(await fleet.worker(), slo_classes=CLASSES)
+    with caplog.at_level(logging.INFO, "fairlead_router.access"):
+        for name, stream in (("chat", True), ("chat", False), ("batch", True), ("", True)):
+            assert (await ask(router, name, stream=stream)).status_code == 200
+        await eventually(lambda: caplog.text.count(" class=") == 4, "the access log is flushed")
+    for name in ("chat", "batch", "-"):
+        assert f" class={name} worker=" in caplog.text
+    text = (await router.client.get("/metrics")).text
+    for metric, name, value in (("requests", "chat", 2), ("good_requests", "chat", 2), ("requests", "batch", 1), ("rejected", "chat", 0)):
+        assert f'fairlead_router_slo_{metric}_total{{class="{name}"}} {value}.0' in text
+
+
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"status": 503}, False),
+        ({"first_byte_at": None}, False),
+        ({"ending": "broken"}, False),
+        ({"ending": "client_gone"}, True),
+        ({"first_byte_at": 101.31}, False),  # the bound is 1 s, and 0.3 s for 3,000 uncached tokens
+        ({"first_byte_at": 101.29}, True),
+        ({"first_byte_at": 101.29, "cached_tokens": 2000}, False),
+        ({"first_byte_at": 109.0, "held_stream": None}, True),  # an answer in one piece shows no first token
+        ({"tokens": 21}, True),  # 20 intervals of 50 ms in the last second
+        ({"tokens": 20}, False),
+    ],
+)
+def test_goodput_needs_both_bounds(change: dict[str, Any], good: bool) -> None:
+    service_class = ServiceClass(name="chat", ttft_milliseconds=1000, ttft_milliseconds_per_thousand_tokens=100, itl_milliseconds=50)
+    call = Call("POST", "/v1/completions", "id", [], None, "", started_at=100.0)
+    call.status, call.prompt_tokens, call.first_byte_at, call.held_stream = 200, 3000, 101.0, cast(HeldStream, object())
+    call.meter = UsageMeter(3000)
+    call.meter.output = change.pop("tokens", 0)
+    for name, value in change.items():
+        setattr(call, name, value)
+    assert is_good(call, service_class, now=102.0) is good
