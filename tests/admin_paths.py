@@ -3,7 +3,15 @@
 import socket
 from collections.abc import Iterator
 
-WORKER = ("/metrics", "/load", "/internal/prompt-format", "/internal/hot-prefixes/16", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+WORKER = (
+    "/metrics",
+    "/load",
+    "/internal/prompt-format",
+    "/internal/hot-prefixes/16",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/internal/withdraw/aa",
+)
 ROUTER = ("/metrics", "/fairlead/workers", "/fairlead/split", "/fairlead/demand", "/fairlead/probe", "/fairlead/score")
 
 

@@ -37,6 +37,7 @@ from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.serving.slo_gate import SloGate
 from fairlead_router.serving.slo_report import SloReport
+from fairlead_router.serving.withdrawal import Withdrawals
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
@@ -85,14 +86,15 @@ class Router:
         self.slo_report = SloReport(self.metrics, classes)
         unique_shares = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
         self.demand = Demand(self.table, self.scale_up, self.admission.queued, unique_shares)
-        self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission)
+        rank = self.policy.rank if isinstance(self.policy, PrefixAware) else None
+        self._withdrawals = Withdrawals(self.table, rank, self.metrics.task_failures)
+        self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission, self._withdrawals)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.handler = RequestHandler(config, self.admission, self.proxy, self.metrics, scripts)
         self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
-        rank = self.policy.rank if isinstance(self.policy, PrefixAware) else None
         self.score_page = ScorePage(self.prompts, self.table, rank, config.policy)
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()
@@ -101,6 +103,7 @@ class Router:
     async def start(self) -> None:
         self.handler.start()
         self._routing_policy.start()
+        self._withdrawals.start()
         if self.picker is not None:
             await self.picker.start()
         follow = lambda: follow_discovery(self._source, self.table, self.config.poll_interval, self._refresh_discovery)  # noqa: E731
@@ -115,6 +118,7 @@ class Router:
             await self.batches.close()
         await self._poller.close()
         await self.probe.close()
+        await self._withdrawals.close()
         await self.handler.close()
         await self._routing_policy.close()
         for worker in self.table:

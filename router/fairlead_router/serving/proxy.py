@@ -13,12 +13,13 @@ from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
-from fairlead_router.request.prompts import Prompt
+from fairlead_router.request.prompts import PROMPTED, Prompt
 from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.upstream_request import build_routing_request, deadline_header
+from fairlead_router.serving.withdrawal import Withdrawals
 from fairlead_router.wire.response import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, ResponseTimeout, WorkerSilent
 
@@ -30,14 +31,24 @@ DYING_SECONDS = 0.05
 """A worker lost this soon after it got a request was already dying, as when all are killed together: it counts for half."""
 _ERROR_EVENTS = (b'data: {"error"', protocol_errors.EVENT_NAME)
 """Markers of the event with which a worker ends a stream that it cannot continue."""
+_PROMPTED = frozenset(PROMPTED)
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
 class Proxy:
     """Proxy that forwards requests to workers."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics, admission: Admission) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        table: WorkerTable,
+        policy: Policy,
+        metrics: Metrics,
+        admission: Admission,
+        withdrawals: Withdrawals,
+    ) -> None:
         self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
+        self._withdrawals = withdrawals
         self._canary = policy if isinstance(policy, CanaryPolicy) else None
         self.draining = False
 
@@ -52,7 +63,7 @@ class Proxy:
         busy: list[int] = []
         deadline = 0.0
         while True:
-            if call.attempts and not request.is_retry:
+            if call.attempts > attempts.was_withdrawn and not request.is_retry:
                 request = msgspec.structs.replace(request, is_retry=True)
             if attempts.lost >= MAX_LOST:
                 raise ApiError(
@@ -64,8 +75,9 @@ class Proxy:
             choice, began = self._record_choice(call, await self.choose(request, attempts, busy, ticket)), monotonic()
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
+            movable = request if call.path in _PROMPTED and not attempts.was_withdrawn else None
             try:
-                connection, head = await self._attempt(call, prompt, choice, ticket, deadline, fresh)
+                connection, head = await self._attempt(call, prompt, choice, ticket, deadline, fresh, movable)
             except ConnectFailed as error:
                 self._record_failure(choice, "connect", error)
                 attempts.record_refused(choice.worker)
@@ -89,6 +101,10 @@ class Proxy:
                     busy.append(_retry_seconds(head.get(b"retry-after")))
                     continue
                 retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
+                if retry == b"withdrawn" and not attempts.was_withdrawn:
+                    self._metrics.retries.labels("withdrawn").inc()
+                    attempts.record_withdrawn(worker)
+                    continue
                 if retry is not None:
                     self._metrics.retries.labels("refused").inc()
                     if retry == b"lost":  # the worker's engine died with the request
@@ -135,11 +151,12 @@ class Proxy:
             await self._admission.requeue(ticket)
 
     async def _attempt(
-        self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket, deadline: float, fresh: bool
+        self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket, deadline: float, fresh: bool, movable: RoutingRequest | None
     ) -> tuple[Connection, Head]:
         """Send to one worker and wait for its answer's head. Count the request as in flight there, except after a failure.
 
-        `deadline`: monotonic seconds by which an answer's head must arrive, over all attempts. `fresh`: use a new connection.
+        `deadline`: monotonic seconds by which an answer's head must arrive, over all attempts. `fresh`: use a new connection. `movable`:
+        the request, if it may be withdrawn while it waits there.
         """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
@@ -147,22 +164,28 @@ class Proxy:
         expected = worker.prefill_seconds(sent_at) + worker.load.step_seconds + pending / worker.rate
         worker.begin_attempt(pending)
         self._admission.record_sent(ticket)
+        waiting = self._withdrawals.begin(movable, worker, pending) if movable is not None else None
         answered = False
         try:
-            request = self._request(call, prompt, choice)
+            request = self._request(call, prompt, choice, waiting.name if waiting is not None else "")
             began = await worker.pool.send(request, self._config.request_timeout, deadline, fresh)
             answered = True
             if call.held_stream is not None and worker.load.prefill_rate:
                 worker.pace.record(expected, monotonic() - sent_at)
             return began
         finally:
+            if waiting is not None:
+                self._withdrawals.end(waiting)
             worker.end_attempt(pending)
             self._policy.release(choice)
             if not answered:
                 worker.in_flight -= 1
 
-    def _request(self, call: Call, prompt: Prompt, choice: Choice) -> list[bytes]:
-        """Return the request's bytes: token ids for a worker with the prompt's format, else the text as the client sent it."""
+    def _request(self, call: Call, prompt: Prompt, choice: Choice, attempt: str) -> list[bytes]:
+        """Return the request's bytes: token ids for a worker with the prompt's format, else the text as the client sent it.
+
+        `attempt`: name by which it can be withdrawn; empty: it cannot.
+        """
         worker = choice.worker
         tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag == prompt.format_tag else None
         if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
@@ -174,6 +197,8 @@ class Proxy:
             b"x-request-id: " + call.id.encode(),
             b"content-length: %d" % length,
         ]
+        if attempt:
+            lines.append(b"x-fairlead-attempt: " + attempt.encode())
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
             lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))

@@ -74,13 +74,20 @@ class ConnectionPool:
             raise
 
     async def fetch(
-        self, path: str, timeout: float, headers: dict[str, str] | None = None, wants_body: Callable[[Head], bool] = lambda head: True
+        self,
+        path: str,
+        timeout: float,
+        headers: dict[str, str] | None = None,
+        wants_body: Callable[[Head], bool] = lambda head: True,
+        method: str = "GET",
     ) -> tuple[Head, bytes]:
-        """Send a GET and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
+        """Send a request without a body and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
 
         Raises UpstreamError, TimeoutError. A body longer than MAX_FETCH_BYTES is an UpstreamError.
         """
-        lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+        if method != "GET":
+            lines.append("content-length: 0")
         async with asyncio.timeout(timeout):
             connection, head = await self.send(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
             try:

@@ -84,6 +84,7 @@ class Engine:
     pages: int = 1024
     page_size: int = 16
     settings: dict[str, float] = field(default_factory=dict)
+    """Of the scheduler. If they name a policy, the requests have several priorities and tenants."""
     backend: str = "auto"
     host_slots: int = 0
     """Pages of a host tier, with the CPU in the role of the device."""
@@ -142,8 +143,7 @@ class Engine:
         names = [str(self.submitted + i) for i in range(len(prompts))]
         self.submitted += len(prompts)
         for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
-            # For the policies that read them.
-            priority, tenant = number % 3, f"tenant {number % 2}"
+            priority, tenant = (number % 3, f"tenant {number % 2}") if "policy" in self.settings else (0, "")
             adapter = adapters[number] if adapters else 0
             submit = Submit(
                 name,
