@@ -41,6 +41,9 @@ def test_a_new_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path: Path, c
     assert run("check", str(file)) == 0
     assert "anna: 60000 tokens per minute" in capsys.readouterr().out
     assert hashlib.sha256(made[0].encode()).hexdigest() in text
+    file.write_text(text.replace("priority: -2", "priority: -2\n      sloClass: chat"))
+    assert run("check", str(file)) == 0
+    assert "key-1 (priority -2, class chat)" in capsys.readouterr().out
 
 
 def test_unusable_input_is_refused_and_the_file_is_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fairlead.errors import UserError
-from fairlead_router.tenancy.tenants import KeyFileError, read_keys
+from fairlead_router.tenancy.tenants import Caller, KeyFileError, read_keys
 
 PREFIX = "fl-"
 """Prefix of keys, by which secret scanners find a leaked one."""
@@ -71,9 +71,14 @@ def run_check(arguments: argparse.Namespace) -> int:
     tenants = {caller.tenant.name: caller.tenant for caller in callers.values()}
     for name, tenant in sorted(tenants.items()):
         rate = f"{tenant.rate * 60:.0f} tokens per minute" if tenant.rate else "no token rate"
-        keys = sorted(f"{caller.key} (priority {caller.priority})" for caller in callers.values() if caller.tenant.name == name)
+        keys = sorted(_describe(caller) for caller in callers.values() if caller.tenant.name == name)
         print(f"{name}: {rate}, weight {tenant.weight:g}; {', '.join(keys)}")
     return 0
+
+
+def _describe(caller: Caller) -> str:
+    service_class = f", class {caller.slo_class}" if caller.slo_class else ""
+    return f"{caller.key} (priority {caller.priority}{service_class})"
 
 
 def add_key(

@@ -130,6 +130,8 @@ class Admission:
             ticket.is_granted = False
             self._granted -= ticket.tokens
             self._granted_best_effort -= ticket.is_best_effort
+            if self._best_effort and ticket.is_best_effort and self._has_spare_worker():
+                self._admit_waiting()
 
     def record_answer(self, ticket: Ticket) -> None:
         """Record that the answer has begun, and admit waiting requests."""

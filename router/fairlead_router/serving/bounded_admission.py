@@ -80,9 +80,12 @@ class BoundedAdmission:
     def __init__(self) -> None:
         self.ledger = PromiseLedger()
 
-    def decide(self, request: BoundedRequest, workers: Sequence[WorkerEstimate], ahead_tokens: float, now: float) -> Verdict:
-        """Return the verdict. `workers`: at least one. `ahead_tokens`: those that go before it and are at no worker yet.
+    def decide(
+        self, request: BoundedRequest, workers: Sequence[WorkerEstimate], ahead_tokens: float, now: float, fleet: int = 0
+    ) -> Verdict:
+        """Return the verdict. `workers`: at least one; `fleet`: number of all, if these are only the soonest.
 
+        `ahead_tokens`: prompt tokens that go before it and are at no worker yet.
         A worker without a measured rate may be fast enough, so the request goes there.
         """
         self.ledger.expire(now)
@@ -91,7 +94,7 @@ class BoundedAdmission:
             return Verdict("itl", ITL_RETRY_SECONDS)
         if not request.service_class.bounds_ttft or not all(worker.rate for worker in usable):
             return ADMITTED
-        total_rate = sum(worker.rate for worker in usable)
+        total_rate = sum(worker.rate for worker in usable) * max(1.0, fleet / len(workers))
         ahead = ahead_tokens / total_rate
         best = max(usable, key=lambda worker: request.slack(worker) - worker.wait)
         wait, slack = best.wait + ahead, request.slack(best)

@@ -47,7 +47,7 @@ class SloGate:
             return
         now = monotonic()
         estimates = self._estimates(terms, self._considered(terms, fleet), now)
-        verdict = self._admission.decide(_bounded(terms, now), estimates, ahead_tokens * len(estimates) / len(fleet), now)
+        verdict = self._admission.decide(_bounded(terms, now), estimates, ahead_tokens, now, len(fleet))
         if verdict.rejection:
             self._metrics.refused.labels("slo").inc()
             self._metrics.slo_rejected.labels(terms.service_class.name).inc()

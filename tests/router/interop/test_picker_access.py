@@ -36,6 +36,24 @@ async def test_the_key_is_checked_before_the_body_and_determines_the_tenant(flee
         exchange.call.cancel()
 
 
+async def test_a_gateways_request_has_a_class_too(fleet: Fleet, tmp_path: Path) -> None:
+    classes = '[{"name": "chat", "priority": 3, "ttftMilliseconds": 60000}]'
+    router, _ = await guarded(fleet, tmp_path, slo_classes=classes, default_slo_class="batch", picker_port=0, picker_tls="off")
+    assert router.server.router.picker is not None
+    async with gateway(router.server.router.picker.port) as asking:
+        exchange = asking.exchange()
+        await exchange.request(PATH, BODY, authorization=f"Bearer {ANNA}", x_slo_class="chat")
+        mutation = (await exchange.read()).request_headers.response.header_mutation
+        said = set_headers(mutation)
+        assert said["x-fairlead-priority"] == "3" and 50_000 < int(said["x-fairlead-deadline-ms"]) <= 60_000
+        assert "x-slo-class" in mutation.remove_headers
+        exchange.call.cancel()
+        exchange = asking.exchange()
+        await exchange.headers(PATH, authorization=f"Bearer {ANNA}", x_slo_class="caht")
+        status, body, _ = await exchange.refused()
+        assert status == 400 and json.loads(body)["error"]["code"] == "unknown_slo_class"
+
+
 async def test_a_tenant_has_one_bucket_for_gateway_and_router(fleet: Fleet, tmp_path: Path) -> None:
     tenants = {"anna": {"tokensPerMinute": 6, "burstTokens": 100}, "boris": {}}
     router, _ = await guarded(fleet, tmp_path, tenants, picker_port=0, picker_tls="off")

@@ -140,3 +140,16 @@ async def test_a_class_with_an_itl_bound_avoids_workers_with_long_steps(fleet: F
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1" and "itlMilliseconds, 50" in answer.text
     assert await router.metric("fairlead_router_slo_rejected_total") == 1
     assert (await router.complete("x")).status_code == 200, "other requests do not mind"
+
+
+async def test_an_answer_in_one_piece_does_not_hold_up_the_next_prompt(fleet: Fleet) -> None:
+    """It begins when it ends. The router takes its prompt as computed after the time that the worker's rate lets expect."""
+    turns, behaviour = gate()
+    worker = await fleet.worker(behaviour=behaviour, load={"prefill_rate": 1e6})
+    router = await fleet.router(worker)
+    await eventually(lambda: all(one.load.prefill_rate for one in router.table), "the router knows the worker's rate")
+    asked = [batch(router, f"{number}") for number in range(20)]
+    await eventually(lambda: len(worker.received) == 20, "all are there before the first answer")
+    for _ in range(20):
+        turns.release()
+    assert {(await one).status_code for one in asked} == {200}

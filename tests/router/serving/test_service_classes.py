@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import uuid
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -11,12 +12,17 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.routing.test_prefix_aware import start_fleet
 from tests.router.stand_in_worker import Received
 from tests.router.tenancy.test_access import ANNA, BORIS, bearer, guarded
+from tests.servers.redis_server import RedisServer
 
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.config import read_config
 from fairlead_router.request.client_request import Call
 from fairlead_router.router import Router
+from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.serving.slo_report import is_good
 from fairlead_router.tenancy.tenants import KeyFileError, read_keys
@@ -101,6 +107,26 @@ async def test_a_key_has_a_class_and_can_choose_none_that_is_more_urgent(fleet: 
     for key, name, priority in ((ANNA, "bulk", "7"), (BORIS, "batch", "1000"), (BORIS, "", "5")):
         assert (await ask(router, name, key)).status_code == 200
         assert only(worker.received)["x-fairlead-priority"] == priority
+
+
+async def test_only_uncached_tokens_count_where_the_router_mirrors_the_index(fleet: Fleet) -> None:
+    """A prompt of 3,008 tokens takes three seconds, and the class allows one."""
+    classes = json.dumps([{"name": "chat", "ttftMilliseconds": 1000}])
+    with RedisServer() as redis:
+        router, (worker,) = await start_fleet(fleet, redis, f"tests/{uuid.uuid4().hex[:8]}", 1, "mirror", slo_classes=classes)
+        worker.load = {"prefill_rate": 1000.0, "running": 1}
+        await eventually(lambda: all(one.load.running for one in router.table), "the router knows the worker's rate")
+        prompt = "a long document " * 188
+        answer = await ask(router, "chat", prompt=prompt)
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "slo_unattainable"
+        assert "takes 30" in answer.text and "its bound is 1000 ms" in answer.text and "retry-after" not in answer.headers
+        assert (await ask(router, prompt=prompt)).status_code == 200, "a request without a class warms the cache"
+        policy = router.server.router.policy
+        assert isinstance(policy, PrefixAware)
+        hashes = block_hashes(prompt_root(worker.format), worker.received[-1].tokens, 16)
+        request = RoutingRequest(len(prompt), hashes)
+        await eventually(lambda: policy.predict(request).get(worker.address) == 3008, "the mirror knows the blocks")
+        assert (await ask(router, "chat", prompt=prompt)).status_code == 200
 
 
 def key_file(**fields: Any) -> bytes:
