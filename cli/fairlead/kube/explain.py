@@ -70,10 +70,10 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             words = f"{kind} {name}, which {facts.why[kind, name]} refers to, does not exist. Create it in this namespace."
             yield Cause(f"{kind}Missing", words, fault=True)
     relevant = {pod["metadata"]["name"]: event for pod in facts.pods if (event := sections.find_pod_event(facts, pod)) is not None}
-    optional = ((names.CANARY, names.WORKER), (names.BATCH, names.BATCH))
-    for part, component in ((names.WORKER, names.WORKER), (names.ROUTER, names.ROUTER), *optional):
+    parts = {names.WORKER: names.WORKER, names.CANARY: names.WORKER, names.ROUTER: names.ROUTER, names.BATCH: names.BATCH}
+    for part, component in parts.items():
         deployment = facts.deployments.get(part)
-        if deployment is None and (part, component) in optional:
+        if deployment is None and part in (names.CANARY, names.BATCH):
             continue
         for one in ((deployment or {}).get("status") or {}).get("conditions") or []:
             if one["type"] == "ReplicaFailure" and one["status"] == "True":
