@@ -42,6 +42,7 @@ def explain(facts: Facts, now: datetime) -> Report:
         "workers": list(sections.describe_component(facts, names.WORKER, ready)),
         "canary": list(sections.describe_canary(facts)),
         "routers": list(sections.describe_component(facts, names.ROUTER, ready)),
+        "batch server": list(sections.describe_component(facts, names.BATCH, ready)) if names.BATCH in facts.deployments else [],
         "events": list(sections.describe_events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
         "needs": list(sections.describe_references(facts)),
         "nodes with GPUs": list(sections.describe_nodes(facts)),
@@ -69,9 +70,10 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             words = f"{kind} {name}, which {facts.why[kind, name]} refers to, does not exist. Create it in this namespace."
             yield Cause(f"{kind}Missing", words, fault=True)
     relevant = {pod["metadata"]["name"]: event for pod in facts.pods if (event := sections.find_pod_event(facts, pod)) is not None}
-    for part, component in ((names.WORKER, names.WORKER), (names.CANARY, names.WORKER), (names.ROUTER, names.ROUTER)):
+    parts = {names.WORKER: names.WORKER, names.CANARY: names.WORKER, names.ROUTER: names.ROUTER, names.BATCH: names.BATCH}
+    for part, component in parts.items():
         deployment = facts.deployments.get(part)
-        if deployment is None and part == names.CANARY:
+        if deployment is None and part in (names.CANARY, names.BATCH):
             continue
         for one in ((deployment or {}).get("status") or {}).get("conditions") or []:
             if one["type"] == "ReplicaFailure" and one["status"] == "True":

@@ -115,7 +115,7 @@ class BatchApp:
         piece = await self._store.storage.read(name, 0, PIECE_BYTES)  # before the head: its errors become an answer
         response = web.StreamResponse(headers={"content-type": "application/octet-stream", "content-length": str(file.bytes)})
         await response.prepare(request)
-        while piece:
+        while piece and request.method != "HEAD":
             await response.write(piece)
             at += len(piece)
             piece = await self._store.storage.read(name, at, min(PIECE_BYTES, file.bytes - at)) if at < file.bytes else b""

@@ -105,7 +105,7 @@ class ResultWriter:
         try:
             await asyncio.shield(append)
         except asyncio.CancelledError:
-            await asyncio.wait({append})
+            await asyncio.gather(append, return_exceptions=True)
             raise
 
     async def _collect(self) -> None:

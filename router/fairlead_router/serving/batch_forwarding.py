@@ -61,8 +61,9 @@ class BatchForwarder:
             async with self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False) as response:
                 await self._answer(call, request, reply, response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if reply.started:
-                raise
+            if reply.started:  # the truncated answer ends with its connection
+                call.ending = "broken"
+                return
             message = f"The batch server does not answer ({type(error).__name__}). Try again in 2 s."
             refusal = unavailable(message, retry_after=2)
             if body is not None and not request.is_complete:

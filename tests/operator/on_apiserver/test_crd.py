@@ -202,6 +202,8 @@ ACCEPTED = [
     {"model": {"uri": "s3://models/qwen", "endpoint": "http://minio:9000", "region": "eu-1", "cache": {"emptyDir": {"sizeLimit": "9Gi"}}}},
     {"model": {"uri": "oci://ghcr.io/org/qwen:1.0#8b"}},
     {"resources": {"gpuType": "NVIDIA-H100-80GB-HBM3"}, "imagePullSecrets": [{"name": "registry"}], "engine": {"warmupTokens": 0}},
+    {"batch": {"storageURI": "pvc://batches"}},
+    {"batch": {"storageURI": "s3://batches/chat", "secretName": "keys", "maxConcurrency": 4096}},
     {"rollout": {"drainTimeoutSeconds": 0}},
     {"rollout": {"strategy": "DrainFirst", "surgeTimeoutSeconds": 0, "paused": True, "progressDeadlineSeconds": 30}},
     {"rollout": {"revision": "qwen-worker-c51d9689d7", "progressDeadlineSeconds": 30}},

@@ -1,8 +1,6 @@
 """A batch server, a router and workers as processes, each of which can be killed and started again."""
 
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -107,7 +105,6 @@ class Deployment:
 
     def kill_and_restart(self) -> None:
         """kill -9 of the batch server, then start it again."""
-        os.kill(self.batch.pid, signal.SIGKILL)
         self.batch.kill()
         self.batch.start()
 

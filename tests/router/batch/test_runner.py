@@ -33,23 +33,54 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OK = {"choices": [{"text": "a\nb"}]}
 
 
-class FailingLog(FolderLog):
-    """A log whose appends fail at times, with a part of the lines written, as on a full disk."""
+class Faults:
+    """Which operations of the storage fail, as on a full disk. At most `left` do."""
 
-    chance = random.Random(0)
-    failures = 0
+    def __init__(self, seed: int, left: int) -> None:
+        self.chance, self.left = random.Random(seed), left
+
+    def strike(self) -> bool:
+        if self.left and self.chance.random() < 0.4:
+            self.left -= 1
+            return True
+        return False
+
+
+FAULTS = Faults(0, 0)
+
+
+def full() -> OSError:
+    return OSError(28, "No space left on device")
+
+
+class FailingLog(FolderLog):
+    """A log whose appends fail with a part of the lines written, and whose sealing fails before or after its effect."""
 
     def _append(self, data: bytes) -> None:
-        if self.chance.random() < 0.4 and FailingLog.failures < 6:
-            FailingLog.failures += 1
-            super()._append(data[: self.chance.randrange(len(data) + 1)])
-            raise OSError(28, "No space left on device")
+        if FAULTS.strike():
+            super()._append(data[: FAULTS.chance.randrange(len(data) + 1)])
+            raise full()
         super()._append(data)
+
+    def _seal(self, target: Path) -> int:
+        if FAULTS.strike():
+            raise full()
+        size = super()._seal(target)
+        if FAULTS.strike():
+            raise full()
+        return size
 
 
 class FailingFolder(Folder):
     def log(self, name: str) -> FolderLog:
         return FailingLog(self._root, self._root / name, self._run)
+
+    async def put(self, name: str, data: bytes) -> None:
+        if FAULTS.strike():
+            raise StorageError("full")
+        await super().put(name, data)
+        if FAULTS.strike():
+            raise StorageError("full")
 
 
 @asynccontextmanager
@@ -61,7 +92,7 @@ async def router(handler: Handler) -> AsyncIterator[str]:
 
 
 async def run_batch(
-    root: Path, url: str, lines: list[dict[str, Any]], folder: type[Folder] = Folder
+    root: Path, url: str, lines: list[dict[str, Any]], folder: type[Folder] = Folder, faults: int = 0
 ) -> tuple[BatchRecord, list[dict[str, Any]]]:
     """Run one batch to its end. Return it with all result lines."""
     config = BatchConfig(storage=f"file://{root}", router_url=url)
@@ -75,6 +106,7 @@ async def run_batch(
     await store.add_batch(batch)
     async with LineClient(url, SharedSecret("")) as client:
         runner = Runner(store, client, Slots(ConcurrencyLimit(8)), config, BatchMetrics(), lambda: None, first_pause=0.001)
+        FAULTS.left = faults
         runner.start("batch_1")
         await eventually(lambda: store.batches["batch_1"].is_ended, "the batch ends")
         await runner.close()
@@ -86,16 +118,16 @@ async def run_batch(
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
 @settings(max_examples=25, deadline=None)
-def test_a_storage_that_fails_at_any_append_loses_and_repeats_no_line(seed: int, count: int) -> None:
+def test_a_storage_that_fails_at_any_write_loses_and_repeats_no_line(seed: int, count: int) -> None:
     async def check(root: Path) -> None:
-        FailingLog.chance, FailingLog.failures = random.Random(seed), 0
+        FAULTS.chance = random.Random(seed)
 
         async def answer(request: web.Request) -> web.StreamResponse:
             return web.json_response(OK, status=400 if (await request.json())["prompt"] == "bad" else 200)
 
         lines = [line(f"r{n}", prompt="bad" if n % 3 == 0 else "good") for n in range(count)]
         async with router(answer) as url:
-            batch, found = await run_batch(root, url, lines, FailingFolder)
+            batch, found = await run_batch(root, url, lines, FailingFolder, faults=8)
         assert batch.status == "completed"
         assert sorted(each["custom_id"] for each in found) == sorted(f"r{n}" for n in range(count))
         assert (batch.completed, batch.failed) == (count - len(range(0, count, 3)), len(range(0, count, 3)))
@@ -191,7 +223,7 @@ async def test_a_secret_that_cannot_be_read_is_no_fault_of_the_line(tmp_path: Pa
 async def test_storage_errors_name_the_volume_and_the_fix(tmp_path: Path) -> None:
     folder = FailingFolder(tmp_path)
     await folder.open()
-    FailingLog.chance, FailingLog.failures = random.Random(1), 0
+    FAULTS.chance, FAULTS.left = random.Random(1), 1
     with pytest.raises(StorageError, match="enlarge the volume, or delete files"):
         for _ in range(50):
             await folder.log("batches/x.output").append([b"{}"])

@@ -55,6 +55,30 @@ def test_a_large_upload_and_download_need_little_memory(deployment: Deployment) 
         assert grown < MEGABYTES / 3, f"{process.name} grew by {grown:.0f} MB"
 
 
+def test_a_head_of_a_content_has_its_length_and_no_body(deployment: Deployment) -> None:
+    files = {"file": ("in.jsonl", json.dumps(line("a")).encode()), "purpose": (None, "batch")}
+    with httpx.Client(base_url=deployment.url, headers=bearer()) as client:
+        sent = client.post("/v1/files", files=files).json()
+        for _ in range(3):  # on the same connections to router and batch server
+            head, got = client.head(f"/v1/files/{sent['id']}/content"), client.get(f"/v1/files/{sent['id']}/content")
+            assert head.headers["content-length"] == str(sent["bytes"]) and not head.content
+            assert got.status_code == 200 and json.loads(got.content) == line("a")
+
+
+def test_a_download_during_which_the_batch_server_is_killed_is_truncated_and_not_completed(deployment: Deployment) -> None:
+    headers = bearer() | {"content-type": "multipart/form-data; boundary=b"}
+    sent = httpx.post(f"{deployment.url}/v1/files", headers=headers, content=body("b", 48), timeout=120).json()
+    with httpx.stream("GET", f"{deployment.url}/v1/files/{sent['id']}/content", headers=bearer(), timeout=120) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+        deployment.kill_and_restart()
+        with pytest.raises(httpx.RemoteProtocolError):
+            for _ in pieces:
+                pass
+    deployment.wait_for_batch_server()
+    assert httpx.get(f"{deployment.url}/v1/files/{sent['id']}", headers=bearer()).status_code == 200
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(deployment: Deployment) -> None:
     with socket.create_connection(("127.0.0.1", deployment.router_port)) as client:
         head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ANNA}\r\ncontent-type: multipart/form-data; boundary=b\r\n"
