@@ -1,16 +1,19 @@
 """The printed table, and a line `name measured target verdict` for each target that the runs can check."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from fairlead.console import make_console
-from fairlead.simulate.policies import OURS
-from fairlead.simulate.replay import Outcome
+from fairlead.simulate.outcome import Outcome
+from fairlead.simulate.policies import POLICIES
 
 LIMIT = 1.0
 """Upper limit of Fairlead's mean and p99 TTFT divided by the best peer's."""
 FIGURES = {"ttft_mean": "mean", "ttft_p99": "p99"}
+OVERLOAD, OVERLOAD_GOODPUT = 1.4, 1.3
+"""From this load on, the goodput must be this many times that of the same score with first come, first served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,13 @@ class Cell:
     runs: dict[str, list[Outcome]]
 
     def best_peer(self, figure: str) -> str | None:
-        peers = {policy: average(outcomes)[figure] for policy, outcomes in self.runs.items() if policy not in OURS}
+        peers = {policy: average(outcomes)[figure] for policy, outcomes in self.runs.items() if POLICIES[policy].is_peer}
         return min(peers, key=peers.__getitem__) if peers else None
 
-    def ratio(self, policy: str, other: str | None, figure: str) -> float | None:
-        """Return the highest ratio of any pair of runs with the same requests; None without a run of both."""
+    def ratio(self, policy: str, other: str | None, figure: str, worst: Callable[..., float | None] = max) -> float | None:
+        """Return the worst ratio of any pair of runs with the same requests; None without a run of both."""
         pairs = zip(self.runs.get(policy, []), self.runs.get(other or "", []), strict=False)
-        return max((one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs), default=None)
+        return worst((one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs), default=None)
 
 
 def average(outcomes: list[Outcome]) -> dict[str, float]:
@@ -50,17 +53,24 @@ def show(cells: list[Cell], title: str) -> None:
         "p50",
         "p90",
         "p99",
+        "ITL mean ms",
         "busiest / mean",
+        "lost",
+        "good",
+        "goodput /s",
         "mean / best",
         "p99 / best",
     ):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for cell in cells:
         for policy, outcomes in cell.runs.items():
-            hit, *rest = average(outcomes).values()
+            figures = average(outcomes)
             ratios = [cell.ratio(policy, cell.best_peer(figure), figure) for figure in FIGURES]
-            numbers = [f"{value:.2f}" for value in rest] + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{hit:.1%}", *numbers)
+            numbers = [f"{figures[name]:.2f}" for name in ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99")]
+            numbers += [f"{1000 * figures['itl_mean']:.1f}", f"{figures['imbalance']:.2f}", f"{figures['lost']:.0f}"]
+            numbers += [f"{figures['good_share']:.1%}", " ".join([f"{figures['goodput']:.2f}", *_by_class(figures)])]
+            numbers += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{figures['hit_rate']:.1%}", *numbers)
         table.add_section()
     make_console().print(table)
     for cell in cells:
@@ -71,3 +81,12 @@ def show(cells: list[Cell], title: str) -> None:
             ratio = cell.ratio(policy, other, figure)
             if ratio is not None:
                 print(f"{name}_over_{other} {ratio:.2f} {LIMIT} {'ok' if ratio <= LIMIT else 'short'}")
+        goodput = cell.ratio("fairlead", "fairlead-fcfs", "goodput", min)
+        if goodput is not None and cell.load >= OVERLOAD:
+            verdict = "ok" if goodput >= OVERLOAD_GOODPUT else "short"
+            print(f"{prefix}_goodput_over_fairlead-fcfs {goodput:.2f} {OVERLOAD_GOODPUT} {verdict}")
+
+
+def _by_class(figures: dict[str, float]) -> list[str]:
+    named = {name.removeprefix("goodput_"): value for name, value in figures.items() if name.startswith("goodput_")}
+    return [f"({', '.join(f'{name} {value:.2f}' for name, value in named.items())})"] if named else []
