@@ -16,10 +16,12 @@ from fairlead.simulate.pods import PodModel
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import Cell, average, show
-from fairlead.simulate.service_classes import DEFAULT_CLASSES, parse_class
+from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, parse_class
+from fairlead.simulate.static_fleet import find_static_fleet
 from fairlead.simulate.sweep_plot import draw_sweep
 from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
-from fairlead.simulate.workloads.request import Request
+from fairlead.simulate.workloads.request import Request, necessary_tokens
+from fairlead_operator.api.scaling import DEFAULT_STABILIZATION_WINDOW_SECONDS, Scaling
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -51,6 +53,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--fail", action="append", default=[], metavar="POD@SECONDS[+SECONDS]", help="a pod fails, and is ready again after that time")
     add("--mean-seconds-to-failure", type=float, metavar="S", help="pods also fail at random, each with this mean time between failures")
     add("--start-seconds", type=float, default=60.0, metavar="S", help="seconds from a pod's creation until it is ready (default 60)")
+    add("--autoscale", metavar="MIN:MAX", help="let the operator's autoscaler set the number of pods, for the bounds of the first class")
+    add(
+        "--stabilization-seconds",
+        type=int,
+        default=DEFAULT_STABILIZATION_WINDOW_SECONDS,
+        metavar="S",
+        help="spec.scaling.scaleDown of --autoscale: pods go once fewer were enough for this long (default 300)",
+    )
     add("--redis-away", metavar="A:B", help="Redis outage for the policy fairlead, as shares of the run, such as 0.25:0.75")
     add("--num-prompts", type=int, metavar="N", help="replay the first N requests (default all; generators: 6000)")
     add("--prefill-rate", type=float, default=8000.0, metavar="R", help="prompt tokens per second of one pod (default 8000)")
@@ -90,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         + ([] if arguments.sweep else [f"{arguments.speed:g}x speed"])
         + ([f"{arguments.routers} routers"] if arguments.routers > 1 else [])
         + ([f"{arguments.repeats} runs"] if arguments.repeats > 1 else [])
+        + ([f"autoscaled {arguments.autoscale}"] if arguments.autoscale else [])
         + (["with failures"] if arguments.fail or arguments.mean_seconds_to_failure else [])
         + ([f"Redis away {arguments.redis_away}"] if arguments.redis_away else [])
     )
@@ -108,10 +119,15 @@ def _play(arguments: argparse.Namespace, speed: float) -> Cell:
     played = load(arguments.workload, count=arguments.num_prompts, speed=speed, pods=pods, model=model, seeds=seeds)
     chosen = list(POLICIES) if not arguments.policy or "all" in arguments.policy else list(dict.fromkeys(arguments.policy))
     runs: dict[str, list[Outcome]] = {policy: [] for policy in chosen}
+    static: dict[str, list[Outcome]] = {policy: [] for policy in chosen if arguments.autoscale}
     plan = [(policy, seed, requests) for policy in chosen for seed, requests in zip(seeds, played, strict=True)]
     for policy, seed, requests in track(plan, f"replaying at speed {speed:g}", console=make_console(), transient=True):
-        runs[policy].append(replay(policy, requests, _scenario(arguments, model, requests, seed), seed))
-    return Cell(speed, offered_load(played[0], pods, model), len(played[0]), runs)
+        scenario = _scenario(arguments, model, requests, seed)
+        outcome = replay(policy, requests, scenario, seed)
+        runs[policy].append(outcome)
+        if scenario.autoscale is not None:
+            static[policy].append(find_static_fleet(outcome, requests, scenario, seed))
+    return Cell(speed, offered_load(played[0], pods, model), len(played[0]), runs, static)
 
 
 def _model(arguments: argparse.Namespace) -> PodModel:
@@ -130,15 +146,38 @@ def _scenario(arguments: argparse.Namespace, model: PodModel, requests: list[Req
     failures = [parse_failure(text) for text in arguments.fail]
     if arguments.mean_seconds_to_failure:
         failures += draw_failures(arguments.pods, requests[-1].at, arguments.mean_seconds_to_failure, seed)
+    classes = [parse_class(text) for text in arguments.classes] if arguments.classes else DEFAULT_CLASSES
+    scaling = _scaling(arguments, classes[0], requests)
     return Scenario(
-        arguments.pods,
+        scaling.within(arguments.pods) if scaling else arguments.pods,
         model,
         arguments.routers,
         _window(arguments.redis_away, requests),
-        classes=[parse_class(text) for text in arguments.classes] if arguments.classes else DEFAULT_CLASSES,
+        classes=classes,
         has_bounds=bool(arguments.classes),
+        autoscale=scaling,
         failures=failures,
     )
+
+
+def _scaling(arguments: argparse.Namespace, one: ServiceClass, requests: list[Request]) -> Scaling | None:
+    """Return bounds and target of the autoscaler. Its target is the bound of a request with the mean number of uncached tokens."""
+    if arguments.autoscale is None:
+        return None
+    least, _, most = arguments.autoscale.partition(":")
+    target = one.ttft + one.ttft_per_token * necessary_tokens(requests) / max(1, len(requests))
+    try:
+        return Scaling.model_validate(
+            {
+                "minReplicas": int(least),
+                "maxReplicas": int(most),
+                "target": {"ttftMilliseconds": round(1000 * target)},
+                "scaleDown": {"stabilizationWindowSeconds": arguments.stabilization_seconds},
+            }
+        )
+    except (ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"--autoscale {arguments.autoscale}: give MIN:MAX, as 1:20, and a class with a bound of TTFT ({reason})") from None
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -162,6 +201,7 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"--fail: there is no pod {failure.pod}, they are 0 to {arguments.pods - 1}")
     for text in arguments.classes or []:
         parse_class(text)
+    _scaling(arguments, parse_class(arguments.classes[0]) if arguments.classes else DEFAULT_CLASSES[0], [])
     _window(arguments.redis_away, [])
     for flag, path in (("json", arguments.json), ("plot", arguments.plot)):
         try:  # before minutes of replay are lost

@@ -11,7 +11,8 @@ from fairlead.simulate.service_classes import Objective, ServiceClass
 class Outcome:
     """Per request: its objective, TTFT and mean ITL in seconds, which are nan without an answer. Per pod: computed prompt tokens.
 
-    `seconds`: from the first to the last arrival. `pod_seconds`: of all pods, from their creation to their end.
+    `seconds`: from the first to the last arrival. `ended_at`: the end of the last answer.
+    `pod_seconds`: of all pods, from their creation to their end.
     """
 
     policy: str
@@ -22,6 +23,7 @@ class Outcome:
     computed: list[int] = field(default_factory=list)
     hit_rate: float = 0.0
     seconds: float = 0.0
+    ended_at: float = 0.0
     pod_seconds: float = 0.0
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """The number of pods from each moment on, starting and draining ones included."""

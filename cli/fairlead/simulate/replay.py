@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from fairlead.simulate.autoscale import PERIOD, Autoscaler, DemandMeter
 from fairlead.simulate.failures import Failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.lifecycle import Lifecycle
@@ -18,6 +19,7 @@ from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.router import Router
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, assign_classes
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead_operator.api.scaling import Scaling
 from fairlead_router.serving.admission import RECHECK_SECONDS
 
 
@@ -26,6 +28,7 @@ class Scenario:
     """All but policy, workload and seed.
 
     `redis_away`: start and end, in seconds of the run, of an outage of Redis; it affects only the policy `fairlead`.
+    `autoscale`: bounds and target of the operator's autoscaler, which begins with `pods`.
     `has_bounds`: our routers know the bounds of the classes.
     """
 
@@ -35,6 +38,7 @@ class Scenario:
     redis_away: tuple[float, float] | None = None
     classes: Sequence[ServiceClass] = DEFAULT_CLASSES
     has_bounds: bool = False
+    autoscale: Scaling | None = None
     failures: Sequence[Failure] = ()
 
 
@@ -64,7 +68,8 @@ class _Run:
         )
         self._cached = 0
         self._engine, self._now = system.engine, 0.0
-        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, scenario.pods, BLOCK_TOKENS, scenario.routers)
+        most = scenario.pods if scenario.autoscale is None else scenario.autoscale.max_replicas
+        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, BLOCK_TOKENS, scenario.routers)
         self._lifecycle = Lifecycle(len(fleet.pods))
         make, away = system.make, scenario.redis_away
         if policy == "fairlead" and away is not None:
@@ -84,6 +89,11 @@ class _Run:
         for _ in range(scenario.pods):
             self._lifecycle.create(0.0)
         self._lifecycle.starting.clear()
+        self._meters = [DemandMeter(lambda: self._now) for _ in self._routers]
+        self._autoscaler = None
+        if scenario.autoscale is not None:
+            self._autoscaler = Autoscaler(scenario.autoscale, scenario.model.start_seconds)
+            self._at(PERIOD, self._scale)
         for failure in scenario.failures:
             self._at(failure.at, partial(self._fail, failure))
 
@@ -92,12 +102,14 @@ class _Run:
             self._advance(request.at)
             self._now = request.at
             router = self._draw.randrange(len(self._routers)) if len(self._routers) > 1 else 0
+            self._meters[router].record_arrival(request.prompt_tokens)
             self._enter(router, position)
+        self._autoscaler = None  # the remaining requests end with the present pods
         self._advance(math.inf)
         outcome, lifecycle = self._outcome, self._lifecycle
         outcome.computed = [pod.computed for pod in self._fleet.pods]
         outcome.hit_rate = self._cached / sum(request.prompt_tokens for request in self._requests)
-        outcome.pod_seconds = lifecycle.pod_seconds + sum(self._now - at for at in lifecycle.created_at.values())
+        outcome.pod_seconds = lifecycle.pod_seconds + sum(max(0.0, outcome.ended_at - at) for at in lifecycle.created_at.values())
         outcome.sizes = lifecycle.sizes
         return outcome
 
@@ -135,14 +147,18 @@ class _Run:
             self._cached += progress.cached
             flight.first_token_at = self._now
             self._outcome.ttft[flight.position] = self._now - flight.request.at
+            self._meters[flight.router].record_answer(flight, progress.cached)
             self._fleet.record_first_token(flight)
             begun.append(flight.router)
         self._follow(pod)
+        self._end_drained(pod)
         for router in begun:
             self._admit_waiting(router)
 
     def _end(self, flight: InflightRequest) -> None:
         self._fleet.end_request(flight)
+        self._meters[flight.router].record_end(flight)
+        self._outcome.ended_at = self._now
         steps = flight.request.output_tokens - 1
         self._outcome.itl[flight.position] = (self._now - flight.first_token_at) / steps if steps else 0.0
 
@@ -187,16 +203,46 @@ class _Run:
         self._fleet.close(pod)
         self._due[pod] = math.nan
         flights, self._flights[pod] = self._flights[pod], {}
+        self._lifecycle.starting.add(pod)
         for flight in flights.values():
             self._fleet.end_request(flight)
         seconds = self._scenario.model.start_seconds if failure.seconds is None else failure.seconds
-        self._at(self._now + seconds, partial(self._open, pod))
+        self._at(self._now + seconds, partial(self._open, pod, self._lifecycle.created_at[pod]))
         for flight in flights.values():
             if flight.waiting:
                 self._enter(flight.router, flight.position)
 
-    def _open(self, pod: int) -> None:
-        """Put a pod into service that was created before."""
+    def _scale(self) -> None:
+        """Let the operator's autoscaler decide, and follow it."""
+        if self._autoscaler is None:
+            return
+        fleet, lifecycle = self._fleet, self._lifecycle
+        reports = [
+            meter.report(router, fleet, inflight)
+            for meter, router, inflight in zip(self._meters, self._routers, fleet.inflight_by_router, strict=True)
+        ]
+        size = self._autoscaler.size(reports, lifecycle.desired, len(fleet.usable), self._now)
+        while lifecycle.desired < size and (pod := lifecycle.create(self._now)) is not None:
+            self._at(self._now + self._scenario.model.start_seconds, partial(self._open, pod, self._now))
+        while lifecycle.desired > size:
+            if lifecycle.starting:
+                lifecycle.remove(max(lifecycle.starting), self._now)
+                continue
+            pod = self._autoscaler.least_valuable(fleet.usable)
+            fleet.drain(pod)
+            lifecycle.draining.add(pod)
+            self._end_drained(pod)
+        self._at(self._now + PERIOD, self._scale)
+
+    def _end_drained(self, pod: int) -> None:
+        if pod in self._lifecycle.draining and self._fleet.pods[pod].is_idle:
+            self._fleet.close(pod)
+            self._lifecycle.remove(pod, self._now)
+
+    def _open(self, pod: int, created_at: float) -> None:
+        """Put a pod into service that was created before, unless it was removed."""
+        if pod not in self._lifecycle.starting or self._lifecycle.created_at[pod] != created_at:
+            return
         computed = self._fleet.pods[pod].computed
         self._fleet.open(pod, self._now)
         self._fleet.pods[pod].computed = computed

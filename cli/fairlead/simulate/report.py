@@ -1,7 +1,7 @@
 """The printed table, and a line `name measured target verdict` for each target that the runs can check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.table import Table
 
@@ -15,6 +15,9 @@ FIGURES = {"ttft_mean": "mean", "ttft_p99": "p99"}
 OVERLOAD, OVERLOAD_GOODPUT = 1.4, 1.3
 """From this load on, the goodput must be this many times that of the same score with first come, first served."""
 
+AUTOSCALED = 1.5
+"""Lower limit of the good answers per pod-hour of an autoscaled fleet divided by those of a static one with 1 % more goodput at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -24,6 +27,8 @@ class Cell:
     load: float
     requests: int
     runs: dict[str, list[Outcome]]
+    static: dict[str, list[Outcome]] = field(default_factory=dict)
+    """With an autoscaler: for each run, the static fleet to compare it with (`find_static_fleet`)."""
 
     def best_peer(self, figure: str) -> str | None:
         peers = {policy: average(outcomes)[figure] for policy, outcomes in self.runs.items() if POLICIES[policy].is_peer}
@@ -58,6 +63,7 @@ def show(cells: list[Cell], title: str) -> None:
         "lost",
         "good",
         "goodput /s",
+        "pod hours",
         "mean / best",
         "p99 / best",
     ):
@@ -69,6 +75,7 @@ def show(cells: list[Cell], title: str) -> None:
             numbers = [f"{figures[name]:.2f}" for name in ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99")]
             numbers += [f"{1000 * figures['itl_mean']:.1f}", f"{figures['imbalance']:.2f}", f"{figures['lost']:.0f}"]
             numbers += [f"{figures['good_share']:.1%}", " ".join([f"{figures['goodput']:.2f}", *_by_class(figures)])]
+            numbers.append(f"{figures['pod_hours']:.2f}")
             numbers += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
             table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{figures['hit_rate']:.1%}", *numbers)
         table.add_section()
@@ -85,6 +92,12 @@ def show(cells: list[Cell], title: str) -> None:
         if goodput is not None and cell.load >= OVERLOAD:
             verdict = "ok" if goodput >= OVERLOAD_GOODPUT else "short"
             print(f"{prefix}_goodput_over_fairlead-fcfs {goodput:.2f} {OVERLOAD_GOODPUT} {verdict}")
+        for policy, static in cell.static.items():
+            pairs = list(zip(cell.runs[policy], static, strict=True))
+            ratio = min(one.figures()["good_per_pod_hour"] / max(two.figures()["good_per_pod_hour"], 1e-9) for one, two in pairs)
+            verdict = "ok" if ratio >= AUTOSCALED else "short"
+            sizes = "/".join(str(len(two.computed)) for two in static)
+            print(f"{prefix}_{policy}_good_per_pod_hour_over_{sizes}_static_pods {ratio:.2f} {AUTOSCALED} {verdict}")
 
 
 def _by_class(figures: dict[str, float]) -> list[str]:
