@@ -7,13 +7,15 @@ the modules that it imports.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from bench.common.report import make_parser, write_report
-from fairlead.simulate import pods
-from fairlead.simulate.policies import OURS, POLICIES
-from fairlead.simulate.replay import replay
+from fairlead.simulate import queues
+from fairlead.simulate.pods import PodModel
+from fairlead.simulate.policies import POLICIES
+from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import average
 from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead_index import score
@@ -26,7 +28,7 @@ SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "price": lambda: patch.object(score, "_pending", lambda worker: 0.0),
     "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
     "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
-    "order": lambda: patch.object(pods, "ORDER", "fcfs"),
+    "order": lambda: patch.object(queues, "ORDER", "fcfs"),
 }
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "all parts": ("fairlead", ()),
@@ -44,18 +46,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--num-prompts", type=int)
     options = parser.parse_args()
-    model, results = pods.PodModel(), {}
+    model, results = PodModel(), {}
+    peers_here = {policy: replace(system, engine="fairlead") for policy, system in POLICIES.items() if system.is_peer}
     print(f"{'speed':>5} {'load':>5} {'variant':<24} {'hit rate':>8} {'mean s':>7} {'p99 s':>7}")
     for speed in map(float, options.speeds.split(",")):
-        capacity, seeds = PODS * model.rate, list(range(options.repeats))
-        played = load(options.workload, count=options.num_prompts, speed=speed, capacity=capacity, seeds=seeds)
+        seeds = list(range(options.repeats))
+        played = load(options.workload, count=options.num_prompts, speed=speed, pods=PODS, model=model, seeds=seeds)
         for variant, (policy, off) in VARIANTS.items():
             with ExitStack() as stack:
-                stack.enter_context(patch.dict(OURS, POLICIES))
+                stack.enter_context(patch.dict(POLICIES, peers_here))
                 for name in off:
                     stack.enter_context(SWITCHES[name]())
-                figures = average([replay(policy, requests, PODS, model, seed) for seed, requests in zip(seeds, played, strict=True)])
+                figures = average(
+                    [replay(policy, requests, Scenario(PODS, model), seed) for seed, requests in zip(seeds, played, strict=True)]
+                )
             results[f"{speed:g} {variant}"] = figures
             numbers = f"{figures['hit_rate']:>8.1%} {figures['ttft_mean']:>7.2f} {figures['ttft_p99']:>7.2f}"
-            print(f"{speed:>5g} {offered_load(played[0], capacity):>5.2f} {variant:<24} {numbers}", flush=True)
+            print(f"{speed:>5g} {offered_load(played[0], PODS, model):>5.2f} {variant:<24} {numbers}", flush=True)
     write_report(__name__, options, results)

@@ -113,6 +113,7 @@ class Recommendation:
     has_requests: bool  # requests are present now
     had_requests: bool = False  # requests are present or arrived in the last window; a router sees short ones only briefly
     why: str = ""  # for `scale_up_to`
+    tokens_per_second: float = 0.0  # prompt tokens that arrived and caches did not have, in the routers' window
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fairlead.simulate.pods import Pod
@@ -13,16 +13,19 @@ from fairlead_index.mirror.prefix_table import PrefixTable
 
 @dataclass(slots=True, eq=False)
 class InflightRequest:
-    """A request in flight. `cost`: the prompt tokens that its router expected to be computed."""
+    """A request in flight. `cost`: the prompt tokens that its router expected to be computed. `position`: in the workload."""
 
     request: Request
+    position: int
     router: int
     pod: int
+    sent_at: float
     cost: float
     reserved: bool
     """Whether it has a reservation in Redis, which every router sees."""
     waiting: bool = True
     """Whether it has no first token."""
+    first_token_at: float = 0.0
 
 
 class InflightRequests:
@@ -50,12 +53,15 @@ class InflightRequests:
         """Return the prompt tokens of reservations after a moment, without those of requests that have their first token."""
         tokens = 0.0
         for flight in reversed(self.waiting[pod]):
-            if flight.request.at <= since:
+            if flight.sent_at <= since:
                 break
             tokens += flight.cost * flight.reserved
         return tokens
 
     def drop(self, flight: InflightRequest) -> None:
+        """Forget a request that has ended or failed."""
+        if flight.waiting:
+            self.record_first_token(flight)
         self.count[flight.pod] -= 1
         active = self.active[flight.pod]
         for block in flight.request.blocks:
@@ -65,16 +71,21 @@ class InflightRequests:
 
 
 class Fleet:
-    """The pods, the exact index over them, and everything in flight."""
+    """The pods by number, the exact index over them, and everything in flight.
 
-    def __init__(self, pods: list[Pod], block_tokens: int, routers: int = 1) -> None:
-        self.pods = pods
+    `usable`: the pods that routers may choose; the others start, drain, have failed or do not exist.
+    """
+
+    def __init__(self, make_pod: Callable[[float], Pod], pods: int, most: int, block_tokens: int, routers: int = 1) -> None:
+        self._make_pod = make_pod
+        self.pods = [make_pod(0.0) for _ in range(most)]
+        self.usable = list(range(pods))
         self.block_tokens = block_tokens
-        self.inflight = InflightRequests(len(pods))
+        self.inflight = InflightRequests(most)
         # A single router has sent all requests.
-        self.inflight_by_router = [InflightRequests(len(pods)) for _ in range(routers)] if routers > 1 else [self.inflight]
+        self.inflight_by_router = [InflightRequests(most) for _ in range(routers)] if routers > 1 else [self.inflight]
         self.table = PrefixTable()
-        for number in range(len(pods)):
+        for number in self.usable:
             self.table.join(_slot(number), str(number), 1)
 
     def depths(self, blocks: Sequence[int]) -> list[int]:
@@ -82,11 +93,9 @@ class Fleet:
         found = self.table.match(blocks)
         return [found.get(str(number), 0) for number in range(len(self.pods))]
 
-    def add_request(self, request: Request, router: int, pod: int, predicted: int, reserved: bool) -> InflightRequest:
-        flight = InflightRequest(request, router, pod, max(request.prompt_tokens - predicted, 1), reserved)
-        for known in self._known_to(router):
+    def add_request(self, flight: InflightRequest) -> None:
+        for known in self._known_to(flight.router):
             known.add(flight)
-        return flight
 
     def record_first_token(self, flight: InflightRequest) -> None:
         flight.waiting = False
@@ -102,14 +111,30 @@ class Fleet:
         for event in self.pods[pod].drain_events():
             (self.table.store if event.kind == "stored" else self.table.remove)(_slot(pod), hashes_from_bytes(event.hashes))
 
+    def open(self, pod: int, now: float) -> None:
+        """Put a new pod with an empty cache into service."""
+        self.pods[pod] = self._make_pod(now)
+        self.table.join(_slot(pod), str(pod), 1)
+        self.usable = sorted({*self.usable, pod})
+
+    def drain(self, pod: int) -> None:
+        """Send the pod no more requests."""
+        self.usable = [number for number in self.usable if number != pod]
+
+    def close(self, pod: int) -> None:
+        """Remove the pod and its cache."""
+        self.drain(pod)
+        self.table.end(_slot(pod))
+
     def _known_to(self, router: int) -> list[InflightRequests]:
         return [self.inflight, self.inflight_by_router[router]] if len(self.inflight_by_router) > 1 else [self.inflight]
 
 
-def choose_lowest(values: Sequence[float], draw: random.Random) -> int:
+def choose_lowest(numbers: Iterable[int], value_of: Callable[[int], float], draw: random.Random) -> int:
     """Return the pod with the lowest value, a random one of equals."""
-    low = min(values)
-    return draw.choice([number for number, value in enumerate(values) if value == low])
+    values = {number: value_of(number) for number in numbers}
+    low = min(values.values())
+    return draw.choice([number for number, value in values.items() if value == low])
 
 
 def _slot(number: int) -> bytes:

@@ -3,6 +3,7 @@
 import random
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
+from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
@@ -12,7 +13,6 @@ from fairlead_router.routing.local_fallback import choose_soonest
 from fairlead_router.routing.policies import RoutingRequest
 
 ARRIVAL_SECONDS = 0.25  # route.lua: the load includes reservations that are older than it by at least this time
-POLL_SECONDS = 1.0  # --poll-interval of the router
 RETURN_SECONDS = 4.0
 """Delay after an outage of Redis: a reader's longest pause (2 s), and the workers' snapshots into the empty server (2 s)."""
 
@@ -26,26 +26,29 @@ class Fairlead:
         self._fleet, self._draw = fleet, draw
         self._ring = Ring(str(number) for number in range(len(fleet.pods)))
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        fleet, now = self._fleet, request.at
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        fleet, depths = self._fleet, self._fleet.depths(request.blocks)
         workers = []
-        for number, (pod, depth) in enumerate(zip(fleet.pods, fleet.depths(request.blocks), strict=True)):
-            at, load = pod.load(now)
+        for number in fleet.usable:
+            at, load = fleet.pods[number].load(now)
             workers.append(
                 ScoredWorker(
                     address=str(number),
                     block_tokens=fleet.block_tokens,
-                    depth=depth,
+                    depth=depths[number],
                     reserved_tokens=fleet.inflight.reserved(number, at - ARRIVAL_SECONDS),
                     waiting=load.waiting,
                     backlog=load.backlog_tokens,
                     rate=load.prefill_rate,
                     step=load.step_seconds,
                     load_age=now - at,
+                    pages_free=load.pages_free,
+                    pages_total=load.pages_total,
+                    page_size=load.page_size,
                 )
             )
         blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
-        homes = self._ring.homes(blocks[0], 2) if blocks else ()
+        homes = [home for home in self._ring.homes(blocks[0], 2) if int(home) in fleet.usable] if blocks else ()
         best = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
         return int(best.address), best.cached
 
@@ -56,27 +59,19 @@ class WithoutRedis:
     reserves = False
 
     def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> None:
-        self._fleet, self._inflight = fleet, inflight
-        self._workers = [Worker(f"10.0.0.{number}:8000", lambda: 0.0) for number in range(len(fleet.pods))]
-        self._by_address = {worker.address: worker for worker in self._workers}
+        self._fleet, self._view = fleet, RouterView(fleet, inflight, draw)
+        self._by_address = {worker.address: number for number, worker in enumerate(self._view.workers)}
         self._ring = Ring(self._by_address)
-        self._phase = draw.random() * POLL_SECONDS
         random.seed(draw.random())  # the router breaks ties at random: equal seeds must give equal choices
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        inflight, now = self._inflight, request.at
-        for number, (worker, pod) in enumerate(zip(self._workers, self._fleet.pods, strict=True)):
-            polled_at = max(0.0, (now - self._phase) // POLL_SECONDS * POLL_SECONDS + self._phase)
-            worker.load = pod.load_at(polled_at)
-            worker.load_at = polled_at
-            worker.in_flight = inflight.count[number]
-            worker.pending_tokens = int(inflight.pending[number])
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
         whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
-        chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), self._workers, self._home, now)
-        return self._workers.index(chosen), 0
+        chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), self._view.usable(now), self._home, now)
+        return self._by_address[chosen.address], 0
 
-    def _home(self, place: int) -> Worker:
-        return self._by_address[self._ring.homes(place, 1)[0]]
+    def _home(self, place: int) -> Worker | None:
+        number = self._by_address[self._ring.homes(place, 1)[0]]
+        return self._view.workers[number] if number in self._fleet.usable else None
 
 
 class WithRedisOutage:
@@ -87,6 +82,6 @@ class WithRedisOutage:
         self._from, self._to = away[0], away[1] + RETURN_SECONDS
         self.reserves = True
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        self.reserves = not self._from <= request.at < self._to
-        return (self._with if self.reserves else self._without).choose(request)
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        self.reserves = not self._from <= now < self._to
+        return (self._with if self.reserves else self._without).choose(request, now)

@@ -29,21 +29,21 @@ class RoundRobin(PeerPolicy):
         super().__init__(fleet, inflight, draw)
         self._turn = draw.randrange(len(fleet.pods))
 
-    def choose(self, request: Request) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
         self._turn += 1
-        return self._turn % len(self._fleet.pods), 0
+        return self._fleet.usable[self._turn % len(self._fleet.usable)], 0
 
 
 class Random(PeerPolicy):
-    def choose(self, request: Request) -> tuple[int, int]:
-        return self._draw.randrange(len(self._fleet.pods)), 0
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        return self._draw.choice(self._fleet.usable), 0
 
 
 class LeastLoad(PeerPolicy):
     """The pod with the fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        return choose_lowest(self._inflight.count, self._draw), 0
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        return choose_lowest(self._fleet.usable, self._inflight.count.__getitem__, self._draw), 0
 
 
 class BoundedLoad(PeerPolicy):
@@ -57,15 +57,15 @@ class BoundedLoad(PeerPolicy):
         points = [(_point(f"{number}/{copy}"), number) for number in range(len(fleet.pods)) for copy in range(256)]
         self._ring = sorted(points)
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        loads = self._inflight.count
-        most = 1.25 * (sum(loads) + 1) / len(loads)
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        loads = {number: self._inflight.count[number] for number in self._fleet.usable}
+        most = 1.25 * (sum(loads.values()) + 1) / len(loads)
         start = bisect.bisect(self._ring, (_point(str(list(request.blocks[:2])[-1:])), 0))
         for step in range(len(self._ring)):
             number = self._ring[(start + step) % len(self._ring)][1]
-            if loads[number] + 1 <= most:
+            if number in loads and loads[number] + 1 <= most:
                 return number, 0
-        return min(range(len(loads)), key=loads.__getitem__), 0
+        return min(loads, key=loads.__getitem__), 0
 
 
 def _point(text: str) -> int:
@@ -84,7 +84,7 @@ class SglangLike(PeerPolicy):
         super().__init__(fleet, inflight, draw)
         self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in fleet.pods]
 
-    def choose(self, request: Request) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
         number = self._pick(request)
         tree = self._trees[number]
         for block in reversed(request.blocks):
@@ -95,12 +95,13 @@ class SglangLike(PeerPolicy):
         return number, 0
 
     def _pick(self, request: Request) -> int:
-        loads = self._inflight.count
+        usable = self._fleet.usable
+        loads = [self._inflight.count[number] for number in usable]
         if not (max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)):
-            matched = [self._depth(tree, request) for tree in self._trees]
+            matched = [self._depth(self._trees[number], request) for number in usable]
             if max(matched) > 0.3 * len(request.blocks):
-                return matched.index(max(matched))
-        return choose_lowest(loads, self._draw)
+                return usable[matched.index(max(matched))]
+        return choose_lowest(usable, self._inflight.count.__getitem__, self._draw)
 
     def _depth(self, tree: "OrderedDict[int, None]", request: Request) -> int:
         return next((at for at, block in enumerate(request.blocks) if block not in tree), len(request.blocks))
@@ -113,15 +114,16 @@ class DynamoLike(PeerPolicy):
     A router knows only its own requests: sharing them between replicas is off by default.
     """
 
-    def choose(self, request: Request) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
         fleet, inflight = self._fleet, self._inflight
         depths = fleet.depths(request.blocks)
-        costs = []
-        for number, depth in enumerate(depths):
-            prefill = inflight.pending[number] + max(0, request.prompt_tokens - depth * fleet.block_tokens)
+
+        def cost(number: int) -> float:
+            prefill = inflight.pending[number] + max(0, request.prompt_tokens - depths[number] * fleet.block_tokens)
             active = inflight.active[number]
-            costs.append(prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks))
-        number = choose_lowest(costs, self._draw)
+            return prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks)
+
+        number = choose_lowest(fleet.usable, cost, self._draw)
         return number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1)
 
 
@@ -138,18 +140,19 @@ class LlmdLike(PeerPolicy):
         self._used = [0] * len(fleet.pods)
         self._clock = 0
 
-    def choose(self, request: Request) -> tuple[int, int]:
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
         fleet, seen = self._fleet, self._fleet.inflight
         depths = fleet.depths(request.blocks)
-        queues = [len(waiting) for waiting in seen.waiting]
-        longest, low, high = max(depths), min(queues), max(queues)
-        scores = []
-        for number, depth in enumerate(depths):
+        queues = {number: len(seen.waiting[number]) for number in fleet.usable}
+        longest, low, high = max(depths), min(queues.values()), max(queues.values())
+        scores = {}
+        for number in fleet.usable:
+            depth = depths[number]
             kv = 1 - min(1.0, len(seen.active[number]) / fleet.pods[number].model.cache_blocks)
             queue = (high - queues[number]) / (high - low) if high > low else 1.0
-            scores.append(3 * depth / max(1, len(request.blocks)) + 2 * queue + 2 * kv)
-        best = max(scores)
-        number = min((n for n, score in enumerate(scores) if score == best), key=self._used.__getitem__)
+            scores[number] = 3 * depth / max(1, len(request.blocks)) + 2 * queue + 2 * kv
+        best = max(scores.values())
+        number = min((n for n, score in scores.items() if score == best), key=self._used.__getitem__)
         if not longest:
             self._clock += 1
             self._used[number] = self._clock

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.ours import Fairlead, WithoutRedis
 from fairlead.simulate.peers import BoundedLoad, DynamoLike, LeastLoad, LlmdLike, Random, RoundRobin, SglangLike
+from fairlead.simulate.queues import Engine
 from fairlead.simulate.workloads.request import Request
 
 
@@ -15,22 +17,34 @@ class Policy(Protocol):
     def reserves(self) -> bool:
         """Whether its last choice made a reservation that every router sees."""
 
-    def choose(self, request: Request) -> tuple[int, int]:
-        """Return the pod and the prompt tokens expected in its cache."""
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        """Return one of the usable pods, of which there is at least one, and the prompt tokens expected in its cache."""
 
 
 Maker = Callable[[Fleet, InflightRequests, random.Random], Policy]
 """Creates a policy of one router from the fleet, that router's in-flight requests, and a random generator."""
 
-OURS: dict[str, Maker] = {"fairlead": Fairlead, "fairlead-no-redis": WithoutRedis}
 
-POLICIES: dict[str, Maker] = {
-    **OURS,
-    "round-robin": RoundRobin,
-    "random": Random,
-    "least-load": LeastLoad,
-    "bounded-load": BoundedLoad,
-    "sglang-like": SglangLike,
-    "dynamo-like": DynamoLike,
-    "llm-d-like": LlmdLike,
+@dataclass(frozen=True, slots=True)
+class System:
+    """A policy, the engine behind it, and whether its routers have our queue in front of the pods."""
+
+    make: Maker
+    engine: Engine = "fcfs"
+    has_queue: bool = False
+    is_peer: bool = True
+
+
+POLICIES: dict[str, System] = {
+    "fairlead": System(Fairlead, "fairlead", has_queue=True, is_peer=False),
+    "fairlead-no-redis": System(WithoutRedis, "fairlead", has_queue=True, is_peer=False),
+    "fairlead-fcfs": System(Fairlead, "fairlead-fcfs", is_peer=False),
+    "round-robin": System(RoundRobin),
+    "random": System(Random),
+    "least-load": System(LeastLoad),
+    "bounded-load": System(BoundedLoad),
+    "sglang-like": System(SglangLike),
+    "dynamo-like": System(DynamoLike),
+    "llm-d-like": System(LlmdLike),
 }
+"""`fairlead-fcfs`: the same score with the order of arrival and without our routers' queue, to show what these are worth."""

@@ -1,127 +1,251 @@
-"""Replay of a trace with one policy: the pod of each request, and what pods and index know at that time."""
+"""Replay of a workload with one policy: the pod of each request, and what pods and index know at that time."""
 
 import heapq
 import itertools
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
+from fairlead.simulate.autoscale import PERIOD, Autoscaler, DemandMeter
+from fairlead.simulate.failures import Failure
+from fairlead.simulate.fleet import Fleet, InflightRequest
+from fairlead.simulate.lifecycle import Lifecycle
 from fairlead.simulate.ours import WithRedisOutage
-from fairlead.simulate.pods import Engine, Pod, PodModel, Prefill
-from fairlead.simulate.policies import OURS, POLICIES, Maker, Policy
+from fairlead.simulate.outcome import Outcome
+from fairlead.simulate.pods import Pod, PodModel
+from fairlead.simulate.policies import POLICIES
+from fairlead.simulate.router import Router
+from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, assign_classes
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead_operator.api.scaling import Scaling
+from fairlead_router.serving.admission import RECHECK_SECONDS
 
 
-@dataclass(slots=True)
-class Outcome:
-    """The result of one replay: TTFT per request in seconds, computed prompt tokens per pod, share of cached prompt tokens."""
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All but policy, workload and seed.
 
-    policy: str
-    ttft: list[float] = field(default_factory=list)
-    computed: list[int] = field(default_factory=list)
-    hit_rate: float = 0.0
+    `redis_away`: start and end, in seconds of the run, of an outage of Redis; it affects only the policy `fairlead`.
+    `autoscale`: bounds and target of the operator's autoscaler, which begins with `pods`.
+    `has_bounds`: our routers know the bounds of the classes.
+    """
 
-    @property
-    def imbalance(self) -> float:
-        """Prefill tokens of the busiest pod divided by the mean."""
-        return max(self.computed) * len(self.computed) / max(1, sum(self.computed))
-
-    def figures(self) -> dict[str, float]:
-        times = sorted(self.ttft)
-
-        def percentile(share: float) -> float:
-            return times[min(len(times) - 1, int(share * len(times)))]
-
-        return {
-            "hit_rate": self.hit_rate,
-            "ttft_mean": sum(times) / len(times),
-            "ttft_p50": percentile(0.5),
-            "ttft_p90": percentile(0.9),
-            "ttft_p99": percentile(0.99),
-            "imbalance": self.imbalance,
-        }
+    pods: int
+    model: PodModel = field(default_factory=PodModel)
+    routers: int = 1
+    redis_away: tuple[float, float] | None = None
+    classes: Sequence[ServiceClass] = DEFAULT_CLASSES
+    has_bounds: bool = False
+    autoscale: Scaling | None = None
+    failures: Sequence[Failure] = ()
 
 
-def replay(
-    policy: str,
-    requests: list[Request],
-    pods: int,
-    model: PodModel,
-    seed: int = 0,
-    routers: int = 1,
-    redis_away: tuple[float, float] | None = None,
-) -> Outcome:
+def replay(policy: str, requests: list[Request], scenario: Scenario, seed: int = 0) -> Outcome:
     """Replay the requests until the last one ends. The same arguments give the same outcome.
 
-    Each request goes to a random one of the `routers`. Fairlead's pods show a prompt to the index when it waits, others when it
+    Each request goes to a random one of the routers. Fairlead's pods show a prompt to the index when it waits, others when it
     is computed.
-    `redis_away`: start and end, in seconds of the run, of an outage of Redis. It affects only the policy `fairlead`.
     """
-    draw = random.Random(seed)
-    engine: Engine = "fairlead" if policy in OURS else "fcfs"
-    phases = [draw.random() * max(0.0, model.report_seconds) for _ in range(pods)]
-    fleet = Fleet([Pod(model, phase, engine) for phase in phases], BLOCK_TOKENS, routers)
-    make: Maker = POLICIES[policy]
-    if policy == "fairlead" and redis_away is not None:
-        window = redis_away
-
-        def make(fleet: Fleet, inflight: InflightRequests, draw: random.Random) -> Policy:
-            return WithRedisOutage(fleet, inflight, draw, window)
-
-    choosers = [make(fleet, inflight, draw) for inflight in fleet.inflight_by_router]
-    run = _Run(fleet, Outcome(policy, [0.0] * len(requests)))
-    for position, request in enumerate(requests):
-        run.advance(request.at)
-        router = draw.randrange(routers) if routers > 1 else 0
-        pod, predicted = choosers[router].choose(request)
-        run.send(position, fleet.add_request(request, router, pod, predicted, choosers[router].reserves))
-    run.advance(math.inf)
-    run.outcome.computed = [pod.computed for pod in fleet.pods]
-    run.outcome.hit_rate = run.cached / sum(request.prompt_tokens for request in requests)
-    return run.outcome
+    return _Run(policy, requests, scenario, seed).play()
 
 
 class _Run:
-    """The pods over time: prefills that end, and requests that end."""
+    """Pods and routers over time."""
 
-    def __init__(self, fleet: Fleet, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.cached = 0
-        """Prompt tokens from the caches."""
-        self._fleet = fleet
-        self._flights: list[dict[int, tuple[int, InflightRequest]]] = [{} for _ in fleet.pods]  # by pod and number: position, request
-        self._events: list[tuple[float, int, InflightRequest, int | None]] = []  # time, order, and the position if a prefill ends
+    def __init__(self, policy: str, requests: list[Request], scenario: Scenario, seed: int) -> None:
+        system, draw = POLICIES[policy], random.Random(seed)
+        self._requests, self._scenario, self._draw = requests, scenario, draw
+        unknown = [math.nan] * len(requests)
+        self._outcome = Outcome(
+            policy,
+            scenario.classes,
+            assign_classes(requests, scenario.classes, seed),
+            ttft=unknown[:],
+            itl=unknown,
+            seconds=requests[-1].at - requests[0].at,
+        )
+        self._cached = 0
+        self._engine, self._now = system.engine, 0.0
+        most = scenario.pods if scenario.autoscale is None else scenario.autoscale.max_replicas
+        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, BLOCK_TOKENS, scenario.routers)
+        self._lifecycle = Lifecycle(len(fleet.pods))
+        make, away = system.make, scenario.redis_away
+        if policy == "fairlead" and away is not None:
+            make = partial(WithRedisOutage, away=away)
+        self._routers = [
+            Router(number, fleet, make(fleet, inflight, draw), inflight, draw, system.has_queue, scenario.has_bounds, self._send)
+            for number, inflight in enumerate(fleet.inflight_by_router)
+        ]
+        self._flights: list[dict[int, InflightRequest]] = [{} for _ in fleet.pods]
+        """In flight at each pod, by the pod's number of the request."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._due = [math.inf] * len(fleet.pods)
+        """Each pod's next event."""
+        self._rechecks: set[int] = set()
+        """Routers that will recheck their queue."""
+        for _ in range(scenario.pods):
+            self._lifecycle.create(0.0)
+        self._lifecycle.starting.clear()
+        self._meters = [DemandMeter(lambda: self._now) for _ in self._routers]
+        self._autoscaler = None
+        if scenario.autoscale is not None:
+            self._autoscaler = Autoscaler(scenario.autoscale, scenario.model.start_seconds)
+            self._at(PERIOD, self._scale)
+        for failure in scenario.failures:
+            self._at(failure.at, partial(self._fail, failure))
 
-    def send(self, position: int, flight: InflightRequest) -> None:
-        """Deliver a request to its pod, now."""
-        now = flight.request.at
-        number, begun = self._fleet.pods[flight.pod].add(flight.request, now)
-        self._flights[flight.pod][number] = position, flight
-        self._follow(flight.pod, begun)
+    def play(self) -> Outcome:
+        for position, request in enumerate(self._requests):
+            self._advance(request.at)
+            self._now = request.at
+            router = self._draw.randrange(len(self._routers)) if len(self._routers) > 1 else 0
+            self._meters[router].record_arrival(request.prompt_tokens)
+            self._enter(router, position)
+        self._autoscaler = None  # the remaining requests end with the present pods
+        self._advance(math.inf)
+        outcome, lifecycle = self._outcome, self._lifecycle
+        outcome.computed = [pod.computed for pod in self._fleet.pods]
+        outcome.hit_rate = self._cached / sum(request.prompt_tokens for request in self._requests)
+        outcome.pod_seconds = lifecycle.pod_seconds + sum(max(0.0, outcome.ended_at - at) for at in lifecycle.created_at.values())
+        outcome.sizes = lifecycle.sizes
+        return outcome
 
-    def advance(self, until: float) -> None:
+    # Events
+
+    def _at(self, at: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at, next(self._order), event))
+
+    def _advance(self, until: float) -> None:
         """Apply the events up to a moment."""
-        events, fleet = self._events, self._fleet
-        while events and events[0][0] <= until:
-            now, _, flight, position = heapq.heappop(events)
-            if position is None:
-                fleet.end_request(flight)
-                continue
-            model = fleet.pods[flight.pod].model
-            first_token_at = now + model.step_seconds
-            self.outcome.ttft[position] = first_token_at - flight.request.at
-            fleet.record_first_token(flight)
-            self._push(first_token_at + flight.request.output_tokens * model.token_seconds, flight, None)
-            self._follow(flight.pod, fleet.pods[flight.pod].finish(now))
+        while self._events and self._events[0][0] <= until:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
 
-    def _follow(self, pod: int, begun: Prefill | None) -> None:
+    def _follow(self, pod: int) -> None:
+        """Update the index, and plan the pod's next event."""
         self._fleet.update_index(pod)
-        if begun is not None:
-            position, flight = self._flights[pod].pop(begun.number)
-            self.cached += begun.cached
-            self._push(begun.ends_at, flight, position)
+        due = self._fleet.pods[pod].next_event()
+        if due != self._due[pod]:
+            self._due[pod] = due
+            if due < math.inf:
+                self._at(due, partial(self._advance_pod, pod, due))
 
-    def _push(self, at: float, flight: InflightRequest, position: int | None) -> None:
-        heapq.heappush(self._events, (at, next(self._order), flight, position))
+    def _advance_pod(self, pod: int, due: float) -> None:
+        if due != self._due[pod]:
+            return  # something came before it
+        self._due[pod] = math.nan
+        begun = []
+        for progress in self._fleet.pods[pod].advance(self._now):
+            flight = self._flights[pod][progress.number]
+            if progress.is_last:
+                del self._flights[pod][progress.number]
+                self._end(flight)
+                continue
+            self._cached += progress.cached
+            flight.first_token_at = self._now
+            self._outcome.ttft[flight.position] = self._now - flight.request.at
+            self._meters[flight.router].record_answer(flight, progress.cached)
+            self._fleet.record_first_token(flight)
+            begun.append(flight.router)
+        self._follow(pod)
+        self._end_drained(pod)
+        for router in begun:
+            self._admit_waiting(router)
+
+    def _end(self, flight: InflightRequest) -> None:
+        self._fleet.end_request(flight)
+        self._meters[flight.router].record_end(flight)
+        self._outcome.ended_at = self._now
+        steps = flight.request.output_tokens - 1
+        self._outcome.itl[flight.position] = (self._now - flight.first_token_at) / steps if steps else 0.0
+
+    # Requests
+
+    def _enter(self, router: int, position: int) -> None:
+        self._routers[router].enter(self._requests[position], position, self._outcome.objectives[position], self._now)
+        self._plan_recheck(router)
+
+    def _admit_waiting(self, router: int) -> None:
+        if self._routers[router].queue:
+            self._routers[router].admit_waiting(self._now)
+
+    def _plan_recheck(self, router: int) -> None:
+        if self._routers[router].queue and router not in self._rechecks:
+            self._rechecks.add(router)
+            self._at(self._now + RECHECK_SECONDS, partial(self._recheck, router))
+
+    def _recheck(self, router: int) -> None:
+        self._rechecks.discard(router)
+        self._admit_waiting(router)
+        self._plan_recheck(router)
+
+    def _send(self, flight: InflightRequest) -> None:
+        """Deliver a request to its pod, now."""
+        self._fleet.add_request(flight)
+        number = self._fleet.pods[flight.pod].add(flight.request, self._now)
+        self._flights[flight.pod][number] = flight
+        self._follow(flight.pod)
+
+    # Pods
+
+    def _make_pod(self, started: float) -> Pod:
+        model = self._scenario.model
+        return Pod(model, self._draw.random() * max(0.0, model.report_seconds), self._engine, started)
+
+    def _fail(self, failure: Failure) -> None:
+        """Lose the pod's cache and answers. Its routers send the requests without a first token to other pods."""
+        pod = failure.pod
+        if pod not in self._fleet.usable:
+            return
+        self._fleet.close(pod)
+        self._due[pod] = math.nan
+        flights, self._flights[pod] = self._flights[pod], {}
+        self._lifecycle.starting.add(pod)
+        for flight in flights.values():
+            self._fleet.end_request(flight)
+        seconds = self._scenario.model.start_seconds if failure.seconds is None else failure.seconds
+        self._at(self._now + seconds, partial(self._open, pod, self._lifecycle.created_at[pod]))
+        for flight in flights.values():
+            if flight.waiting:
+                self._enter(flight.router, flight.position)
+
+    def _scale(self) -> None:
+        """Let the operator's autoscaler decide, and follow it."""
+        if self._autoscaler is None:
+            return
+        fleet, lifecycle = self._fleet, self._lifecycle
+        reports = [
+            meter.report(router, fleet, inflight)
+            for meter, router, inflight in zip(self._meters, self._routers, fleet.inflight_by_router, strict=True)
+        ]
+        size = self._autoscaler.size(reports, lifecycle.desired, len(fleet.usable), self._now)
+        while lifecycle.desired < size and (pod := lifecycle.create(self._now)) is not None:
+            self._at(self._now + self._scenario.model.start_seconds, partial(self._open, pod, self._now))
+        while lifecycle.desired > size:
+            if lifecycle.starting:
+                lifecycle.remove(max(lifecycle.starting), self._now)
+                continue
+            pod = self._autoscaler.least_valuable(fleet.usable)
+            fleet.drain(pod)
+            lifecycle.draining.add(pod)
+            self._end_drained(pod)
+        self._at(self._now + PERIOD, self._scale)
+
+    def _end_drained(self, pod: int) -> None:
+        if pod in self._lifecycle.draining and self._fleet.pods[pod].is_idle:
+            self._fleet.close(pod)
+            self._lifecycle.remove(pod, self._now)
+
+    def _open(self, pod: int, created_at: float) -> None:
+        """Put a pod into service that was created before, unless it was removed."""
+        if pod not in self._lifecycle.starting or self._lifecycle.created_at[pod] != created_at:
+            return
+        computed = self._fleet.pods[pod].computed
+        self._fleet.open(pod, self._now)
+        self._fleet.pods[pod].computed = computed
+        self._lifecycle.starting.discard(pod)
+        for router in range(len(self._routers)):
+            self._admit_waiting(router)

@@ -1,16 +1,22 @@
 """The printed table, and a line `name measured target verdict` for each target that the runs can check."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from rich.table import Table
 
 from fairlead.console import make_console
-from fairlead.simulate.policies import OURS
-from fairlead.simulate.replay import Outcome
+from fairlead.simulate.outcome import Outcome
+from fairlead.simulate.policies import POLICIES
 
 LIMIT = 1.0
 """Upper limit of Fairlead's mean and p99 TTFT divided by the best peer's."""
 FIGURES = {"ttft_mean": "mean", "ttft_p99": "p99"}
+OVERLOAD, OVERLOAD_GOODPUT = 1.4, 1.3
+"""From this load on, the goodput must be this many times that of the same score with first come, first served."""
+
+AUTOSCALED = 1.5
+"""Lower limit of the good answers per pod-hour of an autoscaled fleet divided by those of a static one with 1 % more goodput at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +27,17 @@ class Cell:
     load: float
     requests: int
     runs: dict[str, list[Outcome]]
+    static: dict[str, list[Outcome]] = field(default_factory=dict)
+    """With an autoscaler: for each run, the static fleet to compare it with (`find_static_fleet`)."""
 
     def best_peer(self, figure: str) -> str | None:
-        peers = {policy: average(outcomes)[figure] for policy, outcomes in self.runs.items() if policy not in OURS}
+        peers = {policy: average(outcomes)[figure] for policy, outcomes in self.runs.items() if POLICIES[policy].is_peer}
         return min(peers, key=peers.__getitem__) if peers else None
 
-    def ratio(self, policy: str, other: str | None, figure: str) -> float | None:
-        """Return the highest ratio of any pair of runs with the same requests; None without a run of both."""
+    def ratio(self, policy: str, other: str | None, figure: str, worst: Callable[..., float | None] = max) -> float | None:
+        """Return the worst ratio of any pair of runs with the same requests; None without a run of both."""
         pairs = zip(self.runs.get(policy, []), self.runs.get(other or "", []), strict=False)
-        return max((one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs), default=None)
+        return worst((one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs), default=None)
 
 
 def average(outcomes: list[Outcome]) -> dict[str, float]:
@@ -50,17 +58,26 @@ def show(cells: list[Cell], title: str) -> None:
         "p50",
         "p90",
         "p99",
+        "ITL mean ms",
         "busiest / mean",
+        "lost",
+        "good",
+        "goodput /s",
+        "pod hours",
         "mean / best",
         "p99 / best",
     ):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for cell in cells:
         for policy, outcomes in cell.runs.items():
-            hit, *rest = average(outcomes).values()
+            figures = average(outcomes)
             ratios = [cell.ratio(policy, cell.best_peer(figure), figure) for figure in FIGURES]
-            numbers = [f"{value:.2f}" for value in rest] + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-            table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{hit:.1%}", *numbers)
+            numbers = [f"{figures[name]:.2f}" for name in ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99")]
+            numbers += [f"{1000 * figures['itl_mean']:.1f}", f"{figures['imbalance']:.2f}", f"{figures['lost']:.0f}"]
+            numbers += [f"{figures['good_share']:.1%}", " ".join([f"{figures['goodput']:.2f}", *_by_class(figures)])]
+            numbers.append(f"{figures['pod_hours']:.2f}")
+            numbers += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{figures['hit_rate']:.1%}", *numbers)
         table.add_section()
     make_console().print(table)
     for cell in cells:
@@ -71,3 +88,18 @@ def show(cells: list[Cell], title: str) -> None:
             ratio = cell.ratio(policy, other, figure)
             if ratio is not None:
                 print(f"{name}_over_{other} {ratio:.2f} {LIMIT} {'ok' if ratio <= LIMIT else 'short'}")
+        goodput = cell.ratio("fairlead", "fairlead-fcfs", "goodput", min)
+        if goodput is not None and cell.load >= OVERLOAD:
+            verdict = "ok" if goodput >= OVERLOAD_GOODPUT else "short"
+            print(f"{prefix}_goodput_over_fairlead-fcfs {goodput:.2f} {OVERLOAD_GOODPUT} {verdict}")
+        for policy, static in cell.static.items():
+            pairs = list(zip(cell.runs[policy], static, strict=True))
+            ratio = min(one.figures()["good_per_pod_hour"] / max(two.figures()["good_per_pod_hour"], 1e-9) for one, two in pairs)
+            verdict = "ok" if ratio >= AUTOSCALED else "short"
+            sizes = "/".join(str(len(two.computed)) for two in static)
+            print(f"{prefix}_{policy}_good_per_pod_hour_over_{sizes}_static_pods {ratio:.2f} {AUTOSCALED} {verdict}")
+
+
+def _by_class(figures: dict[str, float]) -> list[str]:
+    named = {name.removeprefix("goodput_"): value for name, value in figures.items() if name.startswith("goodput_")}
+    return [f"({', '.join(f'{name} {value:.2f}' for name, value in named.items())})"] if named else []

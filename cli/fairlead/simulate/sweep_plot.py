@@ -1,17 +1,18 @@
-"""A sweep as an SVG: mean and p99 TTFT of each policy over the offered load."""
+"""A sweep as an SVG: mean TTFT, p99 TTFT and goodput of each policy over the offered load."""
 
 import math
 from html import escape
 
 from fairlead.simulate.plot import COLORS
-from fairlead.simulate.report import FIGURES, Cell, average
+from fairlead.simulate.report import Cell, average
 
-_WIDTH, _HEIGHT, _TOP, _BOTTOM = 1200, 480, 64, 56
-_PANELS = {"ttft_mean": (60, 500), "ttft_p99": (660, 1100)}  # left and right edges; the names are to the right
+_WIDTH, _HEIGHT, _TOP, _BOTTOM = 1560, 480, 64, 56
+_PANELS = {"ttft_mean": (60, 400), "ttft_p99": (580, 920), "goodput": (1100, 1440)}  # left and right edges; the names are to the right
+_TITLES = {"ttft_mean": "mean TTFT, seconds", "ttft_p99": "p99 TTFT, seconds", "goodput": "requests within their bounds per second"}
 
 
 def draw_sweep(cells: list[Cell], title: str) -> str:
-    """Return the document: mean and p99 TTFT (logarithmic seconds) of each policy over the offered load."""
+    """Return the document: mean and p99 TTFT, and goodput, of each policy over the offered load. All are logarithmic."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/><text x="60" y="22" font-size="15">{escape(title)}</text>',
@@ -33,7 +34,7 @@ def _panel(cells: list[Cell], figure: str, left: int, right: int) -> list[str]:
     def y(seconds: float) -> float:
         return _HEIGHT - _BOTTOM - math.log(seconds / low) / math.log(max(high / low, 1.1)) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [f'<text x="{left}" y="46">{FIGURES[figure]} TTFT, seconds, over the offered load (1: no policy can do more)</text>']
+    parts = [f'<text x="{left}" y="46">{_TITLES[figure]}, over the offered load (1: all that pods can do)</text>']
     for seconds in (digit * 10.0**power for power in range(-2, 5) for digit in (1, 2, 5)):
         if low <= seconds <= high:
             parts.append(f'<line x1="{left}" x2="{right}" y1="{y(seconds):.1f}" y2="{y(seconds):.1f}" stroke="#e3e6ea"/>')

@@ -14,7 +14,7 @@ from fairlead_operator.observed import Recommendation
 from fairlead_operator.polling.demand_client import DemandUnavailable
 from fairlead_operator.polling.periodic import PeriodicTask
 from fairlead_operator.polling.prober import Prober
-from fairlead_operator.scaling.decision import decide, recent_recommendations
+from fairlead_operator.scaling.decision import decide, history_seconds, recent_recommendations
 from fairlead_operator.scaling.demand import Demand, RouterReport
 from fairlead_operator.scaling.recommendation import WINDOW, recommend
 from fairlead_operator.scaling.state import ScalingState
@@ -96,7 +96,7 @@ class DemandPoller:
         if state is None or state.scaling.target is None or not any(router.report for router in self._routers.values()):
             return
         demand = Demand.of(router.report for router in self._routers.values())
-        self._recommendations.append(recommend(demand, state.pool, state.scaling.target.seconds, time.time()))
-        self._recommendations[:] = recent_recommendations(self._recommendations, max(WINDOW, state.scaling.stable_seconds))
+        self._recommendations.append(recommend(demand, state.pool, state.scaling.target.seconds, time.time(), self._recommendations))
+        self._recommendations[:] = recent_recommendations(self._recommendations, history_seconds(state.scaling, state.pool))
         if decide(state.scaling, state.pool.desired, self._recommendations).reason:
             self._on_change()

@@ -1,7 +1,7 @@
 """Computes `controller.kubernetes.io/pod-deletion-cost`, by which the ReplicaSet controller chooses the pod to delete. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from fairlead_operator import names
 from fairlead_operator.objects import Body, component_of
@@ -26,7 +26,7 @@ def deletion_costs(pods: Iterable[Body], reports: Iterable[RouterReport | None])
         for worker in report.workers:
             seen[worker.pod].append(worker)
     present = [pod for pod in pods if component_of(pod) == names.WORKER and not pod["metadata"].get("deletionTimestamp")]
-    return {name: _cost(seen[name]) if name in seen else 0 for name in (pod["metadata"]["name"] for pod in present)}
+    return {name: worker_cost(seen[name]) if name in seen else 0 for name in (pod["metadata"]["name"] for pod in present)}
 
 
 def pods_to_annotate(pods: Iterable[Body], costs: Mapping[str, int]) -> list[Body]:
@@ -34,7 +34,8 @@ def pods_to_annotate(pods: Iterable[Body], costs: Mapping[str, int]) -> list[Bod
     return [pod for pod in pods if pod["metadata"]["name"] in costs and _current_cost(pod) != str(costs[pod["metadata"]["name"]])]
 
 
-def _cost(seen: list[WorkerReport]) -> int:
+def worker_cost(seen: Sequence[WorkerReport]) -> int:
+    """Return the cost in tokens of deleting a worker: its cache hits that no other one has, and its work. `seen`: of each router."""
     shares = [one.unique_share for one in seen if one.unique_share is not None]
     saved = sum(one.hit_tokens for one in seen) * (max(shares) if shares else 1.0)
     under_way = max(one.running + one.waiting for one in seen) * ANSWER_TOKENS

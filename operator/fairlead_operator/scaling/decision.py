@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fairlead_operator.api.scaling import Scaling
 from fairlead_operator.observed import Recommendation, SizeDecision
-from fairlead_operator.scaling.recommendation import WINDOW
+from fairlead_operator.scaling.recommendation import WINDOW, WorkerPool
 
 
 def decide(scaling: Scaling, current: int | None, recommendations: Sequence[Recommendation]) -> SizeDecision:
@@ -45,6 +45,11 @@ def _unbounded(scaling: Scaling, current: int, recommendations: Sequence[Recomme
         return current, ""
     scale_down_to = max(1, *(one.scale_down_to for one in recent_recommendations(recommendations, stable)))
     return (scale_down_to, f"{scale_down_to} workers were enough for {stable:g}s") if scale_down_to < current else (current, "")
+
+
+def history_seconds(scaling: Scaling, pool: WorkerPool) -> float:
+    """Return how long recommendations count: for a scale-down, and as the record of arrivals."""
+    return max(scaling.stable_seconds, WINDOW + pool.start_seconds)
 
 
 def recent_recommendations(recommendations: Sequence[Recommendation], seconds: float) -> Sequence[Recommendation]:

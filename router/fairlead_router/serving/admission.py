@@ -82,6 +82,12 @@ def admissible_tokens(worker: Worker) -> float:
     return max(few, (AHEAD_SECONDS * load.prefill_rate or AHEAD_TOKENS) - worker.pending_tokens)
 
 
+def expected_ttft(tokens_ahead: float, tokens: float, workers: Sequence[Worker]) -> float:
+    """Return the expected time to first token of a prompt of `tokens`, seconds. `tokens_ahead`: prompts that go before it in the queue."""
+    ahead = tokens_ahead / sum(worker.rate for worker in workers)
+    return ahead + min(worker.expected_wait() + tokens / worker.rate for worker in workers)
+
+
 class Admission:
     """Admission queue. Call `enter`, then `record_sent` at each attempt, `record_answer` at the first byte, and `leave` in every case."""
 
@@ -151,9 +157,8 @@ class Admission:
 
     def expected_ttft(self, ticket: Ticket, workers: Sequence[Worker]) -> float:
         """Return the expected time to first token, seconds."""
-        tokens = self._queue.tokens_ahead(ticket) + (self._best_effort.tokens_ahead(ticket) if ticket.is_best_effort else 0)
-        ahead = tokens / sum(worker.rate for worker in workers)
-        return ahead + min(worker.expected_wait() + ticket.tokens / worker.rate for worker in workers)
+        ahead = self._queue.tokens_ahead(ticket) + (self._best_effort.tokens_ahead(ticket) if ticket.is_best_effort else 0)
+        return expected_ttft(ahead, ticket.tokens, workers)
 
     def queued(self) -> tuple[int, int]:
         """Return the number of queued requests and their prompt tokens."""

@@ -170,7 +170,7 @@ class Proxy:
             request = self._request(call, prompt, choice, waiting.name if waiting is not None else "")
             began = await worker.pool.send(request, self._config.request_timeout, deadline, fresh)
             answered = True
-            if call.held_stream is not None and worker.load.prefill_rate:
+            if call.held_stream is not None and worker.load.prefill_rate and began[1].status < 400:
                 worker.pace.record(expected, monotonic() - sent_at)
             return began
         finally:

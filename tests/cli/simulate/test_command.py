@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from fairlead.main import main
-from fairlead.simulate.pods import PodModel
 from fairlead.simulate.policies import POLICIES
-from fairlead.simulate.replay import replay
+from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.workloads.mooncake import read_trace
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, rotate
 
@@ -35,17 +34,17 @@ def trace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_serves_every_request_and_is_deterministic(policy: str, trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=2.0)
-    outcome = replay(policy, requests, 4, PodModel(), seed=7)
+    outcome = replay(policy, requests, Scenario(4), seed=7)
     assert len(outcome.ttft) == 240 and min(outcome.ttft) > 0 and len(outcome.computed) == 4
     assert 0 <= outcome.hit_rate < 1 <= outcome.imbalance
-    assert outcome == replay(policy, requests, 4, PodModel(), seed=7)
-    several = replay(policy, requests, 4, PodModel(), seed=7, routers=3)
-    assert len(several.ttft) == 240 and several == replay(policy, requests, 4, PodModel(), seed=7, routers=3)
+    assert outcome == replay(policy, requests, Scenario(4), seed=7)
+    several = replay(policy, requests, Scenario(4, routers=3), seed=7)
+    assert len(several.ttft) == 240 and several == replay(policy, requests, Scenario(4, routers=3), seed=7)
 
 
 def test_routing_by_the_index_beats_round_robin(trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=4.0)
-    ours, turns = (replay(policy, requests, 4, PodModel()).figures() for policy in ("fairlead", "round-robin"))
+    ours, turns = (replay(policy, requests, Scenario(4)).figures() for policy in ("fairlead", "round-robin"))
     assert ours["hit_rate"] > turns["hit_rate"] + 0.15
     assert ours["ttft_mean"] < 0.7 * turns["ttft_mean"]
 
@@ -53,18 +52,18 @@ def test_routing_by_the_index_beats_round_robin(trace: Path) -> None:
 def test_routers_share_reservations() -> None:
     """A burst of new prompts through many routers between two load reports: with Redis no pod gets much more than its share."""
     burst = [Request(5.0, 1024, 1, array("Q", [2 * number, 2 * number + 1])) for number in range(64)]
-    shared, alone = (replay(policy, burst, 8, PodModel(), routers=64).imbalance for policy in ("fairlead", "least-load"))
+    shared, alone = (replay(policy, burst, Scenario(8, routers=64)).imbalance for policy in ("fairlead", "least-load"))
     assert shared <= 1.3 < alone
 
 
 def test_the_router_chooses_alone_while_redis_is_down_and_by_the_index_afterwards(trace: Path) -> None:
     requests = read_trace(trace, count=None, speed=4.0)
     whole, none, half = (
-        replay(policy, requests, 4, PodModel(), redis_away=away).figures()
+        replay(policy, requests, Scenario(4, redis_away=away)).figures()
         for policy, away in (("fairlead", None), ("fairlead-no-redis", None), ("fairlead", (0.0, requests[-1].at / 2)))
     )
     assert none["hit_rate"] < half["hit_rate"] < whole["hit_rate"]
-    assert none["ttft_mean"] <= replay("least-load", requests, 4, PodModel()).figures()["ttft_mean"]
+    assert none["ttft_mean"] <= replay("least-load", requests, Scenario(4)).figures()["ttft_mean"]
 
 
 def test_a_trace_with_another_start_time_has_the_same_requests_and_pauses(trace: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_sweep_prints_ratios_and_verdicts_and_draws_every_policy(tmp_path: Pat
     cells = json.loads(out.read_text())["sweep"]
     assert [cell["speed"] for cell in cells] == [0.5, 1.5] and cells[0]["load"] == pytest.approx(0.5, rel=0.02)
     names = [label.text for label in ElementTree.fromstring(plot.read_text()).iter("{http://www.w3.org/2000/svg}text")]
-    assert names.count("fairlead") == names.count("random") == 2  # one panel each for mean and p99
+    assert names.count("fairlead") == names.count("random") == 3  # one panel each for mean, p99 and goodput
 
 
 @pytest.mark.parametrize(
@@ -128,6 +127,12 @@ def test_a_sweep_prints_ratios_and_verdicts_and_draws_every_policy(tmp_path: Pat
         ("", ["--redis-away", "0.5"], "--redis-away 0.5: give two shares"),
         ("", ["--redis-away", "0.5:0.2"], "--redis-away 0.5:0.2: the shares must rise"),
         ("", ["--report-seconds", "-1"], "--report-seconds -1.0: must not be below 0"),
+        ("", ["--step-seconds", "0"], "--step-seconds 0.0: must be above 0"),
+        ("", ["--step-seconds", "0.07"], "--step-seconds 0.07: must be below --chunk-tokens / --prefill-rate, the 0.064 s"),
+        ("", ["--class", "chat:0.5"], "--class chat:0.5: give NAME:SHARE:A:B:C"),
+        ("", ["--fail", "3"], "--fail 3: give POD@SECONDS"),
+        ("", ["--fail", "16@3"], "--fail: there is no pod 16, they are 0 to 15"),
+        ("", ["--mean-seconds-to-failure", "0"], "--mean-seconds-to-failure 0.0: must be above 0"),
     ],
 )
 def test_an_invalid_trace_is_named(

@@ -9,14 +9,15 @@ from statistics import mean, pstdev
 import pytest
 
 from fairlead.errors import UserError
+from fairlead.simulate.pods import PodModel
 from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request, necessary_tokens
 
-CAPACITY = 16 * 8000.0
+PODS, MODEL = 16, PodModel()
 
 
 def generate(name: str, seed: int = 0, count: int = 1500, speed: float = 0.8) -> list[Request]:
-    return load(name, count=count, speed=speed, capacity=CAPACITY, seeds=[seed])[0]
+    return load(name, count=count, speed=speed, pods=PODS, model=MODEL, seeds=[seed])[0]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -29,8 +30,8 @@ def test_a_seed_decides_every_request(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zipf", "bursts"])
 def test_the_load_is_the_speed(name: str) -> None:
-    assert offered_load(generate(name), CAPACITY) == pytest.approx(0.8, rel=0.02)
-    assert offered_load(generate(name, speed=1.6), CAPACITY) == pytest.approx(1.6, rel=0.02)
+    assert offered_load(generate(name), PODS, MODEL) == pytest.approx(0.8, rel=0.02)
+    assert offered_load(generate(name, speed=1.6), PODS, MODEL) == pytest.approx(1.6, rel=0.02)
 
 
 def test_necessary_tokens_are_those_that_no_cache_has() -> None:
@@ -65,7 +66,7 @@ def test_bursts_vary_more_than_a_poisson_process() -> None:
 def test_azure_arrivals_have_unique_prompts_and_recorded_times(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.9799600,4808,8\n")
-    (requests,) = load(str(path), count=None, speed=2.0, capacity=CAPACITY, seeds=[0])
+    (requests,) = load(str(path), count=None, speed=2.0, pods=PODS, model=MODEL, seeds=[0])
     assert [(request.at, request.prompt_tokens, request.output_tokens) for request in requests] == [(0.0, 4808, 10), (1.0, 4808, 8)]
     assert not set(requests[0].blocks) & set(requests[1].blocks) and len(requests[0].blocks) == 10
 
@@ -82,4 +83,4 @@ def test_an_invalid_azure_trace_is_named(text: str, words: str, tmp_path: Path) 
     path = tmp_path / "azure.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=words):
-        load(str(path), count=None, speed=1.0, capacity=CAPACITY, seeds=[0])
+        load(str(path), count=None, speed=1.0, pods=PODS, model=MODEL, seeds=[0])

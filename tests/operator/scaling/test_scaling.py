@@ -5,6 +5,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed, Recommendation
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.scaling.costs import deletion_costs
-from fairlead_operator.scaling.decision import decide, recent_recommendations
+from fairlead_operator.scaling.decision import decide, history_seconds, recent_recommendations
 from fairlead_operator.scaling.demand import Demand, RouterReport
-from fairlead_operator.scaling.recommendation import MAX_LOAD, WINDOW, WorkerPool, recommend
+from fairlead_operator.scaling.recommendation import MAX_LOAD, WINDOW, Arrivals, WorkerPool, recommend
 from fairlead_operator.scaling.state import scaling_state
 from fairlead_router.config import read_config
 
@@ -86,10 +87,9 @@ class Model:
         target = self.scaling.target
         assert target is not None
         if any(answering):
-            self.recommendations.append(
-                recommend(demand, WorkerPool(self.desired, self.ready, self.start), target.seconds, float(self.now))
-            )
-            self.recommendations[:] = recent_recommendations(self.recommendations, self.scaling.stable_seconds)
+            pool = WorkerPool(self.desired, self.ready, self.start)
+            self.recommendations.append(recommend(demand, pool, target.seconds, float(self.now), self.recommendations))
+            self.recommendations[:] = recent_recommendations(self.recommendations, history_seconds(self.scaling, pool))
         decision = decide(self.scaling, self.desired, self.recommendations)
         if decision.desired != self.desired:
             self.sizes.append((self.now, decision.desired))
@@ -170,6 +170,50 @@ def test_a_step_of_load_is_reached_in_one_decision_and_never_undone(rate: float,
     assert model.backlog == 0
     lowered = [size for _, size in model.sizes[len(raised) :]]
     assert lowered == sorted(lowered, reverse=True), "down only, after the load has gone down"
+
+
+def seen_rates(*rates: float, every: float = 5.0) -> list[Recommendation]:
+    """Recommendations with these arrivals per second, the last one now."""
+    return [Recommendation(every * number, 0, 1, 0.0, True, tokens_per_second=rate) for number, rate in enumerate(rates)]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(1, 30), st.floats(0, 400))
+@settings(deadline=None)
+def test_windows_of_arrivals_add_up_and_grow(rates: list[float], every: float, longest: float) -> None:
+    *recent, last = seen_rates(*rates, every=every)
+    windows = list(Arrivals(last.at, last.tokens_per_second, recent).windows(longest))
+    assert windows[0] == (WINDOW, WINDOW * rates[-1]) and len(windows) <= len(rates)
+    assert all(short < long and few <= many for (short, few), (long, many) in pairwise(windows))
+    assert all(tokens <= seconds * max(rates) * (1 + 1e-9) + 1e-9 for seconds, tokens in windows)
+    if len(set(rates)) == 1 and every <= WINDOW:
+        assert all(tokens == pytest.approx(seconds * rates[0]) for seconds, tokens in windows)
+
+
+def test_workers_stay_for_the_bursts_that_new_ones_would_be_too_late_for() -> None:
+    """A burst of 30 s at ten workers' rate, at times far apart: with a target of 60 s its work may take 90 s, with 2 s it may take 32 s."""
+    burst = [0.0] * 30 + [10_000.0] * 6 + [0.0] * 6
+    record = seen_rates(*burst)
+    asked: dict[str, Any] = {"active": 1, "requests_per_second": 100.0, "prefill_rate": 1000.0}
+
+    def size(target: float) -> int:
+        """Return the highest `scale_down_to` of the record, which is what stays."""
+        sizes = []
+        for number, one in enumerate(record):
+            demand = Demand.of(reports(page([worker()], **asked, prompt_tokens_per_second=one.tokens_per_second)))
+            sizes.append(recommend(demand, WorkerPool(1, 1, 60.0), target, one.at, record[:number]).scale_down_to)
+        return max(sizes)
+
+    assert size(60.0) == 5 and 9 <= size(2.0) <= 13
+
+
+def test_a_backlog_that_grows_calls_for_workers_before_the_target_is_missed() -> None:
+    slow = [worker("a", backlog_tokens=1000), worker("b", backlog_tokens=1000)]
+    seen = page(slow, active=9, requests_per_second=3.0, prompt_tokens_per_second=3000.0, prefill_rate=1000.0)
+    demand, recent = Demand.of(reports(seen)), seen_rates(*[3000.0] * 20)
+    at = recent[-1].at + 5
+    early = recommend(demand, WorkerPool(2, 2, 60.0), 20.0, at, recent)
+    assert early.scale_up_to >= 4 and early.why == "expected TTFT 32.0s in 60s over target 20s"
+    assert recommend(demand, WorkerPool(2, 2, 10.0), 20.0, at, recent).scale_up_to == 0, "workers that start in 10 s can wait"
 
 
 def test_the_reason_says_what_was_seen_and_what_is_done() -> None:

@@ -4,32 +4,48 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from fairlead.simulate.pods import PodModel
 from fairlead.simulate.workloads.agents import agents
 from fairlead.simulate.workloads.azure import read_azure
 from fairlead.simulate.workloads.bursts import bursts
 from fairlead.simulate.workloads.mooncake import read_trace
-from fairlead.simulate.workloads.request import Request, necessary_tokens, rotate
+from fairlead.simulate.workloads.request import Request, necessary_each, necessary_tokens, rotate
 from fairlead.simulate.workloads.zipf import zipf_documents
 
-GENERATORS: dict[str, Callable[[int, float, random.Random], list[Request]]] = {"zipf": zipf_documents, "agents": agents, "bursts": bursts}
+Generator = Callable[[int, float, random.Random], list[Request]]
+GENERATORS: dict[str, Generator] = {"zipf": zipf_documents, "agents": agents, "bursts": bursts}
 """Functions of the number of requests, the `necessary_tokens` per second, and a random generator."""
 GENERATED = 6000
 """Requests of a generator without `--num-prompts`."""
 
 
-def load(workload: str, *, count: int | None, speed: float, capacity: float, seeds: list[int]) -> list[list[Request]]:
+def load(workload: str, *, count: int | None, speed: float, pods: int, model: PodModel, seeds: list[int]) -> list[list[Request]]:
     """Return one list of requests for each run. A generator has other requests in each run, a file another start time.
 
-    `capacity`: prompt tokens per second that the fleet computes. At speed 1 a generator needs all of it (`necessary_tokens`).
+    At speed 1 a generator needs all that the pods can do (`offered_load`).
     """
     generator = GENERATORS.get(workload)
     if generator is not None:
-        return [generator(count or GENERATED, speed * capacity, random.Random(f"{workload}/{seed}")) for seed in seeds]
+        return [_generate(generator, f"{workload}/{seed}", count or GENERATED, speed * pods, model) for seed in seeds]
     path = Path(workload)
     requests = (read_azure if path.suffix == ".csv" else read_trace)(path, count=count, speed=speed)
     return [rotate(requests, number / len(seeds)) for number in range(len(seeds))]
 
 
-def offered_load(requests: list[Request], capacity: float) -> float:
-    """Return the necessary tokens per second over those that the fleet computes. Above 1, the queues grow with every policy."""
-    return necessary_tokens(requests) / max(requests[-1].at - requests[0].at, 1e-9) / capacity
+def offered_load(requests: list[Request], pods: int, model: PodModel) -> float:
+    """Return the necessary work over what the pods can do. Above 1, the queues grow with every policy.
+
+    It is the prompt tokens that even one unlimited cache would not have, and the decodes of all answers.
+    """
+    return _necessary_seconds(requests, model) / max(requests[-1].at - requests[0].at, 1e-9) / pods
+
+
+def _necessary_seconds(requests: list[Request], model: PodModel) -> float:
+    return sum(model.work_seconds(request, tokens) for request, tokens in zip(requests, necessary_each(requests), strict=True))
+
+
+def _generate(generator: Generator, seed: str, count: int, pods: float, model: PodModel) -> list[Request]:
+    """Return requests that need this number of pods. The prompts leave to decodes what the first draft says."""
+    draft = generator(count, pods * model.rate, random.Random(seed))
+    share = necessary_tokens(draft) / model.rate / _necessary_seconds(draft, model)
+    return generator(count, share * pods * model.rate, random.Random(seed))

@@ -1,6 +1,7 @@
 """One request of a workload."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fairlead.bench.datasets import TRACE_BLOCK
@@ -18,15 +19,20 @@ class Request:
     blocks: "array[int]"
 
 
-def necessary_tokens(requests: list[Request]) -> int:
-    """Return the prompt tokens that even one cache of unlimited size does not have."""
+def necessary_each(requests: Sequence[Request]) -> list[int]:
+    """Return each request's prompt tokens that even one cache of unlimited size does not have."""
     seen: set[int] = set()
-    tokens = 0
+    tokens = []
     for request in requests:
         known = next((at for at, block in enumerate(request.blocks) if block not in seen), len(request.blocks))
-        tokens += request.prompt_tokens - min(known * BLOCK_TOKENS, request.prompt_tokens - 1)
+        tokens.append(request.prompt_tokens - min(known * BLOCK_TOKENS, request.prompt_tokens - 1))
         seen.update(request.blocks)
     return tokens
+
+
+def necessary_tokens(requests: Sequence[Request]) -> int:
+    """Return the sum of `necessary_each`."""
+    return sum(necessary_each(requests))
 
 
 def rotate(requests: list[Request], share: float) -> list[Request]:

@@ -1,0 +1,73 @@
+"""The operator's autoscaler on modelled pods: sizes follow the load, pods are paid from creation to end, the least useful one goes."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+from tests.cli.simulate.test_replay import arrivals
+
+from fairlead.main import main
+from fairlead.simulate.outcome import Outcome
+from fairlead.simulate.pods import PodModel
+from fairlead.simulate.replay import Scenario, replay
+from fairlead.simulate.service_classes import DEFAULT_CLASSES
+from fairlead.simulate.static_fleet import SHARE, find_static_fleet
+from fairlead.simulate.workloads.request import Request
+from fairlead_operator.api.scaling import Scaling
+
+START = 20.0
+SCALING = Scaling.model_validate(
+    {"minReplicas": 1, "maxReplicas": 12, "target": {"ttftMilliseconds": 4000}, "scaleDown": {"stabilizationWindowSeconds": 60}}
+)
+
+
+def play(requests: list[Request], routers: int = 1) -> Outcome:
+    return replay("fairlead", requests, Scenario(1, PodModel(start_seconds=START), routers, autoscale=SCALING))
+
+
+def test_pods_follow_a_step_of_load_up_and_down_and_are_paid_from_creation_to_end() -> None:
+    """One request per second, eight per second from 60 to 210 s (four pods' work), then one again."""
+    times = [*range(60), *(60 + number / 8 for number in range(1200)), *range(210, 400)]
+    requests = [dataclasses.replace(one, at=float(at)) for one, at in zip(arrivals(len(times), 1.0), times, strict=True)]
+    outcome = play(requests)
+    sizes = [size for _, size in outcome.sizes]
+    begun = next(at for at, size in outcome.sizes if size >= 4)
+    assert 60 < begun < 110 and 4 <= max(sizes) <= 8 and sizes[-1] <= 2, outcome.sizes
+    late = [seconds for seconds, one in zip(outcome.ttft, requests, strict=True) if 180 < one.at < 210]
+    assert max(late) < 4.0, "the load is served within the target once the backlog is gone"
+    paid = sum(size * (after - at) for (at, size), (after, _) in pairwise(outcome.sizes))
+    assert outcome.pod_seconds == pytest.approx(paid + sizes[-1] * (outcome.ended_at - outcome.sizes[-1][0]))
+    assert outcome == play(requests)
+    assert len(play(requests, routers=3).served) == len(requests)
+
+
+def test_the_static_fleet_to_compare_with_has_at_most_a_hundredth_more_goodput() -> None:
+    requests = arrivals(400, 4.0)
+    scenario = Scenario(1, PodModel(start_seconds=START), autoscale=SCALING)
+    outcome = replay("fairlead", requests, scenario)
+    static = find_static_fleet(outcome, requests, scenario, 0)
+    assert SHARE * static.met() <= outcome.met()
+    larger = replay("fairlead", requests, Scenario(len(static.computed) + 1, PodModel(start_seconds=START), classes=DEFAULT_CLASSES))
+    assert len(static.computed) == SCALING.max_replicas or SHARE * larger.met() > outcome.met()
+
+
+def test_the_command_compares_with_a_static_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-prompts", "150", "--pods", "2", "--policy", "fairlead", "--autoscale", "1:4", "--class", "all:1:5:0.5:inf"]
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--workload", "zipf", *flags])
+    assert ended.value.code == 0
+    assert "static_pods" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--autoscale", "4"], "--autoscale 4: give MIN:MAX"),
+        (["--autoscale", "4:2"], "--autoscale 4:2: give MIN:MAX"),
+        (["--autoscale", "1:4", "--class", "all:1:inf:0:1"], "a class with a bound of TTFT"),
+    ],
+)
+def test_bounds_that_do_not_scale_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--workload", "zipf", *flags])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
