@@ -82,7 +82,8 @@ class Router:
         self.scale_up = ScaleUpStatus()
         classes = config.service_classes
         predict = self.policy.predict if isinstance(self.policy, PrefixAware) else lambda request: {}
-        self.admission = Admission(config, self.table, self.metrics, self.scale_up, SloGate(self.table, self.metrics, classes, predict))
+        gate = SloGate(self.table, self.metrics, classes, predict)
+        self.admission = Admission(config, self.table, self.metrics, self.scale_up, gate, predict)
         self.slo_report = SloReport(self.metrics, classes)
         unique_shares = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
         self.demand = Demand(self.table, self.scale_up, self.admission.queued, unique_shares)

@@ -32,6 +32,8 @@ class Ticket:
     account: Account
     number: int = 0
     size: int = 0
+    work: int = 0
+    had_turn: bool = False
 
     @property
     def priority(self) -> int:
@@ -45,17 +47,17 @@ class Ticket:
 Send = Callable[[InflightRequest], None]
 
 
-def admits(ticket: Ticket, uncached: int, tokens_ahead: float, workers: Sequence[Worker]) -> bool:
+def admits(ticket: Ticket, work_ahead: float, workers: Sequence[Worker]) -> bool:
     """Whether a request is expected to get its first token within its bound, by the formula of `--max-expected-ttft`. Pure.
 
     The wait alone must be within the part of the bound that does not grow with the prompt. Otherwise the queue becomes as long as the
     longest prompts allow, and only those are admitted: goodput at 2 times capacity was a third (conversation trace).
-    `uncached`: its prompt tokens to compute, by the index. `tokens_ahead`: to compute for requests that go before it in the queue.
+    `work_ahead`: tokens to compute for requests that go before it in the queue.
     """
     if not workers:
         return True
     objective = ticket.objective
-    return expected_ttft(tokens_ahead, 0, workers) <= objective.wait and expected_ttft(tokens_ahead, uncached, workers) <= objective.ttft
+    return expected_ttft(work_ahead, 0, workers) <= objective.wait and expected_ttft(work_ahead, ticket.work, workers) <= objective.ttft
 
 
 class Router:
@@ -81,16 +83,14 @@ class Router:
         self._number, self._fleet, self._send = number, fleet, send
         self._view = RouterView(fleet, inflight, draw) if has_queue else None
         self._has_bounds = has_bounds and has_queue
-        self._cached_share = 0.0
         self._numbers = itertools.count()
 
     def enter(self, request: Request, position: int, objective: Objective, now: float) -> None:
         """Accept or refuse a request, now."""
         ticket = Ticket(request, position, objective, self._account, next(self._numbers))
-        if self._has_bounds and self._view is not None:
-            workers = self._view.usable(now)
-            uncached = request.prompt_tokens - self.policy.choose(request, now)[1] if workers else 0
-            if not admits(ticket, uncached, (1 - self._cached_share) * self.queue.tokens_ahead(ticket), workers):
+        if self._view is not None:
+            ticket.work = max(1, request.prompt_tokens - max(self._fleet.depths(request.blocks), default=0) * self._fleet.block_tokens)
+            if self._has_bounds and not admits(ticket, self.queue.work_ahead(ticket), self._view.usable(now)):
                 return
         if not self.queue and self._has_capacity(now):
             self._dispatch(ticket, now)
@@ -113,5 +113,4 @@ class Router:
         request = ticket.request
         pod, cached = self.policy.choose(request, now)
         cost = max(request.prompt_tokens - cached, 1)
-        self._cached_share += (cached / request.prompt_tokens - self._cached_share) / 32  # as `CacheHits`
         self._send(InflightRequest(request, ticket.position, self._number, pod, now, cost, self.policy.reserves))

@@ -1,8 +1,9 @@
 """Admission control: when a request may go to a worker.
 
 Below saturation this compares two numbers. Above it, requests wait in two queues. A worker gets as much as it prefills in four seconds, or
-16 requests: so it never idles, and can choose the shortest of them. The others wait in the router's queue, which knows priorities and
-tenants. The same queue holds requests while there is no worker. Best-effort requests have a queue of their own, behind it.
+16 requests: so it never idles, and can choose the shortest of them. The others wait in the router's queue, which has the same order and
+knows priorities and tenants. The same queue holds requests while there is no worker. Best-effort requests have a queue of their own,
+behind it.
 """
 
 import asyncio
@@ -18,9 +19,10 @@ from fairlead_router.errors import SHUTTING_DOWN, ApiError, overloaded, unavaila
 from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
+from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.serving.best_effort import BestEffortShare
 from fairlead_router.serving.fair_queue import FairQueue
-from fairlead_router.serving.slo_gate import ClassTerms, SloGate
+from fairlead_router.serving.slo_gate import ClassTerms, Predict, SloGate
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.quota import Account
 
@@ -51,6 +53,9 @@ class Ticket:
     """Sends a keep-alive comment to the client of a held stream; None for other answers."""
     terms: ClassTerms | None = None
     """The request's service class; None: it has none."""
+    request: RoutingRequest = field(default_factory=RoutingRequest)
+    work: int = 0
+    """Tokens of its prompt that no worker holds, as far as this router knew when it arrived at the queue."""
     last_keep_alive: float = field(default_factory=monotonic)
     """Time of the last keep-alive, at first of the arrival. A requeue does not delay the next one."""
     number: int = 0
@@ -68,6 +73,10 @@ class Ticket:
     """No worker has yet to begin the answer: it has begun, or the request was not granted."""
 
     @property
+    def had_turn(self) -> bool:
+        return self.waits_for_worker
+
+    @property
     def is_best_effort(self) -> bool:
         return self.terms is not None and self.terms.service_class.is_best_effort
 
@@ -82,17 +91,20 @@ def admissible_tokens(worker: Worker) -> float:
     return max(few, (AHEAD_SECONDS * load.prefill_rate or AHEAD_TOKENS) - worker.pending_tokens)
 
 
-def expected_ttft(tokens_ahead: float, tokens: float, workers: Sequence[Worker]) -> float:
-    """Return the expected time to first token of a prompt of `tokens`, seconds. `tokens_ahead`: prompts that go before it in the queue."""
-    ahead = tokens_ahead / sum(worker.rate for worker in workers)
+def expected_ttft(work_ahead: float, tokens: float, workers: Sequence[Worker]) -> float:
+    """Return the expected time to first token, seconds. `tokens`: to compute for it. `work_ahead`: for those before it in the queue."""
+    ahead = work_ahead / sum(worker.rate for worker in workers)
     return ahead + min(worker.expected_wait() + tokens / worker.rate for worker in workers)
 
 
 class Admission:
     """Admission queue. Call `enter`, then `record_sent` at each attempt, `record_answer` at the first byte, and `leave` in every case."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, scale_up: ScaleUpStatus, gate: SloGate) -> None:
+    def __init__(
+        self, config: RouterConfig, table: WorkerTable, metrics: Metrics, scale_up: ScaleUpStatus, gate: SloGate, predict: Predict
+    ) -> None:
         self._config, self._table, self._metrics, self._scale_up, self._gate = config, table, metrics, scale_up, gate
+        self._predict = predict
         self._queue: FairQueue[Ticket] = FairQueue()
         self._best_effort: FairQueue[Ticket] = FairQueue()
         self._share = BestEffortShare()
@@ -113,13 +125,15 @@ class Admission:
         """Wait until the request is admitted. Raises ApiError: 429 when the wait or the queue is too long, 503 without workers."""
         ticket.number = next(self._numbers)
         if ticket.terms is not None:
-            self._gate.check(ticket.terms, self._queue.tokens_ahead(ticket) + self._granted)
+            self._estimate_work(ticket)
+            self._gate.check(ticket.terms, self._queue.work_ahead(ticket) + self._granted)
         if ticket.is_best_effort:
             await self._wait(ticket)
             return
         if not self._has_runnable and (self._num_unanswered < AHEAD_REQUESTS or self._has_capacity(self._table.usable(), none=True)):
             self._grant(ticket)
             return
+        self._estimate_work(ticket)
         await self._wait(ticket)
 
     async def requeue(self, ticket: Ticket) -> None:
@@ -157,14 +171,19 @@ class Admission:
 
     def expected_ttft(self, ticket: Ticket, workers: Sequence[Worker]) -> float:
         """Return the expected time to first token, seconds."""
-        ahead = self._queue.tokens_ahead(ticket) + (self._best_effort.tokens_ahead(ticket) if ticket.is_best_effort else 0)
-        return expected_ttft(ahead, ticket.tokens, workers)
+        ahead = self._queue.work_ahead(ticket) + (self._best_effort.work_ahead(ticket) if ticket.is_best_effort else 0)
+        return expected_ttft(ahead, ticket.work, workers)
 
     def queued(self) -> tuple[int, int]:
         """Return the number of queued requests and their prompt tokens."""
         return len(self._queue) + len(self._best_effort), self._queue.total.tokens + self._best_effort.total.tokens
 
     # Internals
+
+    def _estimate_work(self, ticket: Ticket) -> None:
+        """Set the request's uncached tokens. Unknown ones count as uncached: without a mirror, all."""
+        if not ticket.work:
+            ticket.work = max(1, ticket.tokens - max(self._predict(ticket.request).values(), default=0))
 
     def _queued_bytes(self) -> int:
         return self._queue.total.size + self._best_effort.total.size

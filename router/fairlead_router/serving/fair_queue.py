@@ -1,13 +1,17 @@
-"""Fair queue: by priority, then the tenant that was served least, then the order of arrival.
+"""Fair queue: by priority, then the tenant that was served least, then the least work, with a bound on how long a request is passed.
 
 Each tenant has a virtual counter of served tokens, divided by its weight. A tenant that returns after an idle time starts level with the
 least served tenant in the queue, so idle time gives no credit (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+
+A tenant's requests of one priority have the order of the engine's default policy (`ShortestOrder` in
+worker/fairlead_worker/scheduler/queue/policies.py): a request of `work` uncached tokens behind `n` requests with `ahead` uncached tokens
+gets the number `clock + min(n * work, ahead)`, where the clock counts the tokens that left. So it is passed only by requests that arrive
+before its turn by arrival. In the order of arrival this queue would undo the engine's order: under overload most requests wait here.
 """
 
-from bisect import bisect
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 
@@ -18,7 +22,10 @@ class QueueAccount(Protocol):
 
 
 class QueuedRequest(Protocol):
-    """Queued request. `number`: order of arrival. `size`: bytes of its body. `tokens`: of its prompt. Lower `priority` goes first."""
+    """Queued request. `number`: order of arrival. `size`: bytes of its body. `tokens`: of its prompt. Lower `priority` goes first.
+
+    `work`: tokens of its prompt that are cached nowhere. `had_turn`: it left the queue once, and no worker could take it.
+    """
 
     @property
     def account(self) -> QueueAccount: ...
@@ -30,6 +37,10 @@ class QueuedRequest(Protocol):
     def size(self) -> int: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def work(self) -> int: ...
+    @property
+    def had_turn(self) -> bool: ...
 
 
 Item = TypeVar("Item", bound=QueuedRequest)
@@ -40,19 +51,54 @@ class _Sum:
     count: int = 0
     size: int = 0
     tokens: int = 0
+    work: int = 0
 
     def add(self, item: QueuedRequest, sign: int = 1) -> None:
         self.count += sign
         self.size += sign * item.size
         self.tokens += sign * item.tokens
+        self.work += sign * item.work
+
+
+Place = tuple[float, int]
+"""Number by work, and the order of arrival among equals."""
+
+
+@dataclass(slots=True)
+class _Line(Generic[Item]):
+    """The requests of one tenant and priority. It exists while there are any."""
+
+    items: list[tuple[Place, Item]] = field(default_factory=list)
+    work: int = 0
+    clock: int = 0
+    """Uncached tokens that left this line."""
+
+    def place(self, item: QueuedRequest) -> Place:
+        """Return the place that the request would get now. After its turn it goes before all others."""
+        delay = min(len(self.items) * item.work, self.work)
+        return (0.0 if item.had_turn else float(self.clock + delay), item.number)
+
+    def add(self, item: Item) -> None:
+        insort(self.items, (self.place(item), item), key=_place)
+        self.work += item.work
+
+    def remove(self, item: Item) -> bool:
+        """Remove the request. Return whether it was there."""
+        index = next((index for index, (_, each) in enumerate(self.items) if each is item), None)
+        if index is None:
+            return False
+        del self.items[index]
+        self.work -= item.work
+        self.clock += item.work
+        return True
 
 
 class FairQueue(Generic[Item]):
     """Queue with `push` and `pop`. `total` sums all entries. Costs grow with the number of waiting tenants, and little with requests."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, dict[QueueAccount, list[Item]]] = {}
-        """Requests in the order of arrival, by priority and tenant."""
+        self._queues: dict[int, dict[QueueAccount, _Line[Item]]] = {}
+        """By priority and tenant."""
         self._by_account: dict[QueueAccount, _Sum] = {}
         self.total = _Sum()
 
@@ -61,17 +107,16 @@ class FairQueue(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """Iterate over all entries. The queue must not change meanwhile."""
-        return (item for lines in self._queues.values() for line in lines.values() for item in line)
+        return (item for lines in self._queues.values() for line in lines.values() for _, item in line.items)
 
     def push(self, item: Item) -> None:
-        """Insert by order of arrival: a requeued request goes before those that arrived after it."""
+        """Insert by work. A requeued request goes before those that have not had their turn."""
         account = item.account
         if account not in self._by_account:
             if self._by_account:
                 account.served_tokens = max(account.served_tokens, min(other.served_tokens for other in self._by_account))
             self._by_account[account] = _Sum()
-        line = self._queues.setdefault(item.priority, {}).setdefault(account, [])
-        line.insert(bisect(line, item.number, key=_number), item)
+        self._queues.setdefault(item.priority, {}).setdefault(account, _Line()).add(item)
         self._by_account[account].add(item)
         self.total.add(item)
 
@@ -85,7 +130,7 @@ class FairQueue(Generic[Item]):
     def peek(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
         """Return the next request for which `may` is true; None if there is none."""
         for priority in sorted(self._queues):
-            heads = {account: next(filter(may, line), None) for account, line in self._queues[priority].items()}
+            heads = {account: next((item for _, item in line.items if may(item)), None) for account, line in self._queues[priority].items()}
             first = {account: item for account, item in heads.items() if item is not None}
             if first:
                 return first[min(first, key=lambda account: (account.served_tokens, first[account].number))]
@@ -94,11 +139,10 @@ class FairQueue(Generic[Item]):
     def discard(self, item: Item) -> None:
         """Remove the request if it is in the queue."""
         lines = self._queues.get(item.priority, {})
-        line = lines.get(item.account, [])
-        if item not in line:
+        line = lines.get(item.account)
+        if line is None or not line.remove(item):
             return
-        line.remove(item)
-        if not line:
+        if not line.items:
             del lines[item.account]
         if not lines:
             del self._queues[item.priority]
@@ -109,7 +153,7 @@ class FairQueue(Generic[Item]):
             del self._by_account[item.account]
 
     def find_victim(self, newcomer: QueuedRequest) -> Item | None:
-        """Return the request to displace from a full queue: the newest and least urgent one of the tenant with the most requests.
+        """Return the request to displace from a full queue: the last and least urgent one of the tenant with the most requests.
 
         Return None if the newcomer's tenant would then have as many, or if the newcomer is less urgent. No tenant can thus fill the queue
         against the others.
@@ -121,22 +165,33 @@ class FairQueue(Generic[Item]):
         return item if item.priority >= newcomer.priority else None
 
     def find_last(self) -> Item | None:
-        """Return the newest and least urgent request of the tenant with the most requests; None if the queue is empty."""
+        """Return the last and least urgent request of the tenant with the most requests; None if the queue is empty."""
         if not self._by_account:
             return None
         account = max(self._by_account, key=lambda account: self._by_account[account].count)
         priority = max(priority for priority, lines in self._queues.items() if account in lines)
-        return self._queues[priority][account][-1]
+        return self._queues[priority][account].items[-1][1]
 
-    def tokens_ahead(self, newcomer: QueuedRequest) -> int:
-        """Return the prompt tokens expected to go before the newcomer.
+    def work_ahead(self, newcomer: QueuedRequest) -> int:
+        """Return the uncached prompt tokens expected to go before the newcomer.
 
-        These are its own tenant's, and of each other tenant with equally urgent requests at most as many as the newcomer's tenant then has.
+        These are its own tenant's with an earlier place, and of each other tenant with equally urgent requests at most as many as the
+        newcomer's tenant then has.
         """
-        urgent = [lines for priority, lines in self._queues.items() if priority <= newcomer.priority]
-        own = newcomer.tokens + self._by_account.get(newcomer.account, _Sum()).tokens
-        sums = {account: self._by_account[account].tokens for lines in urgent for account in lines if account is not newcomer.account}
-        return own - newcomer.tokens + sum(min(own, tokens) for tokens in sums.values())
+        ahead, others = 0, dict[QueueAccount, int]()
+        for priority, lines in self._queues.items():
+            if priority > newcomer.priority:
+                continue
+            for account, line in lines.items():
+                if account is not newcomer.account:
+                    others[account] = self._by_account[account].work
+                elif priority < newcomer.priority:
+                    ahead += line.work
+                else:
+                    place = line.place(newcomer)
+                    ahead += sum(item.work for _, item in line.items[: bisect_left(line.items, place, key=_place)])
+        return ahead + sum(min(ahead + newcomer.work, work) for work in others.values())
 
 
-_number = attrgetter("number")
+def _place(entry: tuple[Place, object]) -> Place:
+    return entry[0]

@@ -11,6 +11,7 @@ from fairlead_router.errors import ApiError
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt, estimate_prompt
+from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.proxy import Proxy
@@ -121,8 +122,9 @@ class RequestHandler:
         call.worker_headers = worker_headers(prompt, call.caller, call.service_class)
         keep_alive = call.held_stream.keep_alive if call.held_stream is not None else None
         priority = priority_of(call.service_class, call.caller, prompt.params.priority)
-        terms = _terms(call.service_class, call, prompt, priority) if call.service_class is not None else None
-        ticket = Ticket(account, priority, prompt.length, call.reserved_bytes, charge.expected, keep_alive, terms)
+        request = build_routing_request(prompt, call.caller, call.session)
+        terms = _terms(call.service_class, call, request, priority) if call.service_class is not None else None
+        ticket = Ticket(account, priority, prompt.length, call.reserved_bytes, charge.expected, keep_alive, terms, request)
         try:
             await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
@@ -144,7 +146,7 @@ class RequestHandler:
             raise
 
 
-def _terms(service_class: ServiceClass, call: Call, prompt: Prompt, priority: int) -> ClassTerms:
-    request, tenant = build_routing_request(prompt, call.caller, call.session), call.caller.tenant.name
+def _terms(service_class: ServiceClass, call: Call, request: RoutingRequest, priority: int) -> ClassTerms:
+    tenant = call.caller.tenant.name
     key = (tenant, service_class.name, call.path, xxhash.xxh3_128_digest(call.body))
     return ClassTerms(service_class, request, priority, call.started_at, tenant, key)
