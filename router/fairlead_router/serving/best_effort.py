@@ -1,6 +1,6 @@
 """Best-effort requests: which workers have capacity that the other classes do not need, and the share that is theirs in any case. Pure.
 
-An unneeded capacity is a worker that computes no prompt. It gets one best-effort prompt at a time: the least that keeps it busy, since the
+Capacity is unneeded at a worker that computes no prompt. It gets one best-effort prompt at a time: the least that keeps it busy, since the
 next one follows as soon as the answer begins, and the most that a request of another class then has to wait for.
 """
 
@@ -9,7 +9,7 @@ from fairlead_router.fleet.workers import Worker
 FREE_SHARE = 0.25
 """Share of a worker's seats and KV pages that best-effort requests leave free, as room for others while some of them end."""
 STARVATION_SHARE = 1 / 32
-"""Share of the prompt tokens that best-effort requests get under any load: 3 % of goodput is less than anyone notices."""
+"""Share of the prompt tokens that best-effort requests get under any load. It costs the other classes 3 % of their goodput."""
 
 
 class BestEffortShare:

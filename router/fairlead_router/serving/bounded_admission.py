@@ -6,6 +6,7 @@ A request is admitted if some worker can serve it within its class's bounds. Els
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Literal
 
 from fairlead_router.service_classes import ServiceClass
@@ -106,15 +107,17 @@ class BoundedAdmission:
         planned = max(0.0, request.slack(best, PLANNED_SHARE))
         demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)
         booking = self.ledger.find(request.key)
+        # The least wait is one worker's, and bookings share all: theirs is the median, which a few stuck workers do not move.
+        shared = max(wait, ahead + median_low(worker.wait for worker in usable))
         if booking is not None and booking.at <= now:
             is_kept = wait <= request.slack(best, RETURN_SHARE)
             self.ledger.close(booking, is_kept)
             if is_kept:
                 return ADMITTED
-        elif self.ledger.fits(demand, wait, total_rate, now):
+        elif self.ledger.fits(demand, shared, total_rate, now, wait):
             if booking is not None:
                 self.ledger.close(booking, kept=True)
             return ADMITTED
         elif booking is not None:
             return Verdict("late", max(1, math.ceil(booking.at - now)), expected, bound)
-        return Verdict("late", self.ledger.promise(demand, wait, total_rate, now), expected, bound)
+        return Verdict("late", self.ledger.promise(demand, shared, total_rate, now), expected, bound)

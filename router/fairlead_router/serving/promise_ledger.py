@@ -61,9 +61,12 @@ class PromiseLedger:
     def __len__(self) -> int:
         return len(self._bookings)
 
-    def fits(self, demand: Demand, wait: float, rate: float, now: float) -> bool:
-        """Return whether the demand can start now, within its slack and without delaying a booking beyond its own."""
-        return _Timeline(self._ahead_of(demand), self._returns, wait, rate, now).fits(demand, now)
+    def fits(self, demand: Demand, wait: float, rate: float, now: float, own_wait: float | None = None) -> bool:
+        """Return whether the demand can start now, within its slack and without delaying a booking beyond its own.
+
+        `own_wait`: the demand's wait, if it is not that of the bookings.
+        """
+        return _Timeline(self._ahead_of(demand), self._returns, wait, rate, now).fits(demand, now, wait if own_wait is None else own_wait)
 
     def promise(self, demand: Demand, wait: float, rate: float, now: float) -> int:
         """Book the demand, and return the seconds until its start, at least 1.
@@ -151,13 +154,17 @@ class _Timeline:
                 break
         return seconds
 
-    def fits(self, demand: Demand, at: float) -> bool:
-        index = next((index for index, start in enumerate(self._starts[1:]) if start > at), len(self._starts) - 1)
-        return self._takes(index, at, demand)
+    def fits(self, demand: Demand, now: float, own_wait: float) -> bool:
+        index = next((index for index, start in enumerate(self._starts[1:]) if start > now), len(self._starts) - 1)
+        due = self._after[index] - self._after[0]
+        return own_wait + due <= demand.slack + 1e-9 and self._has_room(index, now, demand)
 
     def _takes(self, index: int, at: float, demand: Demand) -> bool:
         wait = max(0.0, self._after[index] - (at - self._starts[index]))
-        return wait <= demand.slack + 1e-9 and demand.tokens / self._rate <= self._idle(index, at) + self._room[index]
+        return wait <= demand.slack + 1e-9 and self._has_room(index, at, demand)
+
+    def _has_room(self, index: int, at: float, demand: Demand) -> bool:
+        return demand.tokens / self._rate <= self._idle(index, at) + self._room[index]
 
     def _idle(self, index: int, at: float) -> float:
         """Return the idle seconds from `at` to the end of the gap."""
