@@ -22,7 +22,7 @@ class Batch(Part):
         None,
         description="Secret with the AWS_ variables. Absent: the pod's role.",
     )
-    max_concurrency: int = Field(64, ge=1, le=4096, description="Most requests in flight; fewer while the service is busy.")
+    max_concurrency: int = Field(64, ge=1, le=4096, description="Most requests in flight.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -24,11 +24,11 @@ class Canary(Part):
     )
     max_error_rate_increase: Percentage = Field(
         "1%",
-        description="Roll back when the canary's percentage of failed requests exceeds the old revision's by more than this.",
+        description="Roll back when its percentage of failed requests exceeds the old revision's by more than this.",
     )
     max_ttft_increase: Percentage = Field(
         "50%",
-        description="Roll back when the canary's p50 or p90 TTFT exceeds the old revision's by more than this.",
+        description="Roll back when its p50 or p90 TTFT exceeds the old revision's by more than this.",
     )
     promoted_revision: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-z-]+$")] | None = Field(
         None, description="Value of status.canary.revision to promote now, whatever was observed."

@@ -37,12 +37,11 @@ class Gateway(Part):
         json_schema_extra=list_set(),
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=604_800)] | None = Field(
-        None, description="Longest time for a complete response. Absent: no limit at the gateway."
+        None, description="Longest time for a complete response. Absent: none."
     )
     backend: Literal["Router", "EndpointPicker"] = Field(
         "Router",
-        description="Router: the gateway sends requests to the routers. EndpointPicker: it asks them for a worker, through an"
-        " InferencePool, and sends requests there.",
+        description="Router: the gateway sends requests to routers. EndpointPicker: it asks them for a worker, through an InferencePool.",
     )
     proxy_namespace: Namespace | None = Field(
         None, description="Namespace of the proxies, such as envoy-gateway-system. Absent: that of the Gateway."
@@ -58,7 +57,7 @@ class Exposure(Part):
 
     network_policy: Literal["Managed", "None"] = Field(
         "Managed",
-        description="Managed: NetworkPolicies admit only routers and workers of the service to its workers. None: none is created.",
+        description="Managed: NetworkPolicies admit only the service's routers and workers to its workers. None: none.",
     )
     from_namespaces: list[Namespace] | None = Field(
         None,

@@ -120,9 +120,7 @@ class Resources(Part):
         None,
         description="GPUs of each worker pod. 0: CPUs. Absent: the operator's default (1) times tensorParallel / nodes.",
     )
-    cpu: Quantity | None = Field(
-        None, description="CPU request of each worker, such as 8 or 500m. There is no limit: throttling delays every token."
-    )
+    cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. There is no limit.")
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
         None, description="Node label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3. Absent: any GPU."
@@ -144,10 +142,10 @@ class Routing(Part):
     )
     index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
         "Auto",
-        description="How PrefixAware reads the index. Remote: from Redis for each request. Mirror: from a copy, also while Redis is "
-        "down. Auto: from a copy while it is small.",
+        description="How PrefixAware reads the index. Remote: from Redis. Mirror: from a copy, also while Redis is down. "
+        "Auto: Mirror while it is small.",
     )
-    replicas: int = Field(2, ge=1, le=64, description="Router pods. They share only the index, so any number works.")
+    replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works.")
     index_groups: int = Field(
         1,
         ge=1,
@@ -164,7 +162,7 @@ class Routing(Part):
         default_factory=list, max_length=64, description="More flags of fairlead-router. The last value of a flag is used."
     )
     forwarding_mode: Literal["Proxy", "Redirect"] = Field(
-        "Proxy", description="Redirect: clients in the cluster get a 307 to the worker, without retries, keys and queueing."
+        "Proxy", description="Redirect: clients in the cluster get a 307 to the worker: no retries, keys, queueing."
     )
     metrics_names: Literal["Fairlead", "VLLM"] = Field(
         "Fairlead", description="VLLM: metrics have the names of vLLM's production stack too."
@@ -271,7 +269,7 @@ class ServiceSpec(Part):
     routing: Routing = Field(default_factory=Routing, description="How routers select a worker for a request.")
     slo: Slo | None = Field(None, description="Service classes: urgency and latency bounds of requests.")
     access: Access | None = Field(None, description="Authentication of clients. Absent: every client is served.")
-    batch: Batch | None = Field(None, description="OpenAI's Batch API at /v1/files and /v1/batches. Absent: none.")
+    batch: Batch | None = Field(None, description="OpenAI's Batch API. Absent: none.")
     exposure: Exposure = Field(default_factory=Exposure, description="Network access to the service.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     pod_disruption_budget: PodDisruptionBudget = Field(
