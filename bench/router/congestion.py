@@ -5,8 +5,8 @@ the order sjf. Other routers' policies in front of the same pods show what the s
 the modules that it imports.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,7 @@ from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import average
 from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead_index import score
+from fairlead_router.serving.fair_queue import _Line
 from fairlead_worker.cache.node import LeafQueue
 from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 
@@ -28,8 +29,17 @@ SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "price": lambda: patch.object(score, "_pending", lambda worker: 0.0),
     "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
     "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
-    "order": lambda: patch.object(queues, "ORDER", "fcfs"),
+    "order": lambda: _by_arrival(),
 }
+
+
+@contextmanager
+def _by_arrival() -> Iterator[None]:
+    """Let pods and routers take requests in the order of arrival."""
+    with patch.object(queues, "ORDER", "fcfs"), patch.object(_Line, "place", lambda line, item: (0.0, item.number)):
+        yield
+
+
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "all parts": ("fairlead", ()),
     **{f"without {name}": ("fairlead", (name,)) for name in SWITCHES},

@@ -52,7 +52,8 @@ def front_of(key_file: str) -> RequestHandler:
         worker.ready, worker.load = True, WorkerLoad(prefill_rate=8000.0)
     metrics = Metrics(table)
     config = RouterConfig(workers="static://127.0.0.1:1", api_keys_file=key_file)
-    admission = Admission(config, table, metrics, ScaleUpStatus(), SloGate(table, metrics, config.service_classes, lambda request: {}))
+    gate = SloGate(table, metrics, config.service_classes, lambda request: {})
+    admission = Admission(config, table, metrics, ScaleUpStatus(), gate, lambda request: {})
     return RequestHandler(config, admission, Behind(admission), metrics)
 
 

@@ -74,8 +74,9 @@ class _Run:
         make, away = system.make, scenario.redis_away
         if policy == "fairlead" and away is not None:
             make = partial(WithRedisOutage, away=away)
+        known = scenario.classes if scenario.has_bounds else ()
         self._routers = [
-            Router(number, fleet, make(fleet, inflight, draw), inflight, draw, system.has_queue, scenario.has_bounds, self._send)
+            Router(number, fleet, make(fleet, inflight, draw), inflight, draw, system.has_queue, known, self._send)
             for number, inflight in enumerate(fleet.inflight_by_router)
         ]
         self._flights: list[dict[int, InflightRequest]] = [{} for _ in fleet.pods]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from fairlead.simulate.fleet import Fleet, InflightRequest, InflightRequests
 from fairlead.simulate.policies import Policy
 from fairlead.simulate.router_view import RouterView
-from fairlead.simulate.service_classes import Objective
+from fairlead.simulate.service_classes import Objective, ServiceClass
 from fairlead.simulate.workloads.request import Request
-from fairlead_router.fleet.workers import Worker
-from fairlead_router.serving.admission import admissible_tokens, expected_ttft
+from fairlead_router.serving.admission import admissible_tokens
+from fairlead_router.serving.bounded_admission import BoundedAdmission, BoundedRequest
 from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.serving.slo_gate import estimate_worker
 
 
 @dataclass(slots=True, eq=False)
@@ -47,23 +48,11 @@ class Ticket:
 Send = Callable[[InflightRequest], None]
 
 
-def admits(ticket: Ticket, work_ahead: float, workers: Sequence[Worker]) -> bool:
-    """Whether a request is expected to get its first token within its bound, by the formula of `--max-expected-ttft`. Pure.
-
-    The wait alone must be within the part of the bound that does not grow with the prompt. Otherwise the queue becomes as long as the
-    longest prompts allow, and only those are admitted: goodput at 2 times capacity was a third (conversation trace).
-    `work_ahead`: tokens to compute for requests that go before it in the queue.
-    """
-    if not workers:
-        return True
-    objective = ticket.objective
-    return expected_ttft(work_ahead, 0, workers) <= objective.wait and expected_ttft(work_ahead, ticket.work, workers) <= objective.ttft
-
-
 class Router:
     """One router. `send` delivers a request to its pod. Peers send each request at once, if any pod is usable.
 
-    `has_queue`: ours, which holds requests back. `has_bounds`: it knows the bounds of the classes, and refuses what would miss them.
+    `has_queue`: ours, which holds requests back. `classes`: those that it knows; it refuses what would miss their bounds. Refused requests
+    do not return.
     """
 
     def __init__(
@@ -74,7 +63,7 @@ class Router:
         inflight: InflightRequests,
         draw: random.Random,
         has_queue: bool,
-        has_bounds: bool,
+        classes: Sequence[ServiceClass],
         send: Send,
     ) -> None:
         self.policy = policy
@@ -82,20 +71,34 @@ class Router:
         self._account = Account()
         self._number, self._fleet, self._send = number, fleet, send
         self._view = RouterView(fleet, inflight, draw) if has_queue else None
-        self._has_bounds = has_bounds and has_queue
+        self._classes = [each.for_router(priority) for priority, each in enumerate(classes)] if has_queue else []
+        self._admission = BoundedAdmission()
         self._numbers = itertools.count()
 
     def enter(self, request: Request, position: int, objective: Objective, now: float) -> None:
         """Accept or refuse a request, now."""
         ticket = Ticket(request, position, objective, self._account, next(self._numbers))
         if self._view is not None:
-            ticket.work = max(1, request.prompt_tokens - max(self._fleet.depths(request.blocks), default=0) * self._fleet.block_tokens)
-            if self._has_bounds and not admits(ticket, self.queue.work_ahead(ticket), self._view.usable(now)):
+            held = [depth * self._fleet.block_tokens for depth in self._fleet.depths(request.blocks)]
+            ticket.work = max(1, request.prompt_tokens - max(held, default=0))
+            if self._classes and not self._is_within_bounds(ticket, held, now):
                 return
         if not self.queue and self._has_capacity(now):
             self._dispatch(ticket, now)
         else:
             self.queue.push(ticket)
+
+    def _is_within_bounds(self, ticket: Ticket, held: Sequence[int], now: float) -> bool:
+        """Whether the product's admission accepts the request. `held`: tokens of its prompt that each pod caches."""
+        assert self._view is not None, "only our routers know classes"
+        service_class = self._classes[ticket.objective.service_class]
+        workers, prompt = self._view.usable(now), ticket.request.prompt_tokens
+        if service_class.is_best_effort or not workers:
+            return True
+        cached = (held[number] for number in self._fleet.usable)
+        estimates = [estimate_worker(worker, max(1, prompt - tokens), now) for worker, tokens in zip(workers, cached, strict=True)]
+        request = BoundedRequest(ticket.position, "", ticket.priority, service_class)
+        return not self._admission.decide(request, estimates, self.queue.work_ahead(ticket), now).rejection
 
     def admit_waiting(self, now: float) -> None:
         """Send as many waiting requests as the pods have capacity for."""

@@ -1,5 +1,6 @@
 """What one of our routers knows of the workers: loads of its last poll, and its own requests in flight."""
 
+import math
 import random
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
@@ -26,6 +27,7 @@ class RouterView:
                 worker.load, worker.load_at = pod.load_at(polled_at), polled_at
             worker.in_flight = inflight.count[number]
             worker.pending_tokens = int(inflight.pending[number])
+            worker.prefill_until = math.inf  # so `prefill_seconds` counts all pending tokens
             worker.unanswered = len(inflight.waiting[number])
             worker.max_running = pod.model.max_running
             chosen.append(worker)

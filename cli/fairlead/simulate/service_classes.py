@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fairlead.errors import UserError
 from fairlead.simulate.workloads.request import Request, necessary_each
+from fairlead_router.service_classes import ServiceClass as RouterClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,17 @@ class ServiceClass:
     ttft_per_token: float = 0.0005
     itl: float = 0.1
 
+    def for_router(self, priority: int) -> RouterClass:
+        """Return the class as our routers know it."""
+        ttft, slope, itl = (_milliseconds(seconds) for seconds in (self.ttft, 1000 * self.ttft_per_token, self.itl))
+        return RouterClass(
+            name=f"class-{priority}",
+            priority=priority,
+            ttft_milliseconds=ttft,
+            ttft_milliseconds_per_thousand_tokens=slope if ttft else None,
+            itl_milliseconds=itl,
+        )
+
 
 DEFAULT_CLASSES = (ServiceClass("all"),)
 """Twice the time that a new prompt takes on an idle pod is 0.25 s per 1,000 tokens. This is four times, and 2 s."""
@@ -29,15 +41,15 @@ DEFAULT_CLASSES = (ServiceClass("all"),)
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One request's class, as its place in the list of classes, and its bounds in seconds. Classes are in the order of priority.
-
-    `wait`: the part of the bound of TTFT that does not grow with the prompt.
-    """
+    """One request's class, as its place in the list of classes, and its bounds in seconds. Classes are in the order of priority."""
 
     service_class: int = 0
-    wait: float = math.inf
     ttft: float = math.inf
     itl: float = math.inf
+
+
+def _milliseconds(seconds: float) -> int | None:
+    return None if math.isinf(seconds) or not seconds else min(3_600_000, max(1, round(1000 * seconds)))
 
 
 def parse_class(text: str) -> ServiceClass:
@@ -57,7 +69,7 @@ def assign_classes(requests: Sequence[Request], classes: Sequence[ServiceClass],
     draw = random.Random(f"classes/{seed}")
     chosen = draw.choices(range(len(classes)), [one.share for one in classes], k=len(requests))
     return [
-        Objective(number, one.ttft, one.ttft + one.ttft_per_token * tokens, one.itl)
+        Objective(number, one.ttft + one.ttft_per_token * tokens, one.itl)
         for number, tokens in zip(chosen, necessary_each(requests), strict=True)
         for one in [classes[number]]
     ]

@@ -46,8 +46,13 @@ class BoundedRequest:
     elapsed: float = 0.0
 
     def slack(self, worker: WorkerEstimate, share: float = 1.0) -> float:
-        """Return the longest wait at the worker with which it meets `share` of its bound, seconds; negative: even an idle one is late."""
-        return share * self.service_class.ttft_bound(worker.uncached) - self.elapsed - worker.uncached / worker.rate
+        """Return the longest wait at the worker with which it meets `share` of its bound, seconds; negative: even an idle one is late.
+
+        The wait alone must be within the bound of an empty prompt. Otherwise the queue becomes as long as the longest prompts allow, and
+        only those are admitted (`fairlead simulate`, conversation trace at twice the capacity: a third of the goodput).
+        """
+        bound, shortest = self.service_class.ttft_bound(worker.uncached), self.service_class.ttft_bound(0)
+        return min(share * shortest, share * bound - worker.uncached / worker.rate) - self.elapsed
 
     def is_within_itl(self, worker: WorkerEstimate) -> bool:
         return worker.step_seconds <= self.service_class.itl_bound

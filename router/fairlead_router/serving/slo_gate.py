@@ -83,10 +83,11 @@ class SloGate:
     def _estimates(self, terms: ClassTerms, workers: Sequence[Worker], now: float) -> list[WorkerEstimate]:
         held = self._predict(terms.request) if terms.service_class.bounds_ttft else {}
         tokens = terms.request.prompt_tokens
-        return [_estimate(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
+        return [estimate_worker(worker, max(1, tokens - held.get(worker.address, 0)), now) for worker in workers]
 
 
-def _estimate(worker: Worker, uncached: int, now: float) -> WorkerEstimate:
+def estimate_worker(worker: Worker, uncached: int, now: float) -> WorkerEstimate:
+    """Return what the worker can do for a prompt of which it must compute `uncached` tokens."""
     load, ahead = worker.load, worker.prefill_seconds(now)
     is_idle = not (ahead or load.running or load.waiting or worker.in_flight)
     wait = 0.0 if is_idle else worker.pace.value * (ahead + load.step_seconds)

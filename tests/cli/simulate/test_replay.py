@@ -36,7 +36,7 @@ def test_a_router_sends_a_pod_four_seconds_of_prompts_or_sixteen_and_queues_the_
         fleet.add_request(flight)
 
     draw = random.Random(0)
-    router = Router(0, fleet, Fairlead(fleet, fleet.inflight, draw), fleet.inflight, draw, True, False, send)
+    router = Router(0, fleet, Fairlead(fleet, fleet.inflight, draw), fleet.inflight, draw, True, (), send)
     for number, request in enumerate(arrivals(100, math.inf)):
         router.enter(request, number, Objective(service_class=int(number < 90)), 0.0)
     assert [len(waiting) for waiting in fleet.inflight.waiting] == [16, 16] and len(router.queue) == 68

@@ -49,9 +49,11 @@ def request(service_class: ServiceClass = CHAT, elapsed: float = 0.0) -> Bounded
 
 
 def test_the_worker_that_holds_the_prompt_counts_with_its_bound_and_its_work() -> None:
-    warm, cold = WorkerEstimate(1.05, RATE, 100), WorkerEstimate(1.4, RATE, 4000)
+    warm, cold = WorkerEstimate(1.05, RATE, 100), WorkerEstimate(0.85, RATE, 4000)
     assert BoundedAdmission().decide(request(), [cold], 0, 0.0).rejection == "", "a bound of 3 s, of which 1 s is its own work"
     assert BoundedAdmission().decide(request(), [warm], 0, 0.0).rejection == "late", "a cached prompt has a bound of 1.05 s"
+    later = WorkerEstimate(1.4, RATE, 4000)
+    assert BoundedAdmission().decide(request(), [later], 0, 0.0).rejection == "late", "it may not wait for longer than a cached prompt"
     assert BoundedAdmission().decide(request(), [warm, cold], 0, 0.0).rejection == "", "some worker suffices"
     stuck = [WorkerEstimate(100.0, RATE, 1000)] * 3
     assert BoundedAdmission().decide(request(), [*stuck, WorkerEstimate(0.0, RATE, 1000)], 0, 0.0).rejection == "", "one of four suffices"
@@ -79,7 +81,7 @@ def test_workers_with_long_steps_are_avoided_and_reject_if_all_are_slow() -> Non
 
 def test_a_request_that_returns_early_is_told_the_same_time_again() -> None:
     admission, busy = BoundedAdmission(), WorkerEstimate(5.0, RATE, 1000)
-    assert admission.decide(request(), [busy], 0, 0.0).retry_after == 4
-    assert admission.decide(request(), [busy], 0, 1.5).retry_after == 3 and len(admission.ledger) == 1
+    assert admission.decide(request(), [busy], 0, 0.0).retry_after == 5
+    assert admission.decide(request(), [busy], 0, 1.5).retry_after == 4 and len(admission.ledger) == 1
     assert admission.decide(request(), [WorkerEstimate(0.0, RATE, 1000)], 0, 2.0).rejection == "" and not len(admission.ledger)
     assert (admission.ledger.kept, admission.ledger.broken) == (1, 0)
