@@ -25,12 +25,6 @@ from fairlead_worker.scheduler.queue.waiting_queue import WaitingQueue
 
 PODS = 16
 _pop = LeafQueue.pop
-SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "price": lambda: patch.object(score, "_pending", lambda worker: 0.0),
-    "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
-    "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
-    "order": lambda: _by_arrival(),
-}
 
 
 @contextmanager
@@ -38,6 +32,14 @@ def _by_arrival() -> Iterator[None]:
     """Let pods and routers take requests in the order of arrival."""
     with patch.object(queues, "ORDER", "fcfs"), patch.object(_Line, "place", lambda line, item: (0.0, item.number)):
         yield
+
+
+SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "price": lambda: patch.object(score, "_pending", lambda worker: 0.0),
+    "promises": lambda: patch.object(WaitingQueue, "promise", lambda queue: None),
+    "protection": lambda: patch.object(LeafQueue, "pop", lambda queue, now: _pop(queue, -1)),  # nothing counts as used before -1
+    "order": _by_arrival,
+}
 
 
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
