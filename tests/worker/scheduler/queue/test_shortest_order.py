@@ -166,8 +166,9 @@ def test_two_floods_get_equal_shares_whoever_came_first() -> None:
     assert abs(tenants.count("first") - 30) <= 1
 
 
-@pytest.mark.parametrize(("urgent", "batch", "passed"), [(100, 100, 5), (1000, 100, 5), (100, 1000, 50), (10, 1000, 500)])
+@pytest.mark.parametrize(("urgent", "batch", "passed"), [(100, 100, 5), (1000, 100, 5), (100, 500, 25), (10, 500, 250), (64, 1000, 40)])
 def test_less_urgent_work_gets_one_token_in_max_bypass(urgent: int, batch: int, passed: int) -> None:
+    """A chunk has 512 tokens."""
     queue = Queue(max_bypass=5)
     queue.add(batch, priority=9)
     queue.add(urgent)
@@ -211,6 +212,19 @@ def test_an_urgent_request_does_not_wait_for_the_rest_of_a_less_urgent_prompt() 
     machine.run()
     machine.check_answers()
     assert not machine.scheduler.load().preemption_recomputed_tokens
+
+
+@pytest.mark.parametrize("length", [160, 640])
+def test_a_less_urgent_prompt_of_many_chunks_gets_its_share_of_a_flood(length: int) -> None:
+    machine = EngineModel(2048, 4, chunked_prefill_size=32, max_bypass=4)
+    machine.submit(prompt(length, 1), 1, name="batch", ignore_eos=True, priority=9)
+    for turn in range(4 * length):
+        while len(machine.scheduler.waiting) < 3:
+            machine.submit(prompt(32, 1000 + len(machine.told)), 1, ignore_eos=True)
+        machine.step()
+        if machine.told["batch"].finish:
+            break
+    assert turn <= 1.1 * (4 + 1) * length / 32, "one chunk in five is its own, though it is preempted after each"
 
 
 def test_the_deadline_becomes_tokens_at_the_measured_rate() -> None:

@@ -20,8 +20,8 @@ class WaitingQueue:
 
     Two requests that preempt each other in turns would not progress (TokenSpeed's rule). The other requests follow the policy
     (`policies.py`, `fair_queue.py`). The oldest of them can be passed `max_bypass` times, then it is next. So each request waits for a
-    bounded number of others. A more urgent request that is shorter than the oldest counts by its share of the oldest's tokens, so
-    less urgent work takes at most one token in `max_bypass` from more urgent work.
+    bounded number of others. A more urgent request that is shorter than the oldest's next chunk counts by its share of that chunk, after
+    which more urgent work preempts it. So less urgent work takes at most one token in `max_bypass` from more urgent work.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
@@ -30,6 +30,7 @@ class WaitingQueue:
         """Waiting requests whose blocks the index does not show yet."""
         self._cache = cache
         self._max_bypass = config.max_bypass
+        self._chunk = config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.max_model_len
         self._scan_limit = config.admission_scan_limit
         self._refresh_limit = config.match_refresh_limit
         self._promise_limit = config.promise_limit
@@ -55,7 +56,10 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Add a new request, or one preempted for priority. Its arrival decides its place among equals."""
-        self._requests[self._track(request)] = request
+        prefix_match = self._track(request)
+        self._requests[prefix_match] = request
+        if request.arrival < self._oldest().arrival:  # it was preempted: it is still the oldest
+            self._requests.move_to_end(prefix_match, last=False)
         self._order.add(request)
 
     def add_preempted(self, request: Request) -> None:
@@ -87,9 +91,9 @@ class WaitingQueue:
         self.remove(request)
 
     def _share(self, request: Request, oldest: Request) -> float:
-        """Return the tokens of `request` as a share of those of `oldest`, at most 1."""
+        """Return the tokens of `request` as a share of the next chunk of `oldest`, at most 1."""
         assert request.prefix_match is not None and oldest.prefix_match is not None, "a waiting request has a match"
-        return min(1.0, self._backlog.size_of(request.prefix_match) / self._backlog.size_of(oldest.prefix_match))
+        return min(1.0, self._backlog.size_of(request.prefix_match) / min(self._chunk, self._backlog.size_of(oldest.prefix_match)))
 
     def refresh(self) -> None:
         """Update counts and order after cache changes, for a bounded number of requests."""
