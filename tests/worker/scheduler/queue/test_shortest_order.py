@@ -156,6 +156,17 @@ def test_a_request_whose_slack_runs_out_goes_before_one_with_a_lot() -> None:
     assert order.index(soon) == 1 and order.index(relaxed) == 4, "50 tokens are left: one request of 100 is before it, by arrival"
 
 
+def test_a_flood_gets_no_larger_share_by_aborting_requests() -> None:
+    queue = Queue()
+    for _ in range(300):
+        queue.add(200, "flood")
+    for _ in range(50):
+        queue.queue.remove(queue.add(1000, "flood"))
+    light = queue.add(20, "light")
+    order = [queue.admit() for _ in range(3)]
+    assert light in order, "as without the aborted requests"
+
+
 def test_two_floods_get_equal_shares_whoever_came_first() -> None:
     queue = Queue()
     for _ in range(100):
@@ -218,13 +229,13 @@ def test_an_urgent_request_does_not_wait_for_the_rest_of_a_less_urgent_prompt() 
 def test_a_less_urgent_prompt_of_many_chunks_gets_its_share_of_a_flood(length: int) -> None:
     machine = EngineModel(2048, 4, chunked_prefill_size=32, max_bypass=4)
     machine.submit(prompt(length, 1), 1, name="batch", ignore_eos=True, priority=9)
-    for turn in range(4 * length):
+    steps = 0
+    while not machine.told["batch"].finish and steps <= 4 * length:
         while len(machine.scheduler.waiting) < 3:
             machine.submit(prompt(32, 1000 + len(machine.told)), 1, ignore_eos=True)
         machine.step()
-        if machine.told["batch"].finish:
-            break
-    assert turn <= 1.1 * (4 + 1) * length / 32, "one chunk in five is its own, though it is preempted after each"
+        steps += 1
+    assert steps <= 1.1 * (4 + 1) * length / 32, "one chunk in five is its own, though it is preempted after each"
 
 
 def test_the_deadline_becomes_tokens_at_the_measured_rate() -> None:

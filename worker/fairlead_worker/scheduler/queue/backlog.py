@@ -22,7 +22,7 @@ class ClassBacklog:
     """The waiting requests of one priority. It exists while there are any."""
 
     clock: float = 0.0
-    """Uncached tokens that left this class, each divided by the tenants that waited: the virtual time of weighted fair queueing."""
+    """Uncached tokens admitted in this class, each divided by the tenants that waited: the virtual time of weighted fair queueing."""
     tenants: dict[str, TenantBacklog] = field(default_factory=dict)
 
 
@@ -55,11 +55,18 @@ class Backlog:
         self.tokens += change
         self._sizes[prefix_match] = size
 
-    def remove(self, request: Request, prefix_match: PrefixMatch) -> int:
-        """Advance the clock of its class by a request that was admitted or aborted. Return its uncached tokens."""
+    def advance_clock(self, request: Request, prefix_match: PrefixMatch) -> None:
+        """Advance the clock of its class by a request that is admitted.
+
+        An aborted one does not: else a tenant could age its other requests by sending and aborting prompts.
+        """
+        waiting = self.classes[request.priority]
+        waiting.clock += self._sizes[prefix_match] / len(waiting.tenants)
+
+    def remove(self, request: Request, prefix_match: PrefixMatch) -> None:
+        """Forget a request that was admitted or aborted."""
         size = self._sizes.pop(prefix_match)
         waiting, tenant = self.classes[request.priority], self.of(request)
-        waiting.clock += size / len(waiting.tenants)
         tenant.tokens -= size
         tenant.requests -= 1
         self.tokens -= size
@@ -67,7 +74,6 @@ class Backlog:
             del waiting.tenants[request.tenant]
             if not waiting.tenants:
                 del self.classes[request.priority]
-        return size
 
     def of(self, request: Request) -> TenantBacklog:
         """Return the backlog that a waiting request belongs to."""

@@ -150,9 +150,9 @@ class ShortestOrder:
         slack / m                              the latest start that meets its deadline
 
     A later request of its class passes it only with a lower number, so only if it arrives before the clock shows
-    `clock + ahead + w * (m - 1) / m`. The clock counts a token as `1 / m`, so at most `M * (ahead + w)` tokens of the class leave before,
-    where `M` is the most tenants that wait in this time. With one tenant these are the `ahead` tokens: its turn under first come, first
-    served. The virtual time is that of weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989).
+    `clock + ahead + w * (m - 1) / m`. The clock counts an admitted token as `1 / m`, so at most `M * (ahead + w)` tokens of the class are
+    computed before, where `M` is the most tenants that wait in this time. With one tenant these are the `ahead` tokens: its turn under
+    first come, first served. The virtual time is that of weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989).
     """
 
     def __init__(self, waiting: Waiting, cache: PrefixCache, backlog: Backlog) -> None:

@@ -85,6 +85,8 @@ class WaitingQueue:
 
     def remove_admitted(self, request: Request) -> None:
         """Remove an admitted request, and count that it passed the oldest one."""
+        assert request.prefix_match is not None, "a waiting request has a match"
+        self._backlog.advance_clock(request, request.prefix_match)
         if request.prefix_match in self._requests and (oldest := self._oldest()) is not request:
             self._bypassed += self._share(request, oldest) if self._priority and request.priority < oldest.priority else 1
         self._least_urgent = max(self._least_urgent, request.priority)
