@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+_MOST = 1e15
+"""Largest number in a report."""
+
 
 @dataclass(frozen=True)
 class WorkerReport:
@@ -45,15 +48,15 @@ class RouterReport:
     def parse(cls, page: Mapping[str, Any]) -> "RouterReport":
         """Parse a report. Raises ValueError, KeyError or TypeError for any other page."""
         return cls(
-            idle_seconds=float(page["idle_seconds"]),
-            active=int(page["active"]),
-            queued=int(page["queued"]),
-            queued_tokens=int(page["queued_tokens"]),
-            requests_per_second=float(page["requests_per_second"]),
-            prompt_tokens_per_second=float(page["prompt_tokens_per_second"]),
-            cached_share=min(1.0, max(0.0, float(page["cached_share"]))),
-            answer_seconds=float(page["answer_seconds"]),
-            prefill_rate=float(page["prefill_rate"]),
+            idle_seconds=_number(page["idle_seconds"]),
+            active=int(_number(page["active"])),
+            queued=int(_number(page["queued"])),
+            queued_tokens=int(_number(page["queued_tokens"])),
+            requests_per_second=_number(page["requests_per_second"]),
+            prompt_tokens_per_second=_number(page["prompt_tokens_per_second"]),
+            cached_share=min(1.0, max(0.0, _number(page["cached_share"]))),
+            answer_seconds=_number(page["answer_seconds"]),
+            prefill_rate=_number(page["prefill_rate"]),
             workers=tuple(_worker(one) for one in page["workers"]),
         )
 
@@ -115,14 +118,21 @@ def _worker(one: Mapping[str, Any]) -> WorkerReport:
         pod=str(one["pod"]),
         address=str(one["address"]),
         usable=bool(one["usable"]),
-        running=int(one["running"]),
-        waiting=int(one["waiting"]),
-        backlog_tokens=int(one["backlog_tokens"]),
-        pending_tokens=int(one["pending_tokens"]),
-        step_seconds=float(one["step_seconds"]),
-        max_running=int(one["max_running"]),
-        pages_used=int(one["pages_total"]) - int(one["pages_free"]),
-        pages_total=int(one["pages_total"]),
-        hit_tokens=float(one["hit_tokens"]),
-        unique_share=None if share is None else float(share),
+        running=int(_number(one["running"])),
+        waiting=int(_number(one["waiting"])),
+        backlog_tokens=int(_number(one["backlog_tokens"])),
+        pending_tokens=int(_number(one["pending_tokens"])),
+        step_seconds=_number(one["step_seconds"]),
+        max_running=int(_number(one["max_running"])),
+        pages_used=int(_number(one["pages_total"])) - int(_number(one["pages_free"])),
+        pages_total=int(_number(one["pages_total"])),
+        hit_tokens=_number(one["hit_tokens"]),
+        unique_share=None if share is None else _number(share),
     )
+
+
+def _number(value: Any) -> float:
+    """Return a finite number, so that sums and sizes are finite too. Raises ValueError or TypeError."""
+    if not abs(value) <= _MOST:  # written so that nan is refused too
+        raise ValueError(f"{value!r:.20} is not a number of at most {_MOST:g}")
+    return float(value)

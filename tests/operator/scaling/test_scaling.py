@@ -189,6 +189,14 @@ def test_windows_of_arrivals_add_up_and_grow(rates: list[float], every: float, l
         assert all(tokens == pytest.approx(seconds * rates[0]) for seconds, tokens in windows)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e308, 10**400, "many"])
+def test_a_report_with_a_number_that_cannot_be_is_refused(number: object) -> None:
+    """Otherwise it stays in the record of arrivals, and no size can be computed until it is forgotten."""
+    for pages in (page(prompt_tokens_per_second=number), page(active=number), page([worker(waiting=number)])):
+        with pytest.raises((ValueError, TypeError)):
+            RouterReport.parse(pages)
+
+
 def test_workers_stay_for_the_bursts_that_new_ones_would_be_too_late_for() -> None:
     """A burst of 30 s at ten workers' rate, at times far apart: with a target of 60 s its work may take 90 s, with 2 s it may take 32 s."""
     burst = [0.0] * 30 + [10_000.0] * 6 + [0.0] * 6
