@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,8 @@ def _check(arguments: argparse.Namespace) -> None:
         if not getattr(arguments, flag) > 0:  # written so that nan is refused too
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
     for flag in ("context_seconds", "start_seconds", "report_seconds"):
-        if not getattr(arguments, flag) >= 0:
-            raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must not be below 0")
+        if not 0 <= getattr(arguments, flag) < math.inf:
+            raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be finite and not below 0")
     if arguments.num_prompts is not None and arguments.num_prompts < 1:
         raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
     if arguments.step_seconds * arguments.prefill_rate >= arguments.chunk_tokens:

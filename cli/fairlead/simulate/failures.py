@@ -1,5 +1,6 @@
 """When pods fail and return: named by `--fail`, or at random with a mean time between failures."""
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ def parse_failure(text: str) -> Failure:
         pod, _, times = text.partition("@")
         at, _, seconds = times.partition("+")
         failure = Failure(int(pod), float(at), float(seconds) if seconds else None)
-        if not (failure.pod >= 0 and failure.at >= 0 and (failure.seconds is None or failure.seconds >= 0)):
+        if failure.pod < 0 or not all(0 <= each < math.inf for each in (failure.at, failure.seconds or 0.0)):
             raise ValueError
     except ValueError:
         raise UserError(f"--fail {text}: give POD@SECONDS or POD@SECONDS+SECONDS, as 3@120+60; pods count from 0") from None
