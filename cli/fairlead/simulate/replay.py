@@ -92,6 +92,7 @@ class _Run:
         self._lifecycle.starting.clear()
         self._meters = [DemandMeter(lambda: self._now) for _ in self._routers]
         self._autoscaler = None
+        self._all_arrived = False
         if scenario.autoscale is not None:
             self._autoscaler = Autoscaler(scenario.autoscale, scenario.model.start_seconds)
             self._at(PERIOD, self._scale)
@@ -105,7 +106,7 @@ class _Run:
             router = self._draw.randrange(len(self._routers)) if len(self._routers) > 1 else 0
             self._meters[router].record_arrival(request.prompt_tokens)
             self._enter(router, position)
-        self._autoscaler = None  # the remaining requests end with the present pods
+        self._all_arrived = True  # the remaining requests end with the present pods
         self._advance(math.inf)
         outcome, lifecycle = self._outcome, self._lifecycle
         outcome.computed = [pod.computed for pod in self._fleet.pods]
@@ -215,9 +216,9 @@ class _Run:
 
     def _scale(self) -> None:
         """Let the operator's autoscaler decide, and follow it."""
-        if self._autoscaler is None:
-            return
         fleet, lifecycle = self._fleet, self._lifecycle
+        if self._autoscaler is None or (self._all_arrived and (lifecycle.desired or not any(router.queue for router in self._routers))):
+            return
         reports = [
             meter.report(router, fleet, inflight)
             for meter, router, inflight in zip(self._meters, self._routers, fleet.inflight_by_router, strict=True)

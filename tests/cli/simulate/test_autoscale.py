@@ -41,6 +41,13 @@ def test_pods_follow_a_step_of_load_up_and_down_and_are_paid_from_creation_to_en
     assert len(play(requests, routers=3).served) == len(requests)
 
 
+def test_the_last_request_starts_a_pod_again_after_a_scale_to_zero() -> None:
+    scaling = Scaling.model_validate({"minReplicas": 0, "maxReplicas": 4, "target": {"ttftMilliseconds": 4000}})
+    requests = [dataclasses.replace(one, at=at) for one, at in zip(arrivals(3, 1.0), (0.0, 1.0, 3000.0), strict=True)]
+    outcome = replay("fairlead", requests, Scenario(1, PodModel(start_seconds=START), autoscale=scaling))
+    assert [size for _, size in outcome.sizes] == [1, 0, 1] and START < outcome.ttft[-1] < START + 10
+
+
 def test_the_static_fleet_to_compare_with_has_at_most_a_hundredth_more_goodput() -> None:
     requests = arrivals(400, 4.0)
     scenario = Scenario(1, PodModel(start_seconds=START), autoscale=SCALING)
