@@ -120,7 +120,7 @@ class Runner:
         if batch.status == "cancelling" and not batch.total:  # cancelled before its validation: there are no lines
             return await self._set_outcome(batch, "cancelled", 0, 0)
         if index is None:
-            splitter = LineSplitter(self._config.max_line_bytes)
+            splitter = LineSplitter(1 << 62)  # validated already, perhaps with a higher limit
             async for _ in read_lines(self._store.storage, batch, splitter):
                 pass
             index = splitter.index
