@@ -104,6 +104,7 @@ async def run_batch(
 ) -> tuple[BatchRecord, list[dict[str, Any]]]:
     """Run one batch to its end. Return it with all result lines. `fields`: of its record."""
     config = BatchConfig(storage=f"file://{root}", router_url=url, max_line_bytes=max_line_bytes)
+    FAULTS.left = 0  # an earlier batch may have ended before all of its faults
     storage = folder(root)
     store = Store(storage, config)
     await store.load()
