@@ -133,7 +133,6 @@ class Admission:
         if not self._has_runnable and (self._num_unanswered < AHEAD_REQUESTS or self._has_capacity(self._table.usable(), none=True)):
             self._grant(ticket)
             return
-        self._estimate_work(ticket)
         await self._wait(ticket)
 
     async def requeue(self, ticket: Ticket) -> None:
@@ -213,6 +212,7 @@ class Admission:
         return HOLD_WHILE_STARTING if self._scale_up.is_advancing else HOLD_SECONDS
 
     async def _wait(self, ticket: Ticket) -> None:
+        self._estimate_work(ticket)
         self._check_queue_limits(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
         queue = self._best_effort if ticket.is_best_effort else self._queue
