@@ -174,8 +174,8 @@ class Admission:
         return expected_ttft(ahead, ticket.work, workers)
 
     def queued(self) -> tuple[int, int]:
-        """Return the number of queued requests and their prompt tokens."""
-        return len(self._queue) + len(self._best_effort), self._queue.total.tokens + self._best_effort.total.tokens
+        """Return the number of queued requests, and the prompt tokens of those that are not best effort."""
+        return len(self._queue) + len(self._best_effort), self._queue.total.tokens
 
     # Internals
 
