@@ -9,6 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from tests.router.batch.deployment import line, to_file
+from tests.router.harness import eventually
 
 from fairlead_router.batch.app import PIECE_BYTES, BatchApp
 from fairlead_router.batch.config import BatchConfig
@@ -16,7 +18,7 @@ from fairlead_router.batch.line_client import LineClient
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
 from fairlead_router.batch.records import FileRecord
-from fairlead_router.batch.runner import Runner
+from fairlead_router.batch.runner import RUNNING_OF_TENANT, Runner
 from fairlead_router.batch.storage.base import StorageError
 from fairlead_router.batch.storage.folder import Folder
 from fairlead_router.batch.store import Store
@@ -93,3 +95,26 @@ async def test_a_file_is_not_deleted_while_a_batch_of_it_is_created(tmp_path: Pa
         assert (await creating).status == 200
         assert (await deleting).status == 400
         assert (tmp_path / "files" / "file-in").exists()
+
+
+async def test_a_batch_that_waits_for_others_can_be_cancelled(tmp_path: Path) -> None:
+    """The router is away, so the others do not end."""
+    storage = Folder(tmp_path)
+    async with serving(storage, tmp_path) as http:
+        lines = to_file([line("a")])
+        (tmp_path / "files" / "file-in").write_bytes(lines + b"\n" * (3 * PIECE_BYTES - len(lines)))
+        ids = [(await (await http.post("/v1/batches", json=NEW)).json())["id"] for _ in range(RUNNING_OF_TENANT + 1)]
+
+        async def status(id: str) -> str:
+            return str((await (await http.get(f"/v1/batches/{id}")).json())["status"])
+
+        async def all_run() -> bool:
+            return [await status(id) for id in ids] == ["in_progress"] * RUNNING_OF_TENANT + ["validating"]
+
+        async def is_cancelled() -> bool:
+            return await status(ids[-1]) == "cancelled"
+
+        await eventually(all_run, "all but the last run")
+        assert (await http.post(f"/v1/batches/{ids[-1]}/cancel")).status == 200
+        await eventually(is_cancelled, "the last one ends")
+        assert [await status(id) for id in ids[:-1]] == ["in_progress"] * RUNNING_OF_TENANT
