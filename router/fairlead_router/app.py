@@ -104,7 +104,7 @@ class App:
                 await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:
                 prompt = await self._prompt(call)
-                self._router.demand.request_started(prompt.length)
+                self._router.demand.request_started(0 if call.is_best_effort else prompt.length)
                 counted = True
                 if self._router.redirector.is_enabled and not has_opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)

@@ -115,10 +115,17 @@ class BatchApp:
         piece = await self._store.storage.read(name, 0, PIECE_BYTES)  # before the head: its errors become an answer
         response = web.StreamResponse(headers={"content-type": "application/octet-stream", "content-length": str(file.bytes)})
         await response.prepare(request)
-        while piece and request.method != "HEAD":
-            await response.write(piece)
-            at += len(piece)
-            piece = await self._store.storage.read(name, at, min(PIECE_BYTES, file.bytes - at)) if at < file.bytes else b""
+        if request.method == "HEAD":
+            return response
+        try:
+            while piece:
+                await response.write(piece)
+                at += len(piece)
+                piece = await self._store.storage.read(name, at, min(PIECE_BYTES, file.bytes - at)) if at < file.bytes else b""
+        except StorageError as error:  # an answer with the error would become part of the file
+            logger.warning("%s: a download ends after %d of %d bytes: %s", file.id, at, file.bytes, error)
+        if at < file.bytes and request.transport is not None:
+            request.transport.close()  # the end of the connection tells the client
         return response
 
     # Batches

@@ -96,9 +96,8 @@ class BatchRun:
                     self.failed += 1
 
     def _count(self, completed: int, failed: int, size: int) -> None:
-        if not self._cancelled.is_set():
-            self.completed += completed
-            self.failed += failed
+        self.completed += completed
+        self.failed += failed
         self._store.log_bytes[self.batch.id] += size
         self._wake.set()
 
@@ -169,12 +168,11 @@ class BatchRun:
     async def _write_unanswered(self, outcome: Status) -> None:
         """Give every line without a result one that says why."""
         code, message = UNANSWERED[outcome]
-        self._cancelled.set()  # these lines do not count as failed
         splitter, position = LineSplitter(1 << 62), 0
         async for lines in read_lines(self._store.storage, self.batch, splitter):
             for _, text in lines:
                 if not self._has_result[position]:
-                    self._errors.add(unanswered_line(self.batch, position, decode_line(text).custom_id, code, message))
+                    self._errors.add(unanswered_line(self.batch, position, decode_line(text).custom_id, code, message), is_executed=False)
                 position += 1
             await asyncio.sleep(0)
 

@@ -58,9 +58,11 @@ class ResultWriter:
     """Appends results to a log, many with one sync: while one append runs, further results collect for the next."""
 
     def __init__(self, log: Log, flush_seconds: float, on_durable: Callable[[int, int], None]) -> None:
-        """`on_durable(lines, bytes)` is called after each append."""
+        """`on_durable(executed lines, bytes)` is called after each append."""
         self._log, self._flush_seconds, self._on_durable = log, flush_seconds, on_durable
         self._pending: list[bytes] = []
+        self._num_executed = 0
+        """Pending lines whose requests were executed."""
         self._more = asyncio.Event()
         self._closed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -75,8 +77,9 @@ class ResultWriter:
         self._task = asyncio.create_task(self._run())
         return self._task
 
-    def add(self, line: bytes) -> None:
+    def add(self, line: bytes, is_executed: bool = True) -> None:
         self._pending.append(line)
+        self._num_executed += is_executed
         self._more.set()
 
     def close(self) -> Awaitable[None]:
@@ -92,10 +95,10 @@ class ResultWriter:
             self._more.clear()
             if self._flush_seconds and not self._closed.is_set():
                 await self._collect()
-            lines, self._pending = self._pending, []
+            lines, self._pending, executed, self._num_executed = self._pending, [], self._num_executed, 0
             if lines:
                 await self._append(lines)
-                self._on_durable(len(lines), sum(map(len, lines)) + len(lines))
+                self._on_durable(executed, sum(map(len, lines)) + len(lines))
             if self._closed.is_set() or self._pending:
                 self._more.set()
 

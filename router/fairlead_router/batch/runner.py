@@ -4,7 +4,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from fairlead_index.redis.backoff import Backoff
 from fairlead_router.batch.batch_run import BatchRun
@@ -42,18 +43,25 @@ class Runner:
         self._on_conflict, self._first_pause = on_conflict, first_pause
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
+        self._waiting: set[str] = set()
+        """Batches that wait until fewer of their tenant run."""
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(RUNNING_OF_TENANT))
 
     def start(self, id: str) -> None:
         """Run a batch until it has ended."""
-        task = asyncio.create_task(self._run_and_retry(id), name=id)
-        self._tasks[id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(id, None))
+        self._start(id, self._wait_and_run(id))
+
+    def _start(self, id: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[id] = asyncio.create_task(work, name=id)
+        task.add_done_callback(lambda _: self._tasks.pop(id) if self._tasks.get(id) is task else None)
 
     def cancel(self, id: str) -> None:
-        """Tell a batch's run that its status is now cancelling."""
+        """Tell a batch's run that its status is now cancelling. A batch that waits for others to end need not wait any more."""
         if id in self._runs:
             self._runs[id].cancel()
+        elif id in self._waiting:
+            self._tasks[id].cancel()
+            self._start(id, self._run_and_retry(id))
 
     def counts(self, batch: BatchRecord) -> tuple[int, int]:
         """Return how many lines were completed and failed so far."""
@@ -67,25 +75,36 @@ class Runner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _wait_and_run(self, id: str) -> None:
+        places = self._places[self._store.batches[id].tenant]
+        self._waiting.add(id)
+        try:
+            await places.acquire()
+        finally:
+            self._waiting.discard(id)
+        try:
+            await self._run_and_retry(id)
+        finally:
+            places.release()
+
     async def _run_and_retry(self, id: str) -> None:
         pause = Backoff(first=self._first_pause, longest=30 * self._first_pause)
-        async with self._places[self._store.batches[id].tenant]:
-            while True:
-                try:
-                    await self._run(id)
-                    return
-                except StorageConflict as error:
-                    logger.error("%s", error)
-                    self._on_conflict()
-                    return
-                except StorageError as error:
-                    seconds = pause.record_failure(str(error))
-                    logger.warning("%s waits %.0f s for the storage: %s", id, seconds, error)
-                except Exception as error:  # a batch must neither be lost nor end the others
-                    seconds = pause.record_failure(repr(error))
-                    logger.exception("%s failed; it continues in %.0f s", id, seconds)
-                self._metrics.interruptions.inc()
-                await asyncio.sleep(seconds)
+        while True:
+            try:
+                await self._run(id)
+                return
+            except StorageConflict as error:
+                logger.error("%s", error)
+                self._on_conflict()
+                return
+            except StorageError as error:
+                seconds = pause.record_failure(str(error))
+                logger.warning("%s waits %.0f s for the storage: %s", id, seconds, error)
+            except Exception as error:  # a batch must neither be lost nor end the others
+                seconds = pause.record_failure(repr(error))
+                logger.exception("%s failed; it continues in %.0f s", id, seconds)
+            self._metrics.interruptions.inc()
+            await asyncio.sleep(seconds)
 
     async def _run(self, id: str) -> None:
         batch, index = self._store.batches[id], None
@@ -120,7 +139,7 @@ class Runner:
         if batch.status == "cancelling" and not batch.total:  # cancelled before its validation: there are no lines
             return await self._set_outcome(batch, "cancelled", 0, 0)
         if index is None:
-            splitter = LineSplitter(self._config.max_line_bytes)
+            splitter = LineSplitter(1 << 62)  # validated already, perhaps with a higher limit
             async for _ in read_lines(self._store.storage, batch, splitter):
                 pass
             index = splitter.index

@@ -82,10 +82,12 @@ class Store:
 
     async def delete_file(self, file: FileRecord) -> None:
         """Remove a file. Raises ApiError while an unfinished batch reads it."""
-        user = next((batch for batch in self.unfinished() if batch.input_file_id == file.id), None)
-        if user is not None:
-            raise ApiError(400, f"File {file.id} is the input of {user.id}, which is {user.status}: cancel it first.", code="file_in_use")
-        await self._remove_file(file)
+        async with self._changing:
+            user = next((batch for batch in self.unfinished() if batch.input_file_id == file.id), None)
+            if user is not None:
+                message = f"File {file.id} is the input of {user.id}, which is {user.status}: cancel it first."
+                raise ApiError(400, message, code="file_in_use")
+            await self._remove_file(file)
 
     async def _remove_file(self, file: FileRecord) -> None:
         await self.storage.delete(f"files/{file.id}.json")  # first: content without a record is removed at the next start
@@ -162,9 +164,10 @@ class Store:
 
     async def remove_expired(self, now: float) -> None:
         """Remove expired files that no unfinished batch reads, and batches that ended long ago."""
-        in_use = {batch.input_file_id for batch in self.unfinished()}
-        for file in [file for file in self.files.values() if file.expires_at <= now and file.id not in in_use]:
-            await self._remove_file(file)
+        for file in [file for file in self.files.values() if file.expires_at <= now]:
+            async with self._changing:
+                if not any(batch.input_file_id == file.id for batch in self.unfinished()):
+                    await self._remove_file(file)
         for batch in [one for one in self.batches.values() if one.is_ended and one.ended_at + self._config.retention <= now]:
             await self.storage.delete(f"batches/{batch.id}.json")
             self.batches.pop(batch.id, None)

@@ -122,6 +122,10 @@ class Call:
         return self.held_stream is not None and self.held_stream.has_started and self.first_byte_at is None
 
     @property
+    def is_best_effort(self) -> bool:
+        return self.service_class is not None and self.service_class.is_best_effort
+
+    @property
     def log_name(self) -> str:
         """Names of tenant and key, for the log."""
         return f"{self.caller.tenant.name}/{self.caller.key}" if self.caller.tenant.name else "-"

@@ -133,7 +133,6 @@ class Admission:
         if not self._has_runnable and (self._num_unanswered < AHEAD_REQUESTS or self._has_capacity(self._table.usable(), none=True)):
             self._grant(ticket)
             return
-        self._estimate_work(ticket)
         await self._wait(ticket)
 
     async def requeue(self, ticket: Ticket) -> None:
@@ -175,8 +174,8 @@ class Admission:
         return expected_ttft(ahead, ticket.work, workers)
 
     def queued(self) -> tuple[int, int]:
-        """Return the number of queued requests and their prompt tokens."""
-        return len(self._queue) + len(self._best_effort), self._queue.total.tokens + self._best_effort.total.tokens
+        """Return the number of queued requests, and the prompt tokens of those that are not best effort."""
+        return len(self._queue) + len(self._best_effort), self._queue.total.tokens
 
     # Internals
 
@@ -213,6 +212,7 @@ class Admission:
         return HOLD_WHILE_STARTING if self._scale_up.is_advancing else HOLD_SECONDS
 
     async def _wait(self, ticket: Ticket) -> None:
+        self._estimate_work(ticket)
         self._check_queue_limits(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
         queue = self._best_effort if ticket.is_best_effort else self._queue

@@ -2,6 +2,9 @@
 
 With `wait=SECONDS` this is a long poll: the answer comes with the next request, or after that time. The operator therefore learns of the
 first request of a service scaled to zero immediately, and an idle service costs it one request a minute.
+
+The prompt tokens of best-effort requests are not counted, since such requests use the capacity that others leave. They keep a service from
+being idle, and so one worker.
 """
 
 import asyncio
@@ -102,7 +105,7 @@ class Demand:
         self._draining = False
 
     def request_started(self, tokens: int = 0) -> None:
-        """Record the arrival of a request with a prompt of `tokens`."""
+        """Record the arrival of a request with a prompt of `tokens`; 0: it calls for no more than one worker."""
         self._active += 1
         if tokens:
             self._arrivals.add(tokens)

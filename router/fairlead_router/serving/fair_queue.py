@@ -76,7 +76,7 @@ class _Line(Generic[Item]):
     def place(self, item: QueuedRequest) -> Place:
         """Return the place that the request would get now. After its turn it goes before all others."""
         delay = min(len(self.items) * item.work, self.work)
-        return (0.0 if item.had_turn else float(self.clock + delay), item.number)
+        return (-1.0 if item.had_turn else float(self.clock + delay), item.number)
 
     def add(self, item: Item) -> None:
         insort(self.items, (self.place(item), item), key=_place)
@@ -175,22 +175,16 @@ class FairQueue(Generic[Item]):
     def work_ahead(self, newcomer: QueuedRequest) -> int:
         """Return the uncached prompt tokens expected to go before the newcomer.
 
-        These are its own tenant's with an earlier place, and of each other tenant with equally urgent requests at most as many as the
-        newcomer's tenant then has.
+        These are all more urgent ones, the equally urgent ones of its own tenant with an earlier place, and of each other tenant with such
+        requests at most as many as the newcomer's tenant then has.
         """
-        ahead, others = 0, dict[QueueAccount, int]()
-        for priority, lines in self._queues.items():
-            if priority > newcomer.priority:
-                continue
-            for account, line in lines.items():
-                if account is not newcomer.account:
-                    others[account] = self._by_account[account].work
-                elif priority < newcomer.priority:
-                    ahead += line.work
-                else:
-                    place = line.place(newcomer)
-                    ahead += sum(item.work for _, item in line.items[: bisect_left(line.items, place, key=_place)])
-        return ahead + sum(min(ahead + newcomer.work, work) for work in others.values())
+        urgent = sum(line.work for priority, lines in self._queues.items() if priority < newcomer.priority for line in lines.values())
+        equals = self._queues.get(newcomer.priority, {})
+        own, line = 0, equals.get(newcomer.account)
+        if line is not None:
+            own = sum(item.work for _, item in line.items[: bisect_left(line.items, line.place(newcomer), key=_place)])
+        share = own + newcomer.work
+        return urgent + own + sum(min(share, line.work) for account, line in equals.items() if account is not newcomer.account)
 
 
 def _place(entry: tuple[Place, object]) -> Place:

@@ -27,8 +27,6 @@ def worker_headers(prompt: Prompt, caller: Caller, service_class: ServiceClass |
     if prompt.salt:
         headers.append((b"x-fairlead-cache-salt", prompt.salt.encode()))
     tenant = caller.tenant.name
-    if tenant or caller.key:  # a batch has no tenant where there are no API keys, but the lowest priority
-        headers.append((b"x-fairlead-priority", b"%d" % caller.effective_priority(prompt.params.priority)))
     if tenant:
         headers.append((b"x-fairlead-tenant", tenant.encode()))
         if prompt.params.stream:

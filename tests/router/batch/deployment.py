@@ -92,7 +92,7 @@ class Deployment:
         return f"http://127.0.0.1:{self.batch_port}"
 
     def wait_for_batch_server(self) -> None:
-        until(lambda: _answers(self.batch_url + "/ready"), "the batch server is ready", 30)
+        until(lambda: _answers(self.batch_url + "/ready"), "the batch server is ready")
 
     def batch_metric(self, name: str) -> float:
         """Return a metric of the batch server, by its name without prefix, with its labels."""

@@ -142,15 +142,21 @@ def test_two_processes_on_a_bucket_store_no_line_twice(s3: S3Server, tmp_path: P
     for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1", "ENDPOINT_URL": s3.url}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     with Deployment(tmp_path, "s3://batches/shared") as deployment:
+        assert deployment.worker is not None
         client = deployment.client()
-        batch = create(client, [line(f"r{n}", prefill_seconds=0.5) for n in range(60)])
-        until(lambda: completed(client, batch) >= 1, "a first result")
+        deployment.worker.signal(signal.SIGSTOP)  # no line is answered before both processes have sent some
+        batch = create(client, [line(f"r{n}") for n in range(60)])
+        wait(client, batch, ("in_progress",))
         other = tmp_path / "other"
         other.mkdir()
         second = Deployment(other, "s3://batches/shared", workers=[])
         second.redirect_batch_server_to(deployment.url)
         second.batch.start()
         try:
+            second.wait_for_batch_server()
+            for one in (deployment, second):
+                until(lambda one=one: one.batch_metric("lines_in_flight") > 0, "lines were sent")  # type: ignore[misc]
+            deployment.worker.signal(signal.SIGCONT)
             until(lambda: deployment.batch.has_ended or second.batch.has_ended, "one of the two saw the conflict and ended")
         finally:
             second.batch.kill()

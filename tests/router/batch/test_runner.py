@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.router.batch.deployment import line, to_file
 from tests.router.harness import eventually
 
+from fairlead_router.batch.batch_run import BatchRun
 from fairlead_router.batch.config import BatchConfig
 from fairlead_router.batch.line_client import MAX_FAILURES, Answer, LineClient, Retry
 from fairlead_router.batch.metrics import BatchMetrics
@@ -26,7 +27,7 @@ from fairlead_router.batch.runner import Runner
 from fairlead_router.batch.storage.base import StorageError
 from fairlead_router.batch.storage.folder import Folder, FolderLog
 from fairlead_router.batch.store import Store
-from fairlead_router.batch.validation import decode_line
+from fairlead_router.batch.validation import LineSplitter, decode_line
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -92,17 +93,25 @@ async def router(handler: Handler) -> AsyncIterator[str]:
 
 
 async def run_batch(
-    root: Path, url: str, lines: list[dict[str, Any]], folder: type[Folder] = Folder, faults: int = 0
+    root: Path,
+    url: str,
+    lines: list[dict[str, Any]],
+    folder: type[Folder] = Folder,
+    faults: int = 0,
+    *,
+    max_line_bytes: int = 1 << 20,
+    **fields: Any,
 ) -> tuple[BatchRecord, list[dict[str, Any]]]:
-    """Run one batch to its end. Return it with all result lines."""
-    config = BatchConfig(storage=f"file://{root}", router_url=url)
+    """Run one batch to its end. Return it with all result lines. `fields`: of its record."""
+    config = BatchConfig(storage=f"file://{root}", router_url=url, max_line_bytes=max_line_bytes)
+    FAULTS.left = 0  # an earlier batch may have ended before all of its faults
     storage = folder(root)
     store = Store(storage, config)
     await store.load()
     data = to_file(lines)
     (root / "files" / "file-in").write_bytes(data)
     await store.add_file(FileRecord("file-in", "", "in", "batch", len(data), 1, 2**40))
-    batch = BatchRecord("batch_1", "", "/v1/completions", "file-in", "24h", 1, 2**40, "file-out", "file-err", 2**30)
+    batch = BatchRecord("batch_1", "", "/v1/completions", "file-in", "24h", 1, 2**40, "file-out", "file-err", 2**30, **fields)
     await store.add_batch(batch)
     async with LineClient(url, SharedSecret("")) as client:
         runner = Runner(store, client, Slots(ConcurrencyLimit(8)), config, BatchMetrics(), lambda: None, first_pause=0.001)
@@ -151,6 +160,66 @@ async def test_a_line_that_the_service_fails_on_fails_after_a_few_times(tmp_path
         batch, found = await run_batch(tmp_path, url, [line("a"), line("b", prompt="poison"), line("c")])
     assert (batch.status, batch.completed, batch.failed, sent) == ("completed", 2, 1, MAX_FAILURES)
     assert [each["response"]["status_code"] for each in found if each["custom_id"] == "b"] == [502]
+
+
+class SlowFolder(Folder):
+    """A storage whose logs write only when they may."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.is_writing, self.may_write = asyncio.Event(), asyncio.Event()
+
+    def log(self, name: str) -> FolderLog:
+        return SlowLog(self, name)
+
+
+class SlowLog(FolderLog):
+    def __init__(self, folder: SlowFolder, name: str) -> None:
+        super().__init__(folder._root, folder._root / name, folder._run)
+        self._folder = folder
+
+    async def append(self, lines: list[bytes]) -> None:
+        self._folder.is_writing.set()
+        await self._folder.may_write.wait()
+        await super().append(lines)
+
+
+async def test_lines_that_were_answered_before_a_batch_was_cancelled_are_counted(tmp_path: Path) -> None:
+    """Also those whose results were not durable yet: their clients find them in the output file."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["prompt"] == "slow":
+            await storage.may_write.wait()
+        return web.json_response(OK)
+
+    data, storage, splitter = to_file([line("fast"), line("slow", prompt="slow")]), SlowFolder(tmp_path), LineSplitter(1 << 20)
+    splitter.feed(data, is_last=True)
+    async with router(answer) as url, LineClient(url, SharedSecret("")) as client:
+        store = Store(storage, BatchConfig(storage=f"file://{tmp_path}", router_url=url))
+        await store.load()
+        (tmp_path / "files" / "file-in").write_bytes(data)
+        batch = BatchRecord("batch_1", "", "/v1/completions", "file-in", "24h", 1, 2**40, "file-out", "file-err", 2**30, total=2)
+        run = BatchRun(batch, splitter.index, store, client, Slots(ConcurrencyLimit(8)), BatchMetrics())
+        running = asyncio.create_task(run.run())
+        await storage.is_writing.wait()
+        run.cancel()
+        await eventually(lambda: not run._sending, "no line is sent any more")
+        storage.may_write.set()
+        assert await running == "cancelled"
+    storage.close()
+    assert (run.completed, run.failed) == (1, 0), "the line that was not executed did not fail"
+    files = [tmp_path / "batches" / f"batch_1.{name}" for name in ("output", "errors")]
+    assert [[json.loads(text)["custom_id"] for text in file.read_text().splitlines()] for file in files] == [["fast"], ["slow"]]
+
+
+async def test_a_batch_that_continues_under_a_lower_limit_of_its_lines_loses_none(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(OK)
+
+    lines = [line("short"), line("long", prompt="x" * 5000), line("last")]
+    async with router(answer) as url:
+        batch, found = await run_batch(tmp_path, url, lines, status="in_progress", total=3, max_line_bytes=1024)
+    assert batch.completed == 3 and sorted(each["custom_id"] for each in found) == ["last", "long", "short"]
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429, 500, 502, 503, 504])

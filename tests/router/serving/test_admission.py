@@ -2,122 +2,20 @@
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded
 
 from fairlead_router.serving.admission import AHEAD_REQUESTS, Ticket
-from fairlead_router.serving.fair_queue import FairQueue
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Tenant
 
 FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "backlog_tokens": 0}
 """All sequence slots of a worker are in use: further requests wait in its queue."""
-
-
-@dataclass(eq=False)
-class TenantAccount:
-    served_tokens: float = 0.0
-
-
-@dataclass(eq=False)
-class Item:
-    account: TenantAccount
-    number: int
-    priority: int = 0
-    size: int = 1
-    tokens: int = 10
-    name: str = field(default="")
-
-
-def pop(queue: FairQueue[Item]) -> Item:
-    item = queue.pop()
-    assert item is not None
-    return item
-
-
-def pop_all(queue: FairQueue[Item]) -> list[Item]:
-    """Pop all items; each is served as many tokens as it has."""
-    items = []
-    while queue:
-        items.append(pop(queue))
-        items[-1].account.served_tokens += items[-1].tokens
-    return items
-
-
-def test_tenants_alternate_and_higher_priority_goes_first() -> None:
-    anna, boris, queue = TenantAccount(), TenantAccount(served_tokens=5), FairQueue[Item]()
-    for number in range(6):
-        queue.push(Item(anna, number))
-    for number in range(6, 9):
-        queue.push(Item(boris, number))
-    queue.push(Item(boris, 9, priority=-1))
-    order = pop_all(queue)
-    assert order[0].priority == -1
-    assert [item.account is boris for item in order[1:7]] == [False, False, True, False, True, False]
-    assert [item.number for item in order if item.account is anna] == list(range(6)), "first come, first served within a tenant"
-
-
-def test_an_idle_tenant_saves_up_no_credit_and_a_pushed_back_item_keeps_its_place() -> None:
-    busy, rested, queue = TenantAccount(served_tokens=1000), TenantAccount(), FairQueue[Item]()
-    items = [Item(busy, number) for number in range(4)]
-    for item in items:
-        queue.push(item)
-    for number in range(4, 8):
-        queue.push(Item(rested, number))
-    first = pop(queue)
-    assert first is items[0] and rested.served_tokens == 1000
-    queue.push(first)
-    assert queue.pop() is first
-
-
-def test_an_item_that_may_not_go_keeps_its_place_and_blocks_no_other() -> None:
-    anna, boris, queue = TenantAccount(), TenantAccount(served_tokens=5), FairQueue[Item]()
-    items = [Item(anna, 0, priority=-1), Item(anna, 1), Item(boris, 2), Item(anna, 3)]
-    for item in items:
-        queue.push(item)
-    assert queue.pop(lambda item: item.number > 1) is items[3] and queue.pop(lambda item: item.number > 1) is items[2]
-    assert queue.pop(lambda item: item.number > 1) is None and pop_all(queue) == items[:2]
-
-
-def test_the_tenant_with_the_longest_queue_makes_room() -> None:
-    anna, boris, queue = TenantAccount(), TenantAccount(), FairQueue[Item]()
-    for number in range(4):
-        queue.push(Item(anna, number, priority=number % 2))
-    newcomer = Item(boris, 9)
-    assert queue.find_victim(Item(anna, 8)) is None, "not for its own tenant"
-    victim = queue.find_victim(newcomer)
-    assert victim is not None and (victim.number, victim.priority) == (3, 1), "the newest of the least urgent"
-    assert queue.find_victim(Item(boris, 9, priority=2)) is None, "not for a less urgent request"
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1), st.sampled_from(["push", "pop", "discard", "back"]))))
-def test_the_queue_counts_its_items_and_tokens(steps: list[tuple[int, int, str]]) -> None:
-    standings, queue, inside, out = [TenantAccount() for _ in range(4)], FairQueue[Item](), [], []
-    for number, (tenant, priority, step) in enumerate(steps):
-        if step == "push":
-            inside.append(Item(standings[tenant], number, priority, size=number))
-            queue.push(inside[-1])
-        elif step == "pop" and inside:
-            item = pop(queue)
-            assert item.priority == min(one.priority for one in inside)
-            assert item.number == min(one.number for one in inside if (one.account, one.priority) == (item.account, item.priority))
-            inside.remove(item)
-            out.append(item)
-        elif step == "discard" and inside:
-            queue.discard(inside.pop(tenant % len(inside)))
-        elif step == "back" and out:
-            inside.append(out.pop())
-            queue.push(inside[-1])
-        assert len(queue) == len(inside) == len(list(queue))
-        assert queue.total.size == sum(item.size for item in inside) and queue.total.tokens == 10 * len(inside)
 
 
 def gate() -> tuple[asyncio.Semaphore, Any]:

@@ -56,6 +56,17 @@ async def test_a_long_poll_is_answered_by_the_first_request_or_the_timeout(fleet
     await eventually(lambda: router.server.router.demand._active == 0, "the burst is over")
 
 
+async def test_best_effort_prompts_keep_a_service_busy_and_call_for_no_more_workers(fleet: Fleet) -> None:
+    router = await empty(fleet, hold_timeout=30)
+    held = asyncio.create_task(router.client.post("/v1/completions", json={"prompt": "hello"}, headers={"x-slo-class": "batch"}))
+    await eventually(lambda: router.server.router.admission.queued()[0] == 1, "it waits for a worker")
+    answer = await demand(router)
+    assert answer["active"] == answer["queued"] == 1 and answer["idle_seconds"] == 0
+    assert answer["queued_tokens"] == answer["prompt_tokens_per_second"] == answer["requests_per_second"] == 0
+    fleet.list_in_file(await fleet.worker())
+    assert (await held).status_code == 200
+
+
 async def test_draining_ends_long_polls(fleet: Fleet) -> None:
     router = await empty(fleet)
     asking = asyncio.create_task(demand(router, "?wait=60"))

@@ -3,9 +3,8 @@
 import asyncio
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, StandIn, answers
 
@@ -34,8 +33,6 @@ class Tally:
 
     served: int = 0
     returned: int = 0
-    returned_served: int = 0
-    seconds: list[float] = field(default_factory=list)
 
 
 async def prefilling_worker(fleet: Fleet) -> StandIn:
@@ -49,16 +46,12 @@ def prompt(number: int, name: str) -> str:
 
 async def client(router: RunningRouter, number: int, name: str, tally: Tally) -> None:
     """Send one request; if it is rejected, again after exactly Retry-After."""
-    loop = asyncio.get_running_loop()
     body = {"prompt": prompt(number, name), "stream": True}
     for attempt in range(10):
-        sent = loop.time()
         answer = await router.client.post("/v1/completions", json=body, headers={"x-slo-class": name})
         tally.returned += attempt > 0
         if answer.status_code == 200:
             tally.served += 1
-            tally.returned_served += attempt > 0
-            tally.seconds.append(loop.time() - sent)
             return
         assert answer.status_code == 429, answer.text
         await asyncio.sleep(int(answer.headers["retry-after"]))
@@ -75,16 +68,22 @@ async def arrivals(router: RunningRouter, load: float, seconds: float, tally: Ta
     await asyncio.gather(*clients)
 
 
-@pytest.mark.parametrize(("load", "seconds"), [(1.5, 4.0), (3.0, 3.0)])
-async def test_rejected_requests_that_come_back_after_retry_after_are_served_in_time(fleet: Fleet, load: float, seconds: float) -> None:
-    """Nearly all of them: on a busy machine the worker of this test is slower than it says. test_bounded_admission.py is exact."""
-    router, tally = await fleet.router(await prefilling_worker(fleet), slo_classes=CLASSES), Tally()
-    await eventually(lambda: all(one.load.prefill_rate for one in router.table), "the router knows the worker's rate")
-    await arrivals(router, load, seconds, tally)
-    assert tally.returned >= 5, "there were rejections"
-    assert tally.returned_served >= 0.8 * tally.returned, f"{tally.returned_served} of {tally.returned} that returned were served"
-    assert max(tally.seconds) < 1.5 * BOUND_SECONDS
-    assert await router.metric("fairlead_router_slo_good_requests_total") >= 0.8 * tally.served
+async def test_a_rejected_request_has_one_booking_however_often_it_returns_until_it_is_served(fleet: Fleet) -> None:
+    """Here a worker's report says how busy it is. test_bounded_admission.py has whole loads, in simulated time."""
+    worker = await fleet.worker(load={"prefill_rate": RATE, "backlog_tokens": int(300 * RATE), "running": 1})
+    router = await fleet.router(worker, slo_classes=CLASSES)
+    await eventually(lambda: all(one.load.backlog_tokens for one in router.table), "the router knows the worker's backlog")
+    body, headers = {"prompt": prompt(1, "chat"), "stream": True}, {"x-slo-class": "chat"}
+    for _ in range(2):
+        answer = await router.client.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 429 and 200 < int(answer.headers["retry-after"]) < 300, answer.text
+        assert await router.metric("fairlead_router_slo_open_promises") == 1, "one body has one booking"
+    worker.load = {"prefill_rate": RATE, "running": 1}
+    await eventually(lambda: not any(one.load.backlog_tokens for one in router.table), "the router knows that the backlog is gone")
+    assert (await router.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    assert await router.metric("fairlead_router_slo_open_promises") == 0
+    text = (await router.client.get("/metrics")).text
+    assert 'fairlead_router_slo_promises_total{outcome="kept"} 1.0' in text
 
 
 async def test_chats_keep_their_bound_while_batch_work_uses_the_rest_and_nothing_starves(fleet: Fleet) -> None:
@@ -94,7 +93,7 @@ async def test_chats_keep_their_bound_while_batch_work_uses_the_rest_and_nothing
     await eventually(lambda: batch.served > 0, "batch work has begun")
     await arrivals(router, 0.5, 3.0, chats)
     served_beside = batch.served
-    assert chats.returned == 0 and max(chats.seconds) < BOUND_SECONDS, "half of the capacity is enough for all chats"
+    assert chats.returned == 0, "half of the capacity is enough for all chats"
     assert served_beside >= 5, "batch work got a part of the other half"
     await asyncio.gather(*work)
     assert batch.served == 30 and batch.returned == 0
@@ -110,6 +109,5 @@ async def test_batch_work_keeps_its_share_while_chats_alone_are_too_many(fleet: 
     await overload
     order = [seen.headers["x-fairlead-priority"] for seen in worker.received]
     assert "1000" in order[: len(order) - order[::-1].index("0")], "batch work was served before the last chat"
-    assert max(chats.seconds) < 1.5 * BOUND_SECONDS
     await asyncio.gather(*work)
     assert batch.served == 10

@@ -20,12 +20,14 @@ from tests.servers.redis_server import RedisServer
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.config import read_config
 from fairlead_router.request.client_request import Call
+from fairlead_router.request.prompts import estimate_prompt
 from fairlead_router.router import Router
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
-from fairlead_router.service_classes import ServiceClass
+from fairlead_router.service_classes import BATCH, ServiceClass
 from fairlead_router.serving.slo_report import is_good
-from fairlead_router.tenancy.tenants import KeyFileError, read_keys
+from fairlead_router.serving.upstream_request import worker_headers
+from fairlead_router.tenancy.tenants import LOWEST, Caller, KeyFileError, Tenant, read_keys
 from fairlead_router.tenancy.usage import UsageMeter
 from fairlead_router.wire.held_stream import HeldStream
 
@@ -58,6 +60,15 @@ async def test_a_request_gets_its_class_from_the_header_or_the_default(fleet: Fl
         seen = only(worker.received)
         assert seen["x-fairlead-priority"] == priority and "x-fairlead-deadline-ms" not in seen
         assert "x-slo-class" not in seen, "workers do not see the header"
+
+
+@pytest.mark.parametrize("tenant", ["", "anna"])
+def test_a_worker_gets_each_of_the_routers_headers_once(tenant: str) -> None:
+    """Also for a tenant with a class, and for a batch: which of two values counts is the server's choice."""
+    prompt = estimate_prompt(10, "aa")
+    for caller in (Caller(Tenant(tenant), priority=-5), Caller(Tenant(tenant), "batch", LOWEST, slo_class="batch")):
+        names = [name for name, _ in worker_headers(prompt, caller, BATCH)]
+        assert sorted(names) == sorted(set(names)) and b"x-fairlead-priority" in names
 
 
 async def test_without_classes_nothing_changes_but_batch_exists(fleet: Fleet) -> None:

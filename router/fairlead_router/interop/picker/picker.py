@@ -145,7 +145,8 @@ class Picker:
         began, caller = monotonic(), request.client.caller
         prompt = await self._prompts.read(request.path, request.body, caller.salt, request.session, caller.tenant.name)
         self._metrics.overhead.observe(monotonic() - began)
-        self._count_prompt(prompt.length)
+        service_class = request.client.service_class
+        self._count_prompt(0 if service_class is not None and service_class.is_best_effort else prompt.length)
         return prompt
 
     async def _choose(self, routing_request: RoutingRequest, subset: list[str] | None) -> Choice:
