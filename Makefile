@@ -138,9 +138,10 @@ bench-router: install ## benchmark the router against sglang-router, vllm-router
 	$(RUN) router/burst_balance --json bench/results/router/burst_balance.json
 	$(RUN) router/routing_decision --json bench/results/router/routing_decision.json
 
-bench-router-engines: install ## benchmark routing with real engines, below and above capacity, and long runs with faults (three quarters of an hour; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
+bench-router-engines: install ## benchmark routing with real engines, below and above capacity, beside a batch, and long runs with faults (an hour; BENCH=--quick: a short trial run); writes bench/results/end_to_end/
 	$(RUN) end_to_end/prefix_routing $(BENCH) --json bench/results/end_to_end/prefix_routing.json
 	$(RUN) end_to_end/overload $(BENCH) --json bench/results/end_to_end/overload.json
+	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (a quarter of an hour; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json

@@ -165,7 +165,7 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
             raise UserError(
                 f"the manifest uses {path}, which does not exist on this machine"
                 + (f" (nor under --model-root {model_root})" if model_root and not path.is_relative_to(model_root) else "")
-                + ": create it (`fairlead make-model` makes a random model), or give --model-root DIR"
+                + ": create it (a folder for spec.batch; `fairlead make-model` makes a random model), or give --model-root DIR"
             )
         return str(path)
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.progress import track
 
 from fairlead.console import make_console
@@ -177,7 +178,7 @@ def _scaling(arguments: argparse.Namespace, one: ServiceClass, requests: list[Re
             }
         )
     except (ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[-1].strip()
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise UserError(f"--autoscale {arguments.autoscale}: give MIN:MAX, as 1:20, and a class with a bound of TTFT ({reason})") from None
 
 
@@ -200,8 +201,9 @@ def _check(arguments: argparse.Namespace) -> None:
     for failure in map(parse_failure, arguments.fail):
         if failure.pod >= arguments.pods:
             raise UserError(f"--fail: there is no pod {failure.pod}, they are 0 to {arguments.pods - 1}")
-    for text in arguments.classes or []:
-        parse_class(text)
+    names = [parse_class(text).name for text in arguments.classes or []]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"--class: {', '.join(sorted(repeated))} is given twice; give each class its own name")
     _scaling(arguments, parse_class(arguments.classes[0]) if arguments.classes else DEFAULT_CLASSES[0], [])
     _window(arguments.redis_away, [])
     for flag, path in (("json", arguments.json), ("plot", arguments.plot)):

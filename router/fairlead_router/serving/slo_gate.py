@@ -109,5 +109,7 @@ def _error(service_class: ServiceClass, verdict: Verdict) -> ApiError:
             message = f"Class {name}: the first token takes {expected} even on an idle worker, and its bound is {bound}."
             return ApiError(400, f"{message} Send a shorter prompt, or name another class in X-SLO-Class.", code="slo_unattainable")
         case _:
-            message = f"Class {name}: the first token is expected after {expected}, and its bound is {bound}."
+            message = f"Class {name}: the first token is expected after {expected}, and its bound is {bound}"
+            # A request that seems in time is too close to its bound, or would take the place of a promised one.
+            message += "." if verdict.expected > verdict.bound else ", less a margin of a tenth and the places promised to others."
             return overloaded(f"{message} {again}", verdict.retry_after)

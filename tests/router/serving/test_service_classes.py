@@ -140,6 +140,16 @@ async def test_only_uncached_tokens_count_where_the_router_mirrors_the_index(fle
         assert (await ask(router, "chat", prompt=prompt)).status_code == 200
 
 
+async def test_a_rejection_shortly_before_the_bound_names_the_margin(fleet: Fleet) -> None:
+    """A prompt of 560 tokens takes 56 s after 3 s of backlog, and the class allows 60.56: more than nine tenths."""
+    worker = await fleet.worker()
+    worker.load = {"prefill_rate": 10.0, "running": 1, "backlog_tokens": 30}
+    router = await fleet.router(worker, slo_classes=CLASSES)
+    await eventually(lambda: all(one.load.running for one in router.table), "the router knows the worker's rate")
+    answer = await ask(router, "chat", prompt=list(range(560)))
+    assert answer.status_code == 429 and "its bound is 60560 ms, less a margin of a tenth" in answer.text
+
+
 def key_file(**fields: Any) -> bytes:
     keys = [{"name": "one", "sha256": sha256(b"key").hexdigest(), **fields}]
     return json.dumps({"saltSecret": "s" * 32, "tenants": {"anna": {"keys": keys, "sloClass": "chat"}}}).encode()
