@@ -19,15 +19,15 @@ from fairlead_operator.api import InferenceService
 MORE = "  batch: {storageURI: 'pvc://batches'}\n"
 
 
-def test_a_batch_runs_locally(tmp_path: Path) -> None:
-    make_model(tmp_path / "models" / "small", vocab=1024)
-    (tmp_path / "batches").mkdir()
-    up = start(tmp_path, 1, more=MORE)
+def test_a_batch_runs_locally(short_path: Path) -> None:
+    make_model(short_path / "models" / "small", vocab=1024)
+    (short_path / "batches").mkdir()
+    up = start(short_path, 1, more=MORE)
     try:
         with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60)) as client:
             batch = wait(client, create(client, [line(f"r{n}", model="small") for n in range(5)]))
             assert batch.status == "completed" and results(client, batch.output_file_id).keys() == {f"r{n}" for n in range(5)}
-            assert (tmp_path / "batches" / "files" / str(batch.output_file_id)).exists()
+            assert (short_path / "batches" / "files" / str(batch.output_file_id)).exists()
     finally:
         up.process.terminate()
         up.process.wait(60)

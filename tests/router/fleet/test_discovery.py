@@ -103,10 +103,10 @@ async def test_the_format_is_fetched_again_from_a_worker_that_returns_with_anoth
 def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLEAD_PORT", "1")
     monkeypatch.setenv("FAIRLEAD_POLICY", "Session")
-    monkeypatch.setenv("FAIRLEAD_REDIS_URL", "redis://user:secret@host:6379/0")
+    monkeypatch.setenv("FAIRLEAD_REDIS_URL", "redis://user:hunter2@host:6379/0")
     config = read_config(["--workers", "static://a:1", "--port", "2", "--port", "3"])
     assert config.port == 3 and config.policy == "Session"
-    assert "secret" not in str(config.shown()) and "secret" not in repr(config)
+    assert "hunter2" not in str(config.shown()) and "hunter2" not in repr(config)
     odd = RouterConfig(workers="static://a:1", redis_url="rediss://user:se@cret@host:6379/0?password=secret2")
     assert "cret" not in str(odd.shown())
     with pytest.raises(ValidationError):
