@@ -107,8 +107,8 @@ def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch:
     config = read_config(["--workers", "static://a:1", "--port", "2", "--port", "3"])
     assert config.port == 3 and config.policy == "Session"
     assert "hunter2" not in str(config.shown()) and "hunter2" not in repr(config)
-    odd = RouterConfig(workers="static://a:1", redis_url="rediss://user:se@cret@host:6379/0?password=secret2")
-    assert "cret" not in str(odd.shown())
+    odd = RouterConfig(workers="static://a:1", redis_url="rediss://user:hunt@er2@host:6379/0?password=hunter3")
+    assert "er2" not in str(odd.shown()) and "hunter" not in str(odd.shown())
     with pytest.raises(ValidationError):
         read_config(["--workers", "ftp://a"])
 
