@@ -107,7 +107,7 @@ class BoundedAdmission:
         bound = request.service_class.ttft_bound(best.uncached)
         expected = request.elapsed + wait + best.uncached / best.rate
         if request.elapsed + slack < 0:
-            # The run measures the rate of an idle worker anew, and delays nobody.
+            # On an idle worker it delays no request, and updates the measured rate.
             return ADMITTED if any(worker.is_idle for worker in usable) and not ahead else Verdict("too_long", 0, expected, bound)
         planned = max(0.0, request.slack(best, PLANNED_SHARE))
         demand = Demand(request.key, request.tenant, request.priority, best.uncached, planned)

@@ -1,7 +1,7 @@
 """Storage in an S3 bucket. Credentials, region and endpoint come from the AWS_* variables, or from the pod's role.
 
 A bucket has no lock. Instead every write is conditional (`If-None-Match`, `If-Match`): a process whose view is old fails with
-StorageConflict. A log is a sequence of numbered objects, each written only if its number is free. So whoever writes number N has read or
+StorageConflict. A log is a sequence of numbered objects, each written only if its number is free. So the writer of number N has read or
 written all before it, and no line is stored twice, even while two processes run.
 """
 
