@@ -23,7 +23,7 @@ NO_LIMIT = sys.maxsize
 """The engine bounds the work of a step, of some 50 ms. The model decides only where a prompt begins or ends."""
 
 PagesOf = Callable[[Request], int]
-"""Return the pages that a request has at its end, its output included."""
+"""Return the pages that a request needs for its prompt and its whole output."""
 
 
 class PodQueue(Protocol):

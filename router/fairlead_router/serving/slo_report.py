@@ -18,7 +18,7 @@ class SloReport:
             metrics.slo_rejected.labels(name)  # a counter that begins at 0 shows its first increase
 
     def record(self, call: Call, now: float) -> None:
-        """Count a finished request of a class. `now`: monotonic seconds at its end."""
+        """Count a finished request of a class. `now`: time of its end, in monotonic seconds."""
         assert call.service_class is not None
         requests, good = self._counters[call.service_class.name]
         requests.inc()

@@ -1,4 +1,4 @@
-"""Service classes at a router: how a request gets its class, what its worker is told, and what is counted."""
+"""Service classes at a router: the choice of a class, the headers for the worker, and the metrics."""
 
 import asyncio
 import json
