@@ -7,7 +7,7 @@ import pytest
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.warmup import MAX_PROMPT_TOKENS, MAX_SECONDS, warm_up
+from fairlead_worker.engine.warmup import DECODES, MAX_PROMPT_TOKENS, MAX_SECONDS, warm_up
 from fairlead_worker.scheduler.budget import idle_tokens
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
@@ -46,7 +46,7 @@ def run(scheduler: Scheduler, runner: Timed) -> None:
 def test_steps_grow_up_to_the_largest_idle_one() -> None:
     scheduler, runner = make(1e-5)
     run(scheduler, runner)
-    assert runner.tokens() == [64, 0, 0, 64, 256, 1024, 2048]
+    assert runner.tokens() == [64, *[0] * (1 + DECODES), 64, 256, 1024, 2048]
     assert max(row.count for plan in runner.plans for row in plan.rows) == MAX_PROMPT_TOKENS
     assert all(not any(row.pages) and len(row.pages) * 4 >= row.end for plan in runner.plans for row in plan.rows), "page 0 alone"
 
@@ -54,7 +54,7 @@ def test_steps_grow_up_to_the_largest_idle_one() -> None:
 def test_the_rates_are_those_of_the_last_steps_and_nothing_is_counted() -> None:
     scheduler, runner = make(1e-4)
     run(scheduler, runner)
-    assert scheduler.stats.prefill_rate == pytest.approx(1e4)
+    assert scheduler.stats.prefill_rate == pytest.approx(1e4, rel=0.01)
     assert idle_tokens(scheduler.config, scheduler.stats.prefill_rate) == 2048, "known before the first request"
     assert scheduler.load().step_seconds == pytest.approx(1e-4), "routers compare new workers with those that have decoded"
     assert scheduler.stats.steps == scheduler.stats.prompt_tokens == 0 and scheduler.idle
@@ -66,7 +66,7 @@ def test_it_ends_in_time(seconds: float) -> None:
     scheduler, runner = make(seconds)
     run(scheduler, runner)
     assert runner.now <= max(MAX_SECONDS, seconds * (6 * 64 + 6))
-    assert scheduler.stats.prefill_rate == pytest.approx(1 / seconds)
+    assert scheduler.stats.prefill_rate == pytest.approx(1 / seconds, rel=0.02)
 
 
 def test_a_cache_of_one_page_and_a_model_that_generates_nothing() -> None:

@@ -20,12 +20,14 @@ FIRST_TOKENS = 64
 """Tokens of the first prompt."""
 MAX_PROMPT_TOKENS = 512
 """Most tokens of each prompt. Larger steps have several prompts."""
+DECODES = 8
+"""Most decodes, after a first one that fills caches. The fastest is reported: a pause of the machine makes one slower, never faster."""
 GROWTH = 4
 """Factor between the sizes of two steps."""
 
 
 def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
-    """Run steps with prompts of increasing length, up to the largest idle step or until `MAX_SECONDS` are over, and two decode steps.
+    """Run steps with prompts of increasing length, up to the largest idle step or until `MAX_SECONDS` are over, and decode steps.
 
     `context`: tokens of the longest sequence that the cache holds. All rows use page 0, which no request has yet; the results are
     dropped. Raises what a step raises, so that a broken kernel fails the start-up and not a request.
@@ -34,9 +36,8 @@ def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[
     most = min(StepLimits.from_config(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, MAX_PROMPT_TOKENS))
     tokens = min(FIRST_TOKENS, most)
     _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
-    for _ in range(2 if samples else 0):  # the first decode fills caches, the second one is measured
-        decode = StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1)
-        scheduler.stats.record_warmup_decode(_run_step(runner, decode))
+    if samples:
+        _measure_decodes(scheduler, runner, min(tokens, context) - 1, began + MAX_SECONDS / 4, clock)
     while True:
         seconds = _run_step(runner, _plan_prompts(tokens, context, page_size, samples))
         scheduler.stats.record_warmup(tokens, seconds)
@@ -44,6 +45,17 @@ def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[
         if larger == tokens or clock() - began + seconds * larger / tokens > MAX_SECONDS:
             return
         tokens = larger
+
+
+def _measure_decodes(scheduler: Scheduler, runner: Runner, position: int, until: float, clock: Callable[[], float]) -> None:
+    """Run a decode to fill caches, then measured ones: at least one, and others before `until`."""
+    for number in range(DECODES + 1):
+        decode = StepPlan([_row(0, position, 1, scheduler.cache.page_size, True)], decodes=1, samples=1)
+        seconds = _run_step(runner, decode)
+        if number:
+            scheduler.stats.record_warmup_decode(seconds)
+            if clock() >= until:
+                return
 
 
 def _run_step(runner: Runner, plan: StepPlan) -> float:

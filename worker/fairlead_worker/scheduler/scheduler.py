@@ -37,7 +37,7 @@ class Scheduler:
         self.cache = cache
         self.running: list[Request] = []
         self.waiting = WaitingQueue(config, cache)
-        self.stats = EngineStats()
+        self.stats = EngineStats(config.chunked_prefill_size if config.chunked_prefill_size > 0 else config.max_prefill_tokens)
         self.reserve = OutputReserve(config)
         self.batch = DecodeBatch(cache, self.reserve)
         self.admission = AdmissionControl(config, cache, self.reserve, self.running, self.batch.growing)
