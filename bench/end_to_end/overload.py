@@ -44,6 +44,7 @@ WORKERS = 4
 DOCUMENTS, DOCUMENT_CHARACTERS = 36, 2600
 REPLY_TOKENS = 8
 READY_SECONDS = 300.0
+FIGURES = ("ttft_p50", "ttft_p99", "goodput", "refused", "cached", "imbalance")
 CAPACITY_RATE = 16
 """Requests that measure the capacity, for each second of a run."""
 WARM_UP = 24
@@ -123,6 +124,20 @@ def figures(outcomes: Sequence[Outcome], seconds: float, slo: float) -> dict[str
     }
 
 
+async def fleet_tokens(url: str) -> list[tuple[int, int]]:
+    """Return the prompt tokens and the cached ones of each worker since its start, as the router `url` reports them."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/fairlead/workers") as answer:
+        loads = [worker["load"] for worker in (await answer.json())["workers"]]
+    return [(load["prompt_tokens"], load["cached_tokens"]) for load in loads]
+
+
+def computed(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Return the share of cached prompt tokens, and the most computed tokens of a worker by their mean."""
+    prompt = [new[0] - old[0] for old, new in zip(before, after, strict=True)]
+    work = [new[0] - new[1] - old[0] + old[1] for old, new in zip(before, after, strict=True)]
+    return {"cached": round(1 - sum(work) / sum(prompt), 3), "imbalance": round(max(work) / statistics.mean(work), 2)}
+
+
 async def wait_healthy(url: str) -> None:
     """Wait until the address answers 200. Raises TimeoutError."""
     async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
@@ -182,23 +197,29 @@ async def measure(options: Any, names: Sequence[str], sglang: Environment | None
                     async with router(name, cluster, manifest, sglang) as target:
                         await send(target, questions(f"warm-up of {run}", WARM_UP, repeat), capacity / 2, repeat)
                         messages = questions(run, max(20, round(options.seconds * load * capacity)), repeat)
+                        url = cluster.urls[manifest.services[0].name]
+                        before = await fleet_tokens(url)
                         outcomes, _ = await send(target, messages, load * capacity, repeat)
+                        await asyncio.sleep(1.5)  # the router reads the workers' loads once a second
+                        tokens = computed(before, await fleet_tokens(url))
                     arrival = len(messages) / (load * capacity)
-                    runs.append({"router": name, "load": load, "repeat": repeat} | figures(outcomes, arrival, options.slo))
+                    runs.append({"router": name, "load": load, "repeat": repeat} | figures(outcomes, arrival, options.slo) | tokens)
                     console.print(runs[-1])
     return capacity, runs
 
 
 def report(names: Sequence[str], loads: Sequence[float], runs: Sequence[dict[str, Any]], console: Console) -> dict[str, Any]:
     """Print and return the medians over the repeats for each load and router."""
-    table = Table("load", "router", "TTFT p50 (s)", "TTFT p99 (s)", "goodput (1/s)", "refused", box=None, header_style="dim")
+    table = Table(
+        "load", "router", "TTFT p50 (s)", "TTFT p99 (s)", "goodput (1/s)", "refused", "cached", "imbalance", box=None, header_style="dim"
+    )
     medians: dict[str, Any] = {}
     for load in loads:
         for name in names:
             each = [run for run in runs if run["router"] == name and run["load"] == load]
-            row = {key: statistics.median(run[key] for run in each) for key in ("ttft_p50", "ttft_p99", "goodput", "refused")}
+            row = {key: statistics.median(run[key] for run in each) for key in FIGURES}
             medians[f"{load:g} {name}"] = row
-            table.add_row(f"{load:g}", name, *(f"{row[key]:g}" for key in ("ttft_p50", "ttft_p99", "goodput", "refused")))
+            table.add_row(f"{load:g}", name, *(f"{row[key]:g}" for key in FIGURES))
     console.print(table)
     return medians
 
@@ -211,13 +232,14 @@ def main() -> int:
     parser.add_argument("--slo", type=float, default=2.0, help="seconds to the first token that count as good")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where sglang-router is installed")
     parser.add_argument("--quick", action="store_true", help="one short repeat: does it run")
+    parser.add_argument("--routers", nargs="+", choices=[*OURS, SGLANG], default=[*OURS, SGLANG])
     options = parser.parse_args()
     if options.quick:
         options.repeats, options.seconds, options.loads = 1, 6.0, [1.0]
     console = Console(width=150)
-    names, sglang = [*OURS, SGLANG], None
+    names, sglang = list(options.routers), None
     try:
-        sglang = make(SGLANG, options.cache)
+        sglang = make(SGLANG, options.cache) if SGLANG in names else None
     except NotMade as error:
         names.remove(SGLANG)
         console.print(f"{SGLANG} is left out: {error}", markup=False)
