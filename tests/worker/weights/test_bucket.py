@@ -33,7 +33,7 @@ from fairlead_worker.weights import bucket
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.uri import resolve
 bucket.RANGE_BYTES = 1 << 20
-resolve(sys.argv[1], lambda *progress: print(*progress, flush=True), ModelCache(Path(sys.argv[2]), "pod-a"))
+resolve(sys.argv[1], lambda *progress: print(" ".join(map(str, progress)) + "\\n", end="", flush=True), ModelCache(Path(sys.argv[2]), "pod-a"))
 """
 
 
