@@ -1,9 +1,9 @@
 """TTFT and goodput of real workers at 0.7, 1.0 and 1.5 times their capacity, behind different routers.
 
-Four workers run throughout, and only the router changes: Fairlead's router with PrefixAware, RoundRobin and LeastLoad, and sglang-router
-with its cache-aware policy in front of the same workers. Requests ask about one of several documents (by Zipf's law), so that all documents
-together fit into the fleet's KV cache and not into one worker's. Arrivals are an open-loop Poisson process with the same times for all
-routers. Each run's prompts begin with its own name, so no run finds cached blocks of another.
+Four workers run throughout, each limited to its part of the CPU, and only the router changes: Fairlead's router with PrefixAware,
+RoundRobin and LeastLoad, and sglang-router with its cache-aware policy in front of the same workers. Requests ask about one of several
+documents (by Zipf's law), so that all documents together fit into the fleet's KV cache and not into one worker's. Arrivals are an open-loop
+Poisson process with the same times for all routers. Each run's prompts begin with its own name, so no run finds cached blocks of another.
 
 The capacity is what RoundRobin completes per second, with warm caches, when all requests come at once. Goodput counts the requests per
 second of arrival time that got their first token within `--slo` seconds. On a shared machine only the comparison is meaningful.
@@ -25,6 +25,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from bench.common.cpu_limit import limit_cpu
 from bench.common.report import make_parser, write_report
 from bench.other_servers.environments import Environment, NotMade, make
 from bench.other_servers.process import Running, free_port
@@ -174,6 +175,36 @@ async def router(name: str, cluster: LocalCluster, manifest: Manifest, sglang: E
             yield Target(f"http://127.0.0.1:{port}", service.served_model_name)
 
 
+async def compare(
+    options: Any, names: Sequence[str], cluster: LocalCluster, manifest: Manifest, sglang: Environment | None, console: Console
+) -> tuple[float, list[dict[str, Any]]]:
+    """Return the capacity, and the figures of each run."""
+    runs: list[dict[str, Any]] = []
+    async with router("RoundRobin", cluster, manifest, None) as target:
+        for seed in range(2):  # the second time, the caches hold what they can
+            messages = questions(f"capacity {os.getpid()}", int(options.seconds * CAPACITY_RATE), seed)
+            outcomes, seconds = await send(target, messages, float("inf"), seed)
+    capacity = sum(outcome.success for outcome in outcomes) / seconds
+    console.print(f"capacity with RoundRobin: {capacity:.2f} requests/s")
+    for repeat in range(options.repeats):
+        for load in options.loads:
+            order: Callable[[Sequence[str]], Sequence[str]] = (lambda each: each) if repeat % 2 == 0 else (lambda each: each[::-1])
+            for name in order(names):
+                run = f"{name} {load} {repeat} {os.getpid()}"
+                async with router(name, cluster, manifest, sglang) as target:
+                    await send(target, questions(f"warm-up of {run}", WARM_UP, repeat), capacity / 2, repeat)
+                    messages = questions(run, max(20, round(options.seconds * load * capacity)), repeat)
+                    url = cluster.urls[manifest.services[0].name]
+                    before = await fleet_tokens(url)
+                    outcomes, _ = await send(target, messages, load * capacity, repeat)
+                    await asyncio.sleep(1.5)  # the router reads the workers' loads once a second
+                    tokens = computed(before, await fleet_tokens(url))
+                arrival = len(messages) / (load * capacity)
+                runs.append({"router": name, "load": load, "repeat": repeat} | figures(outcomes, arrival, options.slo) | tokens)
+                console.print(runs[-1])
+    return capacity, runs
+
+
 async def measure(options: Any, names: Sequence[str], sglang: Environment | None, console: Console) -> tuple[float, list[dict[str, Any]]]:
     root = make_demo_model(default_root(), console)
     with tempfile.TemporaryDirectory() as folder:
@@ -181,30 +212,12 @@ async def measure(options: Any, names: Sequence[str], sglang: Environment | None
         path.write_text(MANIFEST)
         manifest = read_manifest(path)
     cluster = LocalCluster("overload", port=free_router_port(set()), host_env=dict(os.environ), cpus=os.cpu_count() or 1, model_root=root)
-    runs: list[dict[str, Any]] = []
     async with cluster:
-        async with router("RoundRobin", cluster, manifest, None) as target:
-            for seed in range(2):  # the second time, the caches hold what they can
-                messages = questions(f"capacity {os.getpid()}", int(options.seconds * CAPACITY_RATE), seed)
-                outcomes, seconds = await send(target, messages, float("inf"), seed)
-        capacity = sum(outcome.success for outcome in outcomes) / seconds
-        console.print(f"capacity with RoundRobin: {capacity:.2f} requests/s")
-        for repeat in range(options.repeats):
-            for load in options.loads:
-                order: Callable[[Sequence[str]], Sequence[str]] = (lambda each: each) if repeat % 2 == 0 else (lambda each: each[::-1])
-                for name in order(names):
-                    run = f"{name} {load} {repeat} {os.getpid()}"
-                    async with router(name, cluster, manifest, sglang) as target:
-                        await send(target, questions(f"warm-up of {run}", WARM_UP, repeat), capacity / 2, repeat)
-                        messages = questions(run, max(20, round(options.seconds * load * capacity)), repeat)
-                        url = cluster.urls[manifest.services[0].name]
-                        before = await fleet_tokens(url)
-                        outcomes, _ = await send(target, messages, load * capacity, repeat)
-                        await asyncio.sleep(1.5)  # the router reads the workers' loads once a second
-                        tokens = computed(before, await fleet_tokens(url))
-                    arrival = len(messages) / (load * capacity)
-                    runs.append({"router": name, "load": load, "repeat": repeat} | figures(outcomes, arrival, options.slo) | tokens)
-                    console.print(runs[-1])
+        async with router("RoundRobin", cluster, manifest, None):
+            pass  # the workers are ready
+        workers = [pod.pid for pod in cluster.kubelet.pods("worker") if pod.pid is not None]
+        with limit_cpu(workers, options.cores):
+            capacity, runs = await compare(options, names, cluster, manifest, sglang, console)
     return capacity, runs
 
 
@@ -229,6 +242,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="arrival time of each run")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 1.0, 1.5], help="multiples of the capacity")
+    parser.add_argument("--cores", type=float, default=0.4, help="CPU limit of each worker; the router and the client need the rest")
     parser.add_argument("--slo", type=float, default=2.0, help="seconds to the first token that count as good")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where sglang-router is installed")
     parser.add_argument("--quick", action="store_true", help="one short repeat: does it run")
