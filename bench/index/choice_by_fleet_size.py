@@ -50,7 +50,7 @@ async def fill(scripts: Scripts, count: int, asked: dict[str, "array[int]"]) -> 
             changes.store(asked["few"])
         await scripts.call("apply", slot, epoch, 1, *pack(changes.take(10**6)))
         backlog = draw.randrange(4000)
-        await scripts.call("heartbeat", slot, epoch, 1, 0, 1, 0, backlog, 8000.0, 0.01, 10_000, 10_000, 16)
+        await scripts.call("heartbeat", slot, epoch, 1, 0, 1, 0, backlog, 8000.0, 0.01, 10_000, 10_000, 16, 0)
         addresses.append(address)
         incarnations[address] = epoch.hex()
     return addresses, incarnations

@@ -219,12 +219,12 @@ def _decode(data: bytes) -> str:
 
 def parse_workers(reply: list[Any]) -> list[WorkerState]:
     """Parse the reply of the script `workers`."""
-    return [_parse_worker(row) for row in batched(reply, 17)]
+    return [_parse_worker(row) for row in batched(reply, 18)]
 
 
 def _parse_worker(row: list[bytes]) -> WorkerState:
     pod, address, block_tokens, revision, lease, reserved, *load, epoch = row
-    running, waiting, backlog, rate, step, free, total, page_size, age, slot = (float(value) for value in load)
+    running, waiting, backlog, rate, step, free, total, page_size, arrivals, age, slot = (float(value) for value in load)
     return WorkerState(
         pod=_decode(pod),
         address=_decode(address),
@@ -241,6 +241,7 @@ def _parse_worker(row: list[bytes]) -> WorkerState:
             pages_free=int(free),
             pages_total=int(total),
             page_size=int(page_size),
+            arrival_rate=arrivals,
         ),
         slot=int(slot),
         load_age=age,

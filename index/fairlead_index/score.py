@@ -19,14 +19,17 @@ HOLDERS: Final = 6
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9
 MAX_WAITING: Final = 10_000.0
-"""Waiting requests of one worker that count, so that a forged report cannot make the price infinite or NaN."""
+"""Waiting requests of one worker that count, and requests per second, so that a forged report cannot make the price infinite or NaN."""
+FORESIGHT: Final = 1.0
+"""Seconds of its work in which arriving requests count. Later ones go elsewhere, because the worker's load shows the work."""
 
 
 @dataclass(slots=True)
 class ScoredWorker:
     """A living worker as the index knows it, and how many blocks of the prompt it holds. Zero means unknown for rate and pages.
 
-    `load_age` is in seconds. `reserved_tokens` are not in its load yet. `waiting`: requests that it has not started.
+    `load_age` is in seconds. `reserved_tokens` are not in its load yet. `waiting`: requests that it has not started. `arrivals`: requests
+    that it receives per second.
     """
 
     address: str
@@ -41,14 +44,15 @@ class ScoredWorker:
     pages_free: int = 0
     pages_total: int = 0
     page_size: int = 0
+    arrivals: float = 0.0
 
 
 @dataclass(slots=True)
 class StartEstimate:
     """The estimated TTFT of one worker, in `seconds`. `cost`: prompt tokens to compute, in `work` seconds.
 
-    `score` ranks workers: `seconds`, plus what the choice costs other requests. `price`: the part of it for those without a first token.
-    `backlog`: reported tokens less the work since. `rate`: prefill tokens per second. `step`: seconds.
+    `score` ranks workers: `seconds`, plus what the choice costs other requests. `price`: the part of it for those that wait for a first
+    token, or will. `backlog`: reported tokens less the work since. `rate`: prefill tokens per second. `step`: seconds.
     """
 
     address: str
@@ -104,6 +108,11 @@ def congestion(workers: Sequence[ScoredWorker]) -> float:
     return sum(map(_pending, workers)) / max(1, len(workers))
 
 
+def delayed_arrivals(worker: ScoredWorker, work: float) -> float:
+    """Return the requests that arrive while the worker computes `work` seconds, each counted by the share of it that delays it: a half."""
+    return max(0.0, min(MAX_WAITING, worker.arrivals)) * min(work, FORESIGHT) / 2
+
+
 def _pending(worker: ScoredWorker) -> float:
     """Return how many requests of the worker have no first token."""
     return max(0.0, min(MAX_WAITING, worker.waiting)) + (worker.backlog > 0)
@@ -128,7 +137,7 @@ def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes, congestion: 
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     work = cost / rate
     seconds = (backlog + worker.reserved_tokens) / rate + work + step
-    delayed = (_pending(worker) + congestion) / 2
+    delayed = (_pending(worker) + congestion) / 2 + delayed_arrivals(worker, work)
     price = work * delayed if delayed else 0.0  # a forged rate can make the work infinite, and infinity times 0 is NaN
     score = seconds + (price + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached

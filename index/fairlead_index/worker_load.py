@@ -30,3 +30,5 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     pages_total: int = 0
     page_size: int = 0
     """Tokens per page."""
+    arrival_rate: float = 0.0
+    """Requests received per second, of about the last ten seconds."""

@@ -283,6 +283,7 @@ class IndexWriter:
             load.pages_free,
             load.pages_total,
             load.page_size,
+            load.arrival_rate,
         )
         self._check_reply(reply)
         self._heartbeat_at = sent

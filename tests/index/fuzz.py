@@ -30,7 +30,7 @@ LEASE = 1.5
 ROUND = 400
 CONVERGES = 60.0  # seconds until it counts as a fault: 2 are usual, a busy machine takes longer
 NAMESPACE = "tests/fuzz"
-PREFIX = f"fl4:{{{NAMESPACE}}}:"
+PREFIX = f"fl5:{{{NAMESPACE}}}:"
 SKEWS_MS = (-3_600_000.0, -4_000.0, 0.0, 4_000.0, 3_600_000.0)
 
 

@@ -133,7 +133,7 @@ async def test_a_gap_in_the_sequence_causes_a_new_snapshot(
     a = writers("a", lease=1.0)
     a.store(CHAIN[:32])
     await shows(reader, {"a": 32})
-    client, meta = server.client(), f"fl4:{{{namespace}}}:meta"
+    client, meta = server.client(), f"fl5:{{{namespace}}}:meta"
     fences = {field: value for field, value in client.hgetall(meta).items() if field.startswith(b"f")}
     a.store(CHAIN)
     await shows(reader, {"a": 64})

@@ -3,6 +3,7 @@
 import os
 import random
 import struct
+from dataclasses import replace
 
 import pytest
 import redis
@@ -57,9 +58,10 @@ async def test_the_python_score_equals_the_scripts(server: RedisServer, namespac
                 pages_free=draw.choice([0, 1, 100]),
                 pages_total=draw.choice([0, 200]),
                 page_size=16,
+                arrivals=draw.choice([0.0, 0.0, 3.0, 40_000.0]),
             )
             workers.append(worker)
-            _set(client, f"fl4:{{{namespace}}}:", slot, worker)
+            _set(client, f"fl5:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
         reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8, b"")
         rows = [(packed[27:].decode(), *struct.unpack_from("<qq?", packed)) for packed in reply[1:]]
@@ -80,8 +82,18 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
     address, pod, revision = worker.address.encode(), b"pod", b"r"
     card = f"<dd8sdH{len(address)}sH{len(pod)}sH{len(revision)}s"
     record = struct.pack(card, NOW + 1000, 1000, bytes(8), BLOCK, len(address), address, 3, pod, 1, revision)
-    load = (0, worker.waiting, worker.backlog, worker.rate, worker.step, worker.pages_free, worker.pages_total, worker.page_size)
-    record += struct.pack("<d8d", NOW - worker.load_age * 1000, *load)
+    load = (
+        0,
+        worker.waiting,
+        worker.backlog,
+        worker.rate,
+        worker.step,
+        worker.pages_free,
+        worker.pages_total,
+        worker.page_size,
+        worker.arrivals,
+    )
+    record += struct.pack("<d9d", NOW - worker.load_age * 1000, *load)
     client.hset(prefix + "live", slot, record)
     client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
     client.hset(prefix + "r:owed", slot, worker.reserved_tokens)
@@ -99,7 +111,7 @@ async def test_a_forged_record_with_absurd_numbers_fails_no_call(server: RedisSe
         _, slot = await scripts.call("join", address, address, "r", BLOCK, epoch, 10**6, 16)
         await scripts.call("apply", slot, epoch, 1, *along("S", list(hashes)))
     record = await scripts.redis.execute("HGET", scripts.key("live"), slot)
-    load = struct.pack("<8d", *[number] * 8)
+    load = struct.pack("<9d", *[number] * 9)
     for forged in (record[:24] + struct.pack("<d", number) + record[32:], record[: -len(load)] + load):
         await scripts.redis.execute("HSET", scripts.key("live"), slot, forged)
         route = await reader.route(hashes, 9 * BLOCK)
@@ -118,7 +130,7 @@ async def test_a_worker_of_a_forged_rate_comes_last(server: RedisServer, namespa
     for worker in workers:
         epoch = os.urandom(8)
         _, slot = await scripts.call("join", worker.address, worker.address, "r", BLOCK, epoch, 10**6, 16)
-        await scripts.call("heartbeat", slot, epoch, 0, 0, 0, 0, 0, worker.rate, 0, 0, 0, 0)
+        await scripts.call("heartbeat", slot, epoch, 0, 0, 0, 0, 0, worker.rate, 0, 0, 0, 0, 0)
     reader = IndexReader(server.url, namespace, deadline=5)
     addresses = [each.address for each in (await reader.route((), 4000)).candidates]
     assert addresses == [workers[1 - forged].address, workers[forged].address]
@@ -151,3 +163,13 @@ def test_the_example_of_the_page(backlogs: tuple[int, int], waiting: int, scores
     ]
     ranked = rank_candidates(workers, bytes(8 * 31), 2000, bytes(8), 2)
     assert [(start.address, (round(start.seconds, 2), round(start.score, 2))) for start in ranked] == list(scores.items())
+
+
+def test_a_miss_costs_the_requests_that_arrive_while_it_is_computed() -> None:
+    """One worker holds the prompt behind 1.2 s of work. The other is idle and computes it in a second, while 8 requests arrive there."""
+    holder = ScoredWorker("a:1", 16, depth=500, backlog=9600, rate=8000.0, waiting=1)
+    other = ScoredWorker("b:1", 16, rate=8000.0)
+    assert rank_candidates([holder, other], bytes(8 * 500), 8000, bytes(8), 1)[0].address == "b:1"
+    busy = replace(other, arrivals=8.0)
+    best, second = rank_candidates([holder, busy], bytes(8 * 500), 8000, bytes(8), 2)
+    assert best.address == "a:1" and second.terms()["price"] == pytest.approx(0.5 + 4.0)

@@ -45,6 +45,7 @@ class Fairlead:
                     pages_free=load.pages_free,
                     pages_total=load.pages_total,
                     page_size=load.page_size,
+                    arrivals=load.arrival_rate,
                 )
             )
         blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]

@@ -14,6 +14,7 @@ from itertools import count
 
 from fairlead.simulate.queues import PAGE, Engine, create_queue
 from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
+from fairlead_index.arrival_rate import ArrivalRate
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease, PrefixCache
@@ -96,20 +97,22 @@ class Pod:
         self._requests: dict[int, Request] = {}  # waiting ones, by number
         self._rounding = 0.0  # of their sizes in half blocks, in tokens
         self._numbers = count()
+        self._arrivals = ArrivalRate()
         self._now = started
         self._steps = 0.0  # steps so far: a decode gets one token in each
         self._context = 0.0  # tokens of context of all decodes
         self._prefill: _Running | None = None
         self._decodes: list[_Running] = []  # a heap by end
         self._times: list[float] = [started - 1.0]  # of each change, with the load from then on
-        self._changes: list[tuple[int, int, float, float, float, float, int]] = [
-            (0, 0, 0.0, 0.0, model.rate, model.step_seconds, model.cache_blocks)
+        self._changes: list[tuple[int, int, float, float, float, float, int, float]] = [
+            (0, 0, 0.0, 0.0, model.rate, model.step_seconds, model.cache_blocks, 0.0)
         ]
 
     def add(self, request: Request, now: float) -> int:
         """Queue a request, now. Return its number."""
         self._flow(now)
         number = next(self._numbers)
+        self._arrivals.record(now)
         tokens = array("I", request.blocks[: self.model.cache_blocks].tobytes()) or array("I", bytes(4 * PAGE))
         self._requests[number] = request
         self._rounding += request.prompt_tokens - len(tokens) * BLOCK_TOKENS / PAGE
@@ -159,7 +162,7 @@ class Pod:
     def load_at(self, at: float) -> WorkerLoad:
         """Return the load at a past moment, without requests of that very moment."""
         place = max(0, bisect.bisect_left(self._times, at) - 1)
-        waiting, running, tokens, left, rate, step, free = self._changes[place]
+        waiting, running, tokens, left, rate, step, free, arrivals = self._changes[place]
         backlog = tokens + max(0.0, left - (at - self._times[place]) * rate)
         return WorkerLoad(
             running=running,
@@ -170,6 +173,7 @@ class Pod:
             pages_free=free,
             pages_total=self.model.cache_blocks,
             page_size=BLOCK_TOKENS,
+            arrival_rate=arrivals,
         )
 
     # Internals
@@ -232,4 +236,5 @@ class Pod:
         running = len(self._decodes) + (self._prefill is not None)
         self._times.append(self._now)
         step = self._step_seconds if self._decodes else self.model.step_seconds
-        self._changes.append((len(self._queue), running, max(0.0, tokens), left, rate, step, self.cache.available))
+        arrivals = self._arrivals.per_second(self._now)
+        self._changes.append((len(self._queue), running, max(0.0, tokens), left, rate, step, self.cache.available, arrivals))

@@ -228,4 +228,5 @@ def to_scored(state: WorkerState) -> ScoredWorker:
         pages_free=load.pages_free,
         pages_total=load.pages_total,
         page_size=load.page_size,
+        arrivals=load.arrival_rate,
     )

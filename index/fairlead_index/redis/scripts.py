@@ -12,7 +12,7 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.connection import OnLate, RedisError, ReplyError
 
-SCHEMA: Final = "fl4"
+SCHEMA: Final = "fl5"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """All failures of a call: Redis is unreachable, too slow, read-only after a failover, loading, or out of memory."""
 

@@ -1,10 +1,10 @@
--- Shared by the scripts: redis/scripts.py prepends the parts that a script uses. p is the key prefix (KEYS[1], `fl4:{namespace}:`);
+-- Shared by the scripts: redis/scripts.py prepends the parts that a script uses. p is the key prefix (KEYS[1], `fl5:{namespace}:`);
 -- A slot is the numbered place of one incarnation (one run of a worker). Slots are 2-byte strings, hashes 8-byte strings. Routers write `r:` and `q:` keys only (access_rules.py). See docs/design/prefix-index/keys.md.
 
-local LIVE = '<ddc8dHc0Hc0Hc0ddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
+local LIVE = '<ddc8dHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
 local HEAD = '<ddc8dHc0Hc0'            -- its beginning, up to the pod
 local CARD = '<dc8dHc0'                 -- lease, epoch, block tokens and address, from its 9th byte
-local LOAD = '<ddddddddd'               -- its last 72 bytes: load time, load
+local LOAD = '<dddddddddd'              -- its last 80 bytes: load time, load
 local FENCE = '<c8d'                   -- in `meta`, field `f` and the slot: epoch, sequence
 local WIDE = 128                       -- added to a record's first byte: its holders are in a string, one byte per slot
 local RUN = 6                          -- blocks per run: RUN_BLOCKS in changes.py; another number needs another schema
@@ -74,14 +74,15 @@ local function common(record, behind, rest)
 end
 
 local function read_live(record)
-  local lease, lease_ms, epoch, bt, address, pod, revision, at, running, waiting, backlog, rate, step, free, total, page = struct.unpack(LIVE, record)
+  local lease, lease_ms, epoch, bt, address, pod, revision, at, running, waiting, backlog, rate, step, free, total, page, arrivals =
+    struct.unpack(LIVE, record)
   return { lease = lease, epoch = epoch, at = at, running = running, waiting = waiting, backlog = backlog, rate = rate, step = step, free = free,
-           total = total, page = page, bt = bt, lease_ms = lease_ms, address = address, pod = pod, revision = revision }
+           total = total, page = page, arrivals = arrivals, bt = bt, lease_ms = lease_ms, address = address, pod = pod, revision = revision }
 end
 
 local function pack_live(w)
   return struct.pack(LIVE, w.lease, w.lease_ms, w.epoch, w.bt, #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision, w.at, w.running, w.waiting,
-                     w.backlog, w.rate, w.step, w.free, w.total, w.page)
+                     w.backlog, w.rate, w.step, w.free, w.total, w.page, w.arrivals)
 end
 
 -- Numbers a change that mirrors must see, and logs it while a mirror follows. Mirrors set `r:mirrored`, which expires when they stop.

@@ -1,5 +1,5 @@
 -- Renews a lease and reports the load. ARGV: slot, epoch, sequence, age of the load in ms (-1: no load yet), running, waiting, backlog tokens,
--- prefill rate, step seconds, pages free, pages total, page size. Returns {'OK', slots to sweep}, {'STALE'} or {'GAP', n}.
+-- prefill rate, step seconds, pages free, pages total, page size, requests a second. Returns {'OK', slots to sweep}, {'STALE'} or {'GAP', n}.
 local p, slot = KEYS[1], ARGV[1]
 local done = sequence(p, slot, ARGV[2])
 local record = call('HGET', p .. 'live', slot)
@@ -11,9 +11,9 @@ end
 if done ~= tonumber(ARGV[3]) then return { 'GAP', done } end
 local now, age = now_ms(), tonumber(ARGV[4])
 local _, lease_ms = struct.unpack('<dd', record)
-local load = sub(record, -72)  -- the load time and the load
-if age >= 0 then load = struct.pack(LOAD, now - age, unpack(ARGV, 5, 12)) end
-call('HSET', p .. 'live', slot, struct.pack('<d', now + lease_ms) .. sub(record, 9, -73) .. load)
+local load = sub(record, -80)  -- the load time and the load
+if age >= 0 then load = struct.pack(LOAD, now - age, unpack(ARGV, 5, 13)) end
+call('HSET', p .. 'live', slot, struct.pack('<d', now + lease_ms) .. sub(record, 9, -81) .. load)
 set_lease(p, slot, now + lease_ms)
 local at, _, _, backlog, measured, step, free, total, page = struct.unpack(LOAD, load)
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import HOLDERS, ScoredWorker, StartEstimate, congestion, rank_candidates
+from fairlead_index.score import HOLDERS, ScoredWorker, StartEstimate, congestion, delayed_arrivals, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.policies import RoutingRequest, Tried
 
@@ -26,18 +26,18 @@ def choose_from_table(request: RoutingRequest, table: WorkerTable, tried: Tried 
 def choose_soonest(request: RoutingRequest, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
     """Return the worker with the shortest expected wait plus prefill, less what the prompt's prefix would save at its home worker.
 
-    A second of prefill counts once for this request, and once for each request that waits (`congestion`).
+    A second of prefill counts once for this request, and once for each request that waits (`congestion`) or will (`delayed_arrivals`).
 
     Each power-of-two depth has a home: the worker that its block hashes to. A conversation thus stays at its home until it is twice as
     long, and a prefix that all prompts share attracts them by no more than the prefill it saves.
     """
     price = congestion([score_locally(worker, 1, now) for worker in workers])
-    full_cost = (1 + price) * request.prompt_tokens
 
     def score(worker: Worker, cached: float) -> tuple[bool, float]:
         """`cached`: share of the prompt."""
         full, seconds = _expected_start(worker, request.prompt_tokens, now)
-        return full, seconds + (1 - cached) * full_cost / worker.rate
+        work = (1 - cached) * request.prompt_tokens / worker.rate
+        return full, seconds + work * (1 + price + delayed_arrivals(score_locally(worker, 1, now), work))
 
     scores = {worker.address: score(worker, 0.0) for worker in workers}
     best = min(workers, key=lambda worker: (scores[worker.address], random.random()))
@@ -79,4 +79,5 @@ def score_locally(worker: Worker, block_tokens: int, now: float | None = None) -
         pages_free=load.pages_free,
         pages_total=load.pages_total,
         page_size=load.page_size,
+        arrivals=load.arrival_rate,
     )

@@ -54,7 +54,7 @@ class Faults:
     """Faults that a mirror cannot follow by reading on: the log trimmed or lost; the namespace wiped or reset as by a failover."""
 
     def __init__(self, draw: random.Random, server: RedisServer, namespace: str) -> None:
-        self._draw, self._client, self._prefix = draw, server.client(), f"fl4:{{{namespace}}}:"
+        self._draw, self._client, self._prefix = draw, server.client(), f"fl5:{{{namespace}}}:"
         self._earlier: dict[bytes, bytes] = {}
 
     def remember(self) -> None:
@@ -180,7 +180,7 @@ async def test_a_log_that_was_trimmed_and_then_reset_is_detected(server: RedisSe
     """A snapshot taken while the log was empty still knows which record was the newest."""
     writer = writer_for(server, namespace, "a")
     mirror = MirrorReader(server.url, namespace)
-    client, prefix = server.client(), f"fl4:{{{namespace}}}:"
+    client, prefix = server.client(), f"fl5:{{{namespace}}}:"
     try:
         await eventually(lambda: _told(writer))
         client.set(prefix + "r:mirrored", 1)
@@ -204,7 +204,7 @@ async def test_a_log_that_was_trimmed_and_then_reset_is_detected(server: RedisSe
 @either
 async def test_changes_are_logged_only_while_a_mirror_reads(server: RedisServer, namespace: str) -> None:
     writer, late = writer_for(server, namespace, "a"), MirrorReader(server.url, namespace)
-    client, prefix = server.client(), f"fl4:{{{namespace}}}:"
+    client, prefix = server.client(), f"fl5:{{{namespace}}}:"
     try:
         writer.store(CHAIN[:10])
         await eventually(lambda: _told(writer))

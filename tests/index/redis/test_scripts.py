@@ -46,7 +46,7 @@ class Pod:
         return await self.scripts.call("apply", self.slot, self.epoch, self.sequence, *pack(changes.take(10**6)))
 
     async def beat(self, sequence: int | None = None, **load: float) -> list[bytes | int]:
-        fields = ["running", "waiting", "backlog", "rate", "step", "free", "total", "page"]
+        fields = ["running", "waiting", "backlog", "rate", "step", "free", "total", "page", "arrivals"]
         values = [load.get(field, 0) for field in fields]
         number = self.sequence if sequence is None else sequence
         return await self.scripts.call("heartbeat", self.slot, self.epoch, number, 0 if load else -1, *values)
@@ -167,7 +167,7 @@ async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: Re
     await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"")
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
-    assert mine and all(key.startswith(f"fl4:{{{namespace}}}:".encode()) for key in mine)
+    assert mine and all(key.startswith(f"fl5:{{{namespace}}}:".encode()) for key in mine)
 
 
 async def test_an_expired_lease_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:

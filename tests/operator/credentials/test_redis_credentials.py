@@ -160,7 +160,7 @@ async def test_each_role_of_each_service_has_a_user_of_its_own(server: RedisServ
         anonymous.ping()
     chat = given[0]
     with client_of(port=server.port, username=chat["username"], password=chat["password"]) as client:
-        for command in (("GET", "fl4:{default/code}:meta"), ("SET", "other", "1"), ("ACL", "LIST"), ("KEYS", "*"), ("FLUSHALL",)):
+        for command in (("GET", "fl5:{default/code}:meta"), ("SET", "other", "1"), ("ACL", "LIST"), ("KEYS", "*"), ("FLUSHALL",)):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*command)
     assert not installation.api.contents.rotating

@@ -31,8 +31,8 @@ A, B = "prod/a", "prod/b"
 REQUESTS = 10_000
 CLIENTS = 8  # of each router
 PROMPTS = 24
-PERFECT = (0, 0, 0, 1e9, 0, 1_000_000, 1_000_000, 16)
-"""A load better than any real one: running, waiting, backlog, rate, step time, free pages, total pages, page size."""
+PERFECT = (0, 0, 0, 1e9, 0, 1_000_000, 1_000_000, 16, 0)
+"""A load better than any real one: running, waiting, backlog, rate, step time, free pages, total pages, page size, arrivals a second."""
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ from fairlead_worker.weights import bucket
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.uri import resolve
 bucket.RANGE_BYTES = 1 << 20
-resolve(sys.argv[1], lambda *progress: print(" ".join(map(str, progress)) + "\\n", end="", flush=True), ModelCache(Path(sys.argv[2]), "pod-a"))
+report = lambda *progress: print(" ".join(map(str, progress)) + "\\n", end="", flush=True)
+resolve(sys.argv[1], report, ModelCache(Path(sys.argv[2]), "pod-a"))
 """
 
 

@@ -50,7 +50,7 @@ async def ready(worker: Worker, context: RequestContext) -> None:
 async def load(worker: Worker, context: RequestContext) -> None:
     """Return the worker's load for routers without an index, and its counters, from which any router knows the whole fleet's work."""
     load = worker.engine.state.load
-    numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size))
+    numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size, worker.engine.arrival_rate))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
     fields["max_running"] = worker.config.max_num_seqs

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlead_index.arrival_rate import ArrivalRate
 from fairlead_worker.api.engine.start_up import StartUp
 from fairlead_worker.ipc.messages import (
     Abort,
@@ -221,7 +222,9 @@ class EngineClient:
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
         self.on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None
-        self.on_load: Callable[[Load], None] = lambda load: None
+        self.on_load: Callable[[Load, float], None] = lambda load, arrival_rate: None
+        """Gets each load report of the engine, and `arrival_rate`."""
+        self._arrivals = ArrivalRate()
         self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
@@ -243,6 +246,11 @@ class EngineClient:
     def num_waiting(self) -> int:
         """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
+
+    @property
+    def arrival_rate(self) -> float:
+        """Sequences received per second lately."""
+        return self._arrivals.per_second(time.monotonic())
 
     def estimate_wait(self) -> float:
         """Return the seconds until all waiting prompts are computed, from the measured or the default prefill rate."""
@@ -276,6 +284,7 @@ class EngineClient:
         )
         self._receivers[id] = deliver
         self._awaiting_first_token.add(id)
+        self._arrivals.record(time.monotonic())
 
     def abort(self, id: str) -> None:
         self._awaiting_first_token.discard(id)
@@ -388,7 +397,7 @@ class EngineClient:
                 else step.load
             )
             self.state.load = load
-            self.on_load(load)
+            self.on_load(load, self.arrival_rate)
         if step.seconds:
             self.state.stall_seconds += step.stall_seconds
             self.on_step(step)

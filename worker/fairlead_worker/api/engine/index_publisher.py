@@ -34,8 +34,9 @@ class IndexPublisher:
             else:
                 self.writer.remove(hashes)
 
-    def on_load(self, load: Load) -> None:
-        self.writer.report(to_worker_load(load, self._page_size))
+    def on_load(self, load: Load, arrival_rate: float) -> None:
+        """`arrival_rate`: requests received per second."""
+        self.writer.report(to_worker_load(load, self._page_size, arrival_rate))
         if self._on_joined is not None and self.writer.joined:
             self._on_joined()
             self._on_joined = None
@@ -44,7 +45,7 @@ class IndexPublisher:
         await self.writer.leave()
 
 
-def to_worker_load(load: Load, page_size: int) -> WorkerLoad:
+def to_worker_load(load: Load, page_size: int, arrival_rate: float) -> WorkerLoad:
     """Return the engine's load as the index's load record."""
     return WorkerLoad(
         running=load.running,
@@ -55,4 +56,5 @@ def to_worker_load(load: Load, page_size: int) -> WorkerLoad:
         pages_free=load.pages_free,
         pages_total=load.pages_total,
         page_size=page_size,
+        arrival_rate=arrival_rate,
     )
