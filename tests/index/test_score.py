@@ -166,10 +166,10 @@ def test_the_example_of_the_page(backlogs: tuple[int, int], waiting: int, scores
 
 
 def test_a_miss_costs_the_requests_that_arrive_while_it_is_computed() -> None:
-    """One worker holds the prompt behind 1.2 s of work. The other is idle and computes it in a second, while 8 requests arrive there."""
-    holder = ScoredWorker("a:1", 16, depth=500, backlog=9600, rate=8000.0, waiting=1)
+    """One worker holds the prompt behind 1.6 s of work. The other is idle and computes it in a second, while 8 requests arrive there."""
+    holder = ScoredWorker("a:1", 16, depth=500, backlog=12_800, rate=8000.0)
     other = ScoredWorker("b:1", 16, rate=8000.0)
     assert rank_candidates([holder, other], bytes(8 * 500), 8000, bytes(8), 1)[0].address == "b:1"
     busy = replace(other, arrivals=8.0)
     best, second = rank_candidates([holder, busy], bytes(8 * 500), 8000, bytes(8), 2)
-    assert best.address == "a:1" and second.terms()["price"] == pytest.approx(0.5 + 4.0)
+    assert best.address == "a:1" and second.terms()["price"] == pytest.approx(0.25 + 4.0)

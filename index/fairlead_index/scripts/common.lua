@@ -4,7 +4,8 @@
 local LIVE = '<ddc8dHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
 local HEAD = '<ddc8dHc0Hc0'            -- its beginning, up to the pod
 local CARD = '<dc8dHc0'                 -- lease, epoch, block tokens and address, from its 9th byte
-local LOAD = '<dddddddddd'              -- its last 80 bytes: load time, load
+local LOAD = '<dddddddddd'              -- its last LOAD_BYTES: load time, load
+local LOAD_BYTES = 80
 local FENCE = '<c8d'                   -- in `meta`, field `f` and the slot: epoch, sequence
 local WIDE = 128                       -- added to a record's first byte: its holders are in a string, one byte per slot
 local RUN = 6                          -- blocks per run: RUN_BLOCKS in changes.py; another number needs another schema

@@ -11,9 +11,9 @@ end
 if done ~= tonumber(ARGV[3]) then return { 'GAP', done } end
 local now, age = now_ms(), tonumber(ARGV[4])
 local _, lease_ms = struct.unpack('<dd', record)
-local load = sub(record, -80)  -- the load time and the load
+local load = sub(record, -LOAD_BYTES)  -- the load time and the load
 if age >= 0 then load = struct.pack(LOAD, now - age, unpack(ARGV, 5, 13)) end
-call('HSET', p .. 'live', slot, struct.pack('<d', now + lease_ms) .. sub(record, 9, -81) .. load)
+call('HSET', p .. 'live', slot, struct.pack('<d', now + lease_ms) .. sub(record, 9, -LOAD_BYTES - 1) .. load)
 set_lease(p, slot, now + lease_ms)
 local at, _, _, backlog, measured, step, free, total, page = struct.unpack(LOAD, load)
 

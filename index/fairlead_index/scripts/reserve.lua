@@ -19,7 +19,7 @@ local function change(text)
   if sub(text, 1, 1) == '+' then
     local record = call('HGET', p .. 'live', slot)
     if not record or call('ZADD', p .. 'r:' .. slot, now, reservation) == 0 then return false end
-    local _, _, _, _, rate = struct.unpack(LOAD, record, #record - 71)
+    local _, _, _, _, rate = struct.unpack(LOAD, record, #record - LOAD_BYTES + 1)
     call('EXPIRE', p .. 'r:' .. slot, KEPT)
     call('HINCRBYFLOAT', p .. 'r:owed', slot, cost)
     call('EXPIRE', p .. 'r:owed', KEPT)

@@ -106,7 +106,7 @@ for i = 1, count do
   local record, lease, lease_ms, bt = records[i], 0, 0, 0
   if record then lease, lease_ms, bt = fields('<ddxxxxxxxxd', record) end  -- the epoch is between them
   if lease > now and lease <= now + lease_ms then  -- `in_force`
-    local load = { fields(LOAD, record, #record - 79) }
+    local load = { fields(LOAD, record, #record - LOAD_BYTES + 1) }
     load.bt, load.pending = bt, max(0, min(MAX_WAITING, load[3])) + (load[4] > 0 and 1 or 0)
     loads[i], usable, pending = load, usable + 1, pending + load.pending
   end

@@ -312,7 +312,7 @@ async def test_a_large_fleet_is_scored_by_its_soonest_workers_and_the_holders(sc
         await Pod(scripts, f"ghost{n}").join(lease_ms=1)
 
     async def dead() -> bool:
-        return len(await scripts.call("workers")) == 60 * 17
+        return len(await scripts.call("workers")) == 60 * 18
 
     await eventually(dead)
     route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 60, b"")
