@@ -96,8 +96,8 @@ def test_without_credentials_there_is_nothing_of_them() -> None:
 
 def test_objects_are_rendered_without_the_operators_own_dependencies() -> None:
     """The worker's image renders them for `fairlead up`, and has neither."""
-    program = "import sys, fairlead_operator.desired; print({'cryptography', 'kopf'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
+    program = "import sys; sys.modules.update(cryptography=None, kopf=None); import fairlead_operator.desired"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_credentials_change_no_revision() -> None:
