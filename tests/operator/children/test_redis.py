@@ -123,6 +123,7 @@ def test_groups_reach_both_sides_and_roll_both() -> None:
         ({"redis_url": "redis://r", "redis_ca_file": "ca"}, "rediss"),
         ({"redis_url": "rediss://r", "redis_cert_file": "c"}, "go together"),
         ({"redis_url": "redis://r", "redis_bundled": True}, "--credentials-secret"),
+        ({"redis_url": "redis://r", "redis_sentinel_password_file": "p"}, "sentinel://"),
     ],
 )
 def test_invalid_redis_flags_are_refused_by_name(wrong: dict[str, str], said: str) -> None:
@@ -141,6 +142,15 @@ def test_invalid_redis_flags_are_refused_by_name(wrong: dict[str, str], said: st
         (
             {"redis_ca_file": "c", "redis_cert_file": "d", "redis_key_file": "k", "credentials_secret": "s", "redis_url": "rediss://r"},
             FILES[2:],
+        ),
+        (
+            {
+                "redis_sentinel_username_file": "u",
+                "redis_sentinel_password_file": "p",
+                "credentials_secret": "s",
+                "redis_url": "redis+sentinel://r/index",
+            },
+            ("sentinel-username", "sentinel-password"),
         ),
     ],
 )
