@@ -21,7 +21,7 @@ BESIDE = ("apache-tvm-ffi>=0.1.11,<0.2", "einops", "tabulate", "nvidia-ml-py")
 WORKER = (
     *("annotated-doc", "annotated-types", "anyio", "certifi", "click", "fastapi", "h11", "hiredis", "httpcore", "httptools", "httpx"),
     *("idna", "llguidance", "msgspec", "obstore", "prometheus-client", "pydantic", "pydantic-core", "pydantic-settings", "python-dotenv"),
-    *("pyzmq", "starlette", "typing-extensions", "typing-inspection", "uvicorn", "uvloop", "xxhash"),
+    *("pyzmq", "redis", "starlette", "typing-extensions", "typing-inspection", "uvicorn", "uvloop", "xxhash"),
 )
 """Of the worker's requirements, all but what comes with torch and transformers; those without a pin are left out."""
 QUANTIZED = ("accelerate", "compressed-tensors", "loguru", "psutil", "torchao")

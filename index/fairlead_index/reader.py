@@ -85,7 +85,7 @@ class IndexReader:
         self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05, trusts: Trust = lambda address, incarnation: True
     ) -> None:
         """`trusts`: which records count. Replies exclude the others."""
-        self._scripts = Scripts(redis, namespace, timeout=max(deadline, LATE_SECONDS))
+        self._scripts = Scripts(redis, namespace, timeout=max(deadline, LATE_SECONDS), shared=True)
         self._deadline, self._trusts = deadline, trusts
         self._backoff = Backoff()
         self._distrusted: dict[bytes, tuple[Candidate, float]] = {}

@@ -31,6 +31,8 @@ class OperatorConfig(BaseSettings):
     redis_ca_file: str = Field("", description="PEM file of the authorities that verify a rediss:// server; empty: the system's.")
     redis_cert_file: str = Field("", description="PEM file of a client certificate, also given to workers and routers.")
     redis_key_file: str = Field("", description="PEM file of the certificate's private key.")
+    redis_sentinel_username_file: str = Field("", description="File with the sentinels' user, also given to workers and routers.")
+    redis_sentinel_password_file: str = Field("", description="File with the password of the sentinels' user.")
     redis_bundled: bool = Field(False, description="Redis is the chart's: the operator manages its password and certificate.")
     credentials_secret: str = Field(
         "", description="The operator's own Secret, which it creates; empty: services get no Redis credentials."
@@ -63,6 +65,8 @@ class OperatorConfig(BaseSettings):
             raise ValueError(f"{given[0]} is for TLS: give a rediss:// URL")
         if bool(self.redis_cert_file) != bool(self.redis_key_file):
             raise ValueError("--redis-cert-file and --redis-key-file go together")
+        if (self.redis_sentinel_username_file or self.redis_sentinel_password_file) and "+sentinel://" not in self.redis_url:
+            raise ValueError("--redis-sentinel-password-file is for sentinels: give a redis+sentinel:// URL")
         if self.redis_bundled and not self.credentials_secret:
             raise ValueError("--redis-bundled needs --credentials-secret, which holds the administrator's password")
         return self
@@ -77,6 +81,8 @@ class OperatorConfig(BaseSettings):
             *(("username", "password") if self.redis_bundled or self.redis_password_file else ()),
             *(("ca.crt",) if has_authority else ()),
             *(("tls.crt", "tls.key") if self.redis_cert_file else ()),
+            *(("sentinel-username",) if self.redis_sentinel_username_file else ()),
+            *(("sentinel-password",) if self.redis_sentinel_password_file else ()),
         )
 
     @property

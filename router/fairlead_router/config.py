@@ -46,6 +46,8 @@ class RouterConfig(BaseSettings):
     redis_ca_file: str = Field("", description="PEM file of the authorities that a rediss:// server is verified by (empty: the system's)")
     redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
     redis_key_file: str = Field("", description="PEM file of the private key of --redis-cert-file")
+    redis_sentinel_username_file: str = Field("", description="file with the name of the sentinels' user, read at each connection")
+    redis_sentinel_password_file: str = Field("", description="file with the password of the sentinels' user, read at each connection")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
     canary_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
@@ -130,7 +132,8 @@ class RouterConfig(BaseSettings):
         if not self.redis_url:
             return None
         files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
-        return RedisAccess(self.redis_url, self.redis_username, *files)
+        sentinel_files = (self.redis_sentinel_username_file, self.redis_sentinel_password_file)
+        return RedisAccess(self.redis_url, self.redis_username, *files, *sentinel_files)
 
     def shown(self) -> dict[str, object]:
         """Return the configuration for the log at start, without the password of the Redis URL."""

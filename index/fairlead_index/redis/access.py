@@ -30,6 +30,8 @@ class RedisAccess:
     cert_file: str = ""
     key_file: str = ""
     username_file: str = ""
+    sentinel_username_file: str = ""
+    sentinel_password_file: str = ""
     location: "Location" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -38,12 +40,21 @@ class RedisAccess:
             raise ValueError(f"redis url {redact_url(self.url)!r} has no TLS: give rediss://, or no certificate files")
         if bool(self.cert_file) != bool(self.key_file):
             raise ValueError("redis client certificate: give both the certificate's file and its key's")
+        if (self.sentinel_username_file or self.sentinel_password_file) and not location.sentinel:
+            raise ValueError(f"redis url {redact_url(self.url)!r} names no sentinels: give redis+sentinel://, or no credentials for them")
         object.__setattr__(self, "location", location)
 
     def credentials(self) -> tuple[str, str]:
         """Return user and password for a new connection. With an empty password no AUTH is sent. Raises OSError for a missing file."""
         username = _read_secret(self.username_file, "username") or self.username or self.location.username
         return username, _read_secret(self.password_file, "password") or self.location.password
+
+    def sentinel_credentials(self) -> tuple[str, str]:
+        """Return user and password for the sentinels, which know none of the primary's users. Raises OSError for a missing file."""
+        return (
+            _read_secret(self.sentinel_username_file, "sentinel username"),
+            _read_secret(self.sentinel_password_file, "sentinel password"),
+        )
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context of a new connection. Raises OSError for a file that is missing or is not a certificate."""

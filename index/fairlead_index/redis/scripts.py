@@ -1,4 +1,4 @@
-"""Script calls for reader and writer: one shared connection, no hidden retries, by FCALL or EVALSHA."""
+"""Script calls for reader and writer: no hidden retries, by FCALL or EVALSHA."""
 
 import re
 import time
@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import OnLate, RedisError, ReplyError
+from fairlead_index.redis.connection import RedisError, ReplyError
+from fairlead_index.redis.shared import OnLate
 
 SCHEMA: Final = "fl5"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
@@ -33,7 +34,7 @@ _RETRY_SECONDS: Final = 60.0
 
 
 class Scripts:
-    """The scripts of one namespace over one connection: functions of a library, or by EVALSHA.
+    """The scripts of one namespace over one client: functions of a library, or by EVALSHA.
 
     An administrator (`access_rules.load_functions`) or a client with that right loads the library. A service's own user has no such right:
     it could replace the code that other users run. Without the library, and on Redis 6.2, scripts run by EVALSHA. A server that does not
@@ -43,13 +44,14 @@ class Scripts:
     MOVED). So half of a namespace is never taken for all of it, and no writer starts a new one during the migration.
     """
 
-    def __init__(self, redis: RedisAccess | str, namespace: str, *, timeout: float) -> None:
-        self.redis = RedisClient(RedisAccess(redis) if isinstance(redis, str) else redis, timeout)
+    def __init__(self, redis: RedisAccess | str, namespace: str, *, timeout: float, shared: bool = False) -> None:
+        """`shared`: as in RedisClient."""
+        self.redis = RedisClient(RedisAccess(redis) if isinstance(redis, str) else redis, timeout, shared=shared)
         self.prefix = key_prefix(namespace)
         self._functions_from = 0.0  # EVALSHA until this time
 
     async def call(self, name: str, *args: bytes | str | int | float, on_late: OnLate | None = None) -> list[Any]:
-        """Run one script; return its reply. Raises one of REDIS_ERRORS. `on_late`: as in `Connection.send`."""
+        """Run one script; return its reply. Raises one of REDIS_ERRORS. `on_late`: as in `SharedConnection.send`."""
         if time.monotonic() >= self._functions_from:
             try:
                 return await self._call_function(name, args, on_late)

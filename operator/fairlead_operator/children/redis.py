@@ -18,6 +18,8 @@ _FLAGS = {
     "ca.crt": "redis-ca-file",
     "tls.crt": "redis-cert-file",
     "tls.key": "redis-key-file",
+    "sentinel-username": "redis-sentinel-username-file",
+    "sentinel-password": "redis-sentinel-password-file",
 }
 
 

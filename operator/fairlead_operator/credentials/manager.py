@@ -131,7 +131,15 @@ class CredentialsManager:
     async def _connect(self, passwords: tuple[str, ...]) -> RedisClient:
         config = self._config
         authority = config.redis_ca_file or (f"{self._folder.name}/ca.crt" if "ca.crt" in config.redis_files else "")
-        access = RedisAccess(config.redis_url, config.redis_username, "", authority, config.redis_cert_file, config.redis_key_file)
+        access = RedisAccess(
+            config.redis_url,
+            config.redis_username,
+            ca_file=authority,
+            cert_file=config.redis_cert_file,
+            key_file=config.redis_key_file,
+            sentinel_username_file=config.redis_sentinel_username_file,
+            sentinel_password_file=config.redis_sentinel_password_file,
+        )
         login = Login(access, passwords)
         if self._administrator is None or self._administrator[0] != login:
             await self._disconnect()
@@ -150,6 +158,7 @@ class CredentialsManager:
             Path(self._folder.name, "ca.crt").write_text(secret.certificates.authority, encoding="utf-8")
         paths = {"ca.crt": config.redis_ca_file or f"{self._folder.name}/ca.crt"}
         paths |= {"tls.crt": config.redis_cert_file, "tls.key": config.redis_key_file}
+        paths |= {"sentinel-username": config.redis_sentinel_username_file, "sentinel-password": config.redis_sentinel_password_file}
         files = {file: _read(path) for file, path in paths.items() if file in config.redis_files}
         # Pods get no password that some node does not accept yet.
         key = secret.previous_key if secret.rotating and secret.key not in self._accepted else secret.key

@@ -53,6 +53,8 @@ def test_urls() -> None:
     assert has_password("redis://:x@h") and not has_password("redis://u@h:1") and not has_password("redis://h:1,b:2")
     with pytest.raises(ValueError, match="rediss"):
         RedisAccess("redis://h", ca_file="/ca")
+    with pytest.raises(ValueError, match=r"redis\+sentinel"):
+        RedisAccess("redis://h", sentinel_password_file="/p")
     with pytest.raises(ValueError, match="both"):
         RedisAccess("rediss://h", cert_file="/c")
 

@@ -1,17 +1,21 @@
 """Redis Cluster and Sentinel for real: the index finds its node, follows it through resharding and failover, and stays exact."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.index.conftest import eventually
+import redis
+from tests.index.conftest import EITHER, eventually
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
+from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.scripts import SCHEMA
 from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
@@ -31,7 +35,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
 class Service:
     """Two workers, a reader and a mirror on one Redis."""
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str | RedisAccess, namespace: str) -> None:
         self.writers = [IndexWriter(url, namespace, WorkerCard(pod, f"{pod}:1", BLOCK), 1.0, buckets=64, call_seconds=1.0) for pod in "ab"]
         self.reader = IndexReader(url, namespace, deadline=1.0)
         self.mirror = MirrorReader(url, namespace, call_seconds=1.0)
@@ -106,32 +110,51 @@ async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
             await service.shows(20, 9)
 
 
-async def test_sentinels_name_the_primary(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    version = next(version for version in reversed(VERSIONS) if binary(version))
+@pytest.mark.parametrize("version", EITHER)
+async def test_sentinels_name_the_primary(namespace: str, tmp_path: Path, version: str) -> None:
+    """The sentinels have a user and a password of their own, and the servers another password."""
     port = free_port()
-    config = tmp_path_factory.mktemp("sentinel") / "sentinel.conf"
+    config, sentinel_user, sentinel_password, password = (tmp_path / name for name in ("sentinel.conf", "user", "sentinel", "password"))
     with RedisServer(version) as first, RedisServer(version) as second:
         second.command("REPLICAOF", "127.0.0.1", first.port)
         config.write_text(
             f"sentinel monitor index 127.0.0.1 {first.port} 1\nsentinel down-after-milliseconds index 500\n"
-            "sentinel failover-timeout index 2000\n"
+            "sentinel failover-timeout index 2000\nsentinel auth-user index default\nsentinel auth-pass index data\n"
         )
-        with RedisServer(version, port=port, options=("--sentinel",), config=config):
+        with RedisServer(version, port=port, options=("--sentinel",), config=config) as sentinel:
             await asyncio.to_thread(_replica_known, port)
-            url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/index"  # the first sentinel is down
-            async with Service(url, namespace) as service:
+            for server in (first, second):
+                server.command("CONFIG", "SET", "masterauth", "data")
+                server.command("CONFIG", "SET", "requirepass", "data")
+            rights = ("+sentinel|get-master-addr-by-name",)
+            sentinel.command("ACL", "SETUSER", "watcher", "on", ">seen", "resetkeys", "resetchannels", "nocommands", *rights)
+            sentinel.command("ACL", "SETUSER", "default", "off")
+            password.write_text("data")
+            sentinel_user.write_text("watcher\n")
+            sentinel_password.write_text("wrong\n")
+            access = RedisAccess(
+                f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/index",  # the first sentinel is down
+                password_file=str(password),
+                sentinel_username_file=str(sentinel_user),
+                sentinel_password_file=str(sentinel_password),
+            )
+            refused = IndexReader(access, namespace, deadline=1.0)
+            with pytest.raises(IndexUnavailable, match="WRONGPASS"):
+                await refused.match(CHAIN)
+            await refused.close()
+            sentinel_password.write_text("seen\n")
+            async with Service(access, namespace) as service:
                 service.writers[0].store(CHAIN)
                 service.writers[1].store(CHAIN[:9])
                 await service.shows(64, 9)
                 first.kill()
                 service.writers[0].remove(CHAIN[20:][::-1])
                 await service.shows(20, 9)
-                assert second.command("ROLE")[0] == b"master"
+                with contextlib.closing(redis.Redis(port=second.port, password="data")) as client:
+                    assert client.role()[0] == b"master"
 
 
 def _replica_known(port: int) -> None:
-    import redis
-
     client = redis.Redis(port=port)
     give_up = time.monotonic() + 15
     while client.sentinel_master("index")["num-slaves"] < 1:

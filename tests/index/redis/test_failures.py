@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,13 +13,10 @@ import redis
 from tests.index.conftest import as_coroutine, either, equals, eventually
 from tests.servers.redis_server import RedisServer
 
-from fairlead_index.hashing import block_hashes, hash_bytes
+from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.redis import scripts as connection
-from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import MAX_REPLY_BYTES, RedisError
-from fairlead_index.redis.scripts import SCHEMA, Scripts
+from fairlead_index.redis.scripts import SCHEMA
 from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
 
@@ -105,59 +100,6 @@ async def test_every_call_ends_in_time_and_the_index_recovers(server: RedisServe
 
 
 @either
-async def test_a_thousand_cancelled_calls_leak_no_connection_and_disturb_no_other_call(server: RedisServer, namespace: str) -> None:
-    scripts = Scripts(server.url, namespace, timeout=20.0)
-    await scripts.call("join", "a", "a:1", "r", BLOCK, b"12345678", 60000, 64)
-    assert await scripts.call("apply", 1, "x" * 8, 1, "S", hash_bytes(CHAIN)) == [b"STALE"]
-    mine = await scripts.redis.execute("CLIENT", "ID")
-    os.kill(server.pid, signal.SIGSTOP)  # no call is answered before it is cancelled
-    try:
-        calls = [asyncio.create_task(scripts.call("match", hash_bytes(CHAIN))) for _ in range(1000)]
-        kept = [asyncio.create_task(scripts.redis.execute("ECHO", f"{n}")) for n in range(1000)]
-        await asyncio.sleep(0)
-        for at, call in enumerate(calls):
-            call.cancel()
-            if at % 10 == 0:
-                await asyncio.sleep(0)
-        ended = await asyncio.gather(*calls, return_exceptions=True)
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-    assert all(isinstance(each, asyncio.CancelledError) for each in ended)  # no cancellation was swallowed
-    assert await asyncio.gather(*kept) == [f"{n}".encode() for n in range(1000)]  # every caller got its own answer
-    assert await scripts.redis.execute("CLIENT", "ID") == mine
-    await scripts.close()
-
-
-@either
-async def test_a_caller_cancelled_while_connecting_is_cancelled_and_others_are_served(server: RedisServer) -> None:
-    scripts = Scripts(server.url, "tests/none", timeout=2.0)
-    before = len(server.client().client_list())
-    calls = [asyncio.create_task(scripts.redis.execute("PING")) for _ in range(1000)]
-    await asyncio.sleep(0)
-    for call in calls[::2]:
-        call.cancel()
-    ended = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(each) for each in ended[::2]] == [asyncio.CancelledError] * 500
-    assert ended[1::2] == [b"PONG"] * 500
-    assert len(server.client().client_list()) <= before + 2  # our connection and the one that queries
-    await scripts.close()
-
-
-@either
-async def test_a_slow_redis_does_not_break_the_pipeline(server: RedisServer, namespace: str) -> None:
-    """A caller with a shorter timeout than the connection's leaves; the others wait on and get their own answers."""
-    scripts = Scripts(server.url, namespace, timeout=5.0)
-    await scripts.redis.execute("PING")
-    server.client().client_pause(200)
-    impatient = asyncio.create_task(scripts.redis.execute("ECHO", "a"))
-    patient = asyncio.create_task(scripts.redis.execute("ECHO", "b"))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(impatient, 0.05)
-    assert await patient == b"b"
-    await scripts.close()
-
-
-@either
 @pytest.mark.parametrize("leaves", ["at the deadline", "cancelled"])
 async def test_a_reservation_made_after_the_caller_left_is_released(
     server: RedisServer, namespace: str, leaves: str, monkeypatch: pytest.MonkeyPatch
@@ -192,26 +134,6 @@ async def test_a_reservation_made_after_the_caller_left_is_released(
     await eventually(lambda: as_coroutine(called == ["route", "release"]))
     await eventually(lambda: equals(reserved, [0]))
     await asyncio.gather(writer.leave(), patient.close(), reader.close())
-
-
-@pytest.mark.parametrize("first", ["reply", "cancellation"])
-async def test_the_reply_to_a_cancelled_call_is_reported_once(first: str) -> None:
-    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
-    client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 20.0)
-    late: list[Any] = []
-    call = asyncio.create_task(client.execute("ECHO", "a", on_late=late.append))
-    await eventually(lambda: as_coroutine(client._connection is not None and len(client._connection._requests) == 1))
-    assert client._connection is not None
-    if first == "cancellation":
-        call.cancel()
-        await asyncio.wait({call})
-    client._connection.data_received(b"$1\r\na\r\n")
-    call.cancel()  # in the same iteration as the reply
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert late == [b"a"]
-    await client.close()
-    server.close()
 
 
 async def test_a_connection_that_stays_silent_is_replaced() -> None:
@@ -348,63 +270,3 @@ async def test_two_schemas_share_one_redis_and_scripts_are_loaded_again(
     await eventually(lambda: equals(lambda: other_reader.match(CHAIN), {"other:1": 32 * BLOCK}))
     assert (old.stats.joins, other.stats.joins) == (1, 1)
     await asyncio.gather(old.leave(), other.leave(), reader.close(), other_reader.close())
-
-
-async def test_client_errors_have_the_documented_types(server: RedisServer) -> None:
-    scripts = Scripts(server.url, "tests/none", timeout=1.0)
-    client: RedisClient = scripts.redis
-    with pytest.raises(RedisError, match="WRONGTYPE"):
-        await client.transaction([("SET", "tests:none", 1), ("HGET", "tests:none", "x"), ("DEL", "tests:none")])
-    with pytest.raises(RedisError, match="unknown command"):
-        await client.transaction([("SET", "tests:none", 1), ("NONSENSE",)])
-    assert await client.pipeline([]) == [] and await client.execute("GET", "tests:none") is None
-    await scripts.close()
-
-
-async def test_a_timeout_covers_a_call_with_all_its_redirections() -> None:
-    """A node that redirects callers slowly and forever: each step is in time, all of them together are not."""
-
-    asked = 0
-
-    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        with contextlib.suppress(ConnectionError):
-            while await reader.read(1 << 16):
-                asked += 1
-                await asyncio.sleep(0.15)
-                writer.write(b"-MOVED 1 127.0.0.1:%d\r\n" % server.sockets[0].getsockname()[1])
-
-    server = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
-    client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 0.2)
-    with pytest.raises(TimeoutError):
-        await client.execute("GET", "x")
-    assert asked <= 2
-    await client.close()
-    server.close()
-
-
-@pytest.mark.parametrize("endless", [b"*99999999\r\n" + b":1\r\n" * 100_000, b"$999999999\r\n" + b"x" * 400_000], ids=["array", "bulk"])
-async def test_an_endless_reply_closes_the_connection(endless: bytes) -> None:
-    """A malicious server at Redis' address must not be able to fill the memory of routers and workers."""
-    sent = 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        await reader.read(1)
-        with contextlib.suppress(OSError):
-            writer.write(endless[: endless.index(b"\n") + 1])
-            while True:
-                writer.write(endless[endless.index(b"\n") + 1 :])
-                await writer.drain()
-                sent += len(endless)
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 60.0)
-    try:
-        with pytest.raises(RedisError, match="more than 16 MiB"):
-            await client.execute("PING")
-        assert sent < 2 * MAX_REPLY_BYTES
-    finally:
-        await client.close()
-        server.close()

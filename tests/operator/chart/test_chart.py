@@ -106,6 +106,14 @@ def test_an_external_redis_with_tls_and_a_secret() -> None:
     assert volume == {"secretName": "index-redis", "optional": True, "defaultMode": 0o440}
 
 
+def test_sentinels_have_a_login_of_their_own() -> None:
+    values = "redis.externalUrl=redis+sentinel://s/index,redis.existingSecret=mine,redis.sentinelUsernameKey=su,redis.sentinelPasswordKey=sp"
+    (deployment,) = [one for one in template("--set", values) if one["kind"] == "Deployment"]
+    flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    folder = "/etc/fairlead/redis"
+    assert {f"--redis-sentinel-username-file={folder}/su", f"--redis-sentinel-password-file={folder}/sp"} <= set(flags)
+
+
 def test_the_charts_redis_always_requires_a_password() -> None:
     """With any values, two renderings are equal, so GitOps tools see no change, and none contains a password."""
     assert rendered() == rendered()

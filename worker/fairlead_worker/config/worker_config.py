@@ -190,6 +190,8 @@ class WorkerConfig(BaseSettings):
     redis_ca_file: Annotated[str, env_only("PEM file of the authorities for rediss://; default: the system's")] = ""
     redis_cert_file: Annotated[str, env_only("PEM file of a client certificate for rediss://")] = ""
     redis_key_file: Annotated[str, env_only("PEM file of the client certificate's private key")] = ""
+    redis_sentinel_username_file: Annotated[str, env_only("file with the sentinels' user, read at each connection")] = ""
+    redis_sentinel_password_file: Annotated[str, env_only("file with the sentinels' password, read at each connection")] = ""
     nodes_secret: Annotated[
         str, env_only(f"shared secret of the nodes of a model, {MIN_SECRET_LENGTH} characters or more, for --nnodes above 1")
     ] = ""
@@ -328,7 +330,8 @@ class WorkerConfig(BaseSettings):
         if not self.redis_url:
             return None
         files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
-        return RedisAccess(self.redis_url, self.redis_username, *files)
+        sentinel_files = (self.redis_sentinel_username_file, self.redis_sentinel_password_file)
+        return RedisAccess(self.redis_url, self.redis_username, *files, *sentinel_files)
 
     @property
     def names(self) -> tuple[str, ...]:
