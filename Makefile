@@ -167,10 +167,11 @@ requirements: ## pin every dependency with hashes; fails if the images' have no 
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 	@# The images contain no compiler: each pin needs a wheel for both machines, made for the C library of Debian 12.
-	for image in control worker; do for machine in x86_64 aarch64; do \
-	  uv pip install --quiet --dry-run --no-deps --only-binary :all: --require-hashes --target build/none --python-version 3.11 \
+	@# The images' Python is 3.11; the other versions are those of `requires-python`.
+	for image in control worker; do for machine in x86_64 aarch64; do for python in 3.11 3.12 3.13; do \
+	  uv pip install --quiet --dry-run --no-deps --only-binary :all: --require-hashes --target build/none --python-version $$python \
 	    --python-platform $$machine-manylinux_2_36 -r requirements/$$image.txt || exit 1; \
-	done; done
+	done; done; done
 
 sbom: install ## write CycloneDX bills of materials of both images' Python packages to build/sbom
 	@mkdir -p build/sbom
