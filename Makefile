@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -42,13 +42,16 @@ redis-servers: install ## install Redis 7 and 8 and Valkey 8 for the tests, from
 s3-server: install ## install an S3 server for the tests, in its own environment in the user's cache (once, seconds)
 	-@$(BIN)/python -m tests.servers.s3_server
 
+registry: install ## install a registry for the tests, from Debian into the user's cache (once, seconds)
+	-@$(BIN)/python -m release.registry
+
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
 kubernetes: install ## install etcd, Kubernetes and Helm for e2e and for tests that need an API server, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
-test: install redis-servers s3-server clients ## run unit and component tests, without a cluster or GPU
+test: install redis-servers s3-server registry clients ## run unit and component tests, without a cluster or GPU
 	@# A test that fails on a busy machine runs again alone and must pass then. Property tests use the same examples in each run (profile
 	@# `ci`), so that a change cannot fail by chance; `make test EXAMPLES=default` draws new ones.
 	@# Each process gets half of the tests in order, so that fixtures of sessions and modules start once; a finished one takes half of the rest.
@@ -68,7 +71,7 @@ image-arm: ## build the worker image for Arm and serve a tiny model from it, in 
 lint: install ## check with ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead bench
+	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead bench release
 	$(BIN)/lint-imports
 
 format: install ## format the code, and fix what ruff can fix
@@ -160,6 +163,7 @@ protos: install ## compile the endpoint picker's messages
 	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto
 
 requirements: ## pin every dependency with hashes; fails if the images' have no wheel for amd64 or arm64
+	printf 'hatchling>=1.27\n' | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header - -o requirements/build.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
@@ -167,17 +171,17 @@ requirements: ## pin every dependency with hashes; fails if the images' have no 
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 	@# The images contain no compiler: each pin needs a wheel for both machines, made for the C library of Debian 12.
-	for image in control worker; do for machine in x86_64 aarch64; do \
-	  uv pip install --quiet --dry-run --no-deps --only-binary :all: --require-hashes --target build/none --python-version 3.11 \
+	@# The images' Python is 3.11; the other versions are those of `requires-python`.
+	for image in control worker; do for machine in x86_64 aarch64; do for python in 3.11 3.12 3.13; do \
+	  uv pip install --quiet --dry-run --no-deps --only-binary :all: --require-hashes --target build/none --python-version $$python \
 	    --python-platform $$machine-manylinux_2_36 -r requirements/$$image.txt || exit 1; \
-	done; done
+	done; done; done
 
-sbom: install ## write CycloneDX bills of materials of both images' Python packages to build/sbom
-	@mkdir -p build/sbom
-	@for image in control worker; do \
-	  PYTHONWARNINGS=ignore $(BIN)/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
-	    -o build/sbom/$$image.cdx.json requirements/$$image.txt && echo "build/sbom/$$image.cdx.json" || exit 1; \
-	done
+sbom: install ## write CycloneDX bills of materials of the images' Python packages to build/sbom
+	@$(BIN)/python -m release --sboms
+
+release: install ## write wheel, sdist, chart, image contexts, SBOMs, notes and checksums to build/release, and rehearse the push (two minutes)
+	@$(BIN)/python -m release
 
 audit: install ## report known vulnerabilities of the images' packages; also reports if no advisory service can be reached
 	@$(BIN)/python requirements/audit.py

@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check_machine() -> Iterator[Finding]:
     version = platform.python_version()
-    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    yield Finding("Python", f"{version}, {sys.executable}", True, "" if fits else "use Python 3.11 or 3.12")
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    yield Finding("Python", f"{version}, {sys.executable}", True, "" if fits else "use Python 3.11, 3.12 or 3.13")
     yield Finding("system", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_memory()}")
     for package, why in (
         ("torch", "the engine"),

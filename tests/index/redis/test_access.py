@@ -177,10 +177,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(["openssl", *words], cwd=at, check=True, capture_output=True)
 
     new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(*new, "-x509", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test-ca")
+    openssl(*new, "-x509", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test-ca", "-addext", "keyUsage=keyCertSign")
     for name, host in (("server", "localhost"), ("other", "elsewhere.example"), ("client", "client")):
         openssl(*new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={host}")
-        (at / "names").write_text(f"subjectAltName=DNS:{host}")
+        (at / "names").write_text(f"subjectAltName=DNS:{host}\nauthorityKeyIdentifier=keyid")  # Python 3.13 requires the identifier
         openssl(*f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out {name}.crt -days 2 -extfile names".split())
     return at
 

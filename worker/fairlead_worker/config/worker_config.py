@@ -21,6 +21,7 @@ from fairlead_worker.config.options import ENV_PREFIX, env_only, flag, setting_n
 from fairlead_worker.config.speculative import SpeculativeConfig
 from fairlead_worker.config.values import check_model_uri, parse_json, parse_json_or_list
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, select_parsers
+from fairlead_worker.parsing.registry import reasoning_plugins, tool_call_plugins
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -226,7 +227,8 @@ class WorkerConfig(BaseSettings):
     @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod
     def _check_parser(cls, value: str, info: ValidationInfo) -> str:
-        names = TOOL_CALL_PARSERS if info.field_name == "tool_call_parser" else REASONING_PARSERS
+        calls = info.field_name == "tool_call_parser"
+        names = (*TOOL_CALL_PARSERS, *tool_call_plugins()) if calls else (*REASONING_PARSERS, *reasoning_plugins())
         if value not in names:
             raise ValueError(f"is none of {', '.join(names)}")
         return value

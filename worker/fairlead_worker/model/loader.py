@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.ipc.messages import Pooling
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.adapters import register_adapter
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.connect import connect
 from fairlead_worker.model.dtype import choose_dtype
@@ -41,6 +41,7 @@ from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.native.library import native
 from fairlead_worker.platform.isa import VARIABLE, cpu_level
+from fairlead_worker.plugins import PluginError
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.scales import Groups
 from fairlead_worker.sharding.shards import Shards, Unshardable
@@ -189,8 +190,13 @@ def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
     if "quantization_config" in raw:
         check_checkpoint(uri, raw["quantization_config"].get("quant_method", "unknown"), ranks)
     kind = raw.get("model_type")
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelLoadError(uri, f"unsupported architecture: transformers has no causal LM for model_type {kind!r}")
+    try:
+        known = isinstance(kind, str) and register_adapter(kind)
+    except PluginError as error:
+        raise ModelLoadError(uri, str(error)) from error
+    if not known:
+        missing = f"transformers has no causal LM for model_type {kind!r}, and no installed package registers one"
+        raise ModelLoadError(uri, f"unsupported architecture: {missing}")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:

@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairlead_worker.parsing import harmony
-from fairlead_worker.parsing.json_calls import FORCED_CALLS, JSON_CALLS, JsonFormat, NamedCall, TextWithCalls
-from fairlead_worker.parsing.parameter_calls import PARAMETER_CALLS, ParameterFormat
+from fairlead_worker.parsing.json_calls import FORCED_CALLS, Format, JsonFormat, NamedCall, TextWithCalls
+from fairlead_worker.parsing.parameter_calls import ParameterFormat
 from fairlead_worker.parsing.pythonic import PythonicFormat
 from fairlead_worker.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningStage
+from fairlead_worker.parsing.registry import (
+    CALLS,
+    HARMONY,
+    find_call_format,
+    find_reasoning_format,
+    reasoning_plugins,
+    tool_call_plugins,
+)
 from fairlead_worker.parsing.stage import Parser, PlainText, Stage, Tools, call_id, short_call_id
 
-CallFormat = JsonFormat | ParameterFormat | PythonicFormat
-CALLS: dict[str, CallFormat] = {**JSON_CALLS, **PARAMETER_CALLS, "pythonic": PythonicFormat()}
-HARMONY = "harmony"
 TOOL_CALL_PARSERS = ("auto", "none", HARMONY, *CALLS)
 REASONING_PARSERS = ("auto", "none", HARMONY, *REASONING_FORMATS)
 TAIL_TOKENS = 32
@@ -66,13 +71,13 @@ class ModelParsers:
     reasoning_parser: str = ""
 
     @property
-    def tool_format(self) -> CallFormat | None:
-        return CALLS.get(self.tool_parser)
+    def tool_format(self) -> Format | None:
+        return find_call_format(self.tool_parser)
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None:
         """Return the reasoning format, which a grammar must allow before the answer."""
-        return harmony.REASONING_FORMAT if self.reasoning_parser == HARMONY else REASONING_FORMATS.get(self.reasoning_parser)
+        return harmony.REASONING_FORMAT if self.reasoning_parser == HARMONY else find_reasoning_format(self.reasoning_parser)
 
     def needs_parser(self, options: ParserOptions) -> bool:
         """Return False if all of an answer is text, so that it needs no parser."""
@@ -113,21 +118,31 @@ class ModelParsers:
         parts: list[str] = list(harmony.MARKERS) if HARMONY in (self.tool_parser, self.reasoning_parser) else []
         if (thinking := self.reasoning_format) is not None:
             parts += [thinking.start, thinking.end]
-        match self.tool_format:
+        match format := self.tool_format:
             case JsonFormat(markers=markers, head=head, tail=tail):
                 parts += [*markers, head, tail]
             case ParameterFormat(markers=markers, head=head, parameter=parameter, value_end=end, tail=tail):
                 parts += [*markers, head, parameter, end, tail]
             case PythonicFormat(markers=markers):
                 parts += [*markers, "<|python_end|>"]
+            case Format():
+                parts += format.markers
+        if self.tool_parser not in CALLS and (plugin := tool_call_plugins().get(self.tool_parser)) is not None:
+            parts += plugin.markup
         return "\0".join(parts).replace("\\", "")
 
 
 def select_parsers(tool_call_parser: str, reasoning_parser: str, templates: Sequence[str]) -> tuple[ModelParsers, str]:
-    """Return (parsers for a model with these chat templates, the reasons in words). Raise ValueError for an invalid combination."""
+    """Return (parsers for a model with these chat templates, the reasons in words).
+
+    A format of another package comes before Fairlead's: its author knows the model. Raises ValueError for an invalid combination, and
+    PluginError, a ValueError too, for a plug-in that cannot be used.
+    """
     text = "\0".join(templates)
-    calls = _detect(text, _CALL_SIGNS) if tool_call_parser == "auto" else tool_call_parser
-    thinking = _detect(text, _REASONING_SIGNS) if reasoning_parser == "auto" else reasoning_parser
+    call_signs = (*((name, plugin.signs) for name, plugin in tool_call_plugins().items()), *_CALL_SIGNS)
+    reasoning_signs = (*((name, plugin.signs) for name, plugin in reasoning_plugins().items()), *_REASONING_SIGNS)
+    calls = _detect(text, call_signs) if tool_call_parser == "auto" else tool_call_parser
+    thinking = _detect(text, reasoning_signs) if reasoning_parser == "auto" else reasoning_parser
     if calls == HARMONY != thinking:  # harmony is one format for both
         calls, thinking = _resolve_harmony(calls, HARMONY, tool_call_parser, reasoning_parser)
     elif thinking == HARMONY and calls not in (HARMONY, "none"):
@@ -156,4 +171,4 @@ def _resolve_harmony(calls: str, thinking: str, tool_call_parser: str, reasoning
 
 
 def _detect(text: str, signs: Sequence[tuple[str, tuple[str, ...]]]) -> str:
-    return next((name for name, parts in signs if all(part in text for part in parts)), "none")
+    return next((name for name, parts in signs if parts and all(part in text for part in parts)), "none")

@@ -5,7 +5,7 @@ calls. Patterns are tried on growing text: a *partial* match (of the `regex` lib
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -96,6 +96,7 @@ FORCED_CALLS = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\])
 """The format of an answer that a grammar forces to be calls: `[{"name": …, "parameters": {…}}, …]`."""
 
 
+@runtime_checkable
 class Format(Protocol):
     """The interface of all call formats."""
 
