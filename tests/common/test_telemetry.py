@@ -5,6 +5,7 @@ import logging
 import sys
 
 import pytest
+from tests.servers.otlp_receiver import otlp_receiver
 
 from fairlead_common.telemetry.logs import JsonFormatter, bind_request
 from fairlead_common.telemetry.spans import NO_SPAN, read_trace_id
@@ -60,6 +61,22 @@ def test_without_an_endpoint_there_is_no_tracer_and_spans_do_nothing() -> None:
     with NO_SPAN.child("part") as span:
         span.set({"key": 1})
     assert span is NO_SPAN and span.propagate() == [] and not span.is_recording
+
+
+def test_the_flag_names_the_collector_and_the_last_spans_are_exported_at_the_end() -> None:
+    with otlp_receiver() as receiver:
+        tracer = create_tracer("service", receiver.endpoint, {"fairlead.model": "tiny"})
+        assert tracer is not None
+        with tracer.start("request", [(b"traceparent", f"00-{TRACE}-b7ad6b7169203331-01".encode())]) as request:
+            request.set({"kept": 1, "absent": None})
+            with pytest.raises(KeyError), request.child("part"):
+                raise KeyError
+            (header,) = request.propagate()
+        tracer.close()
+        by_name = {span.name: span for span in receiver.of_trace(TRACE)}
+    assert header == (b"traceparent", f"00-{TRACE}-{by_name['request'].span_id}-01".encode())
+    assert by_name["request"].attributes == {"kept": 1} and by_name["request"].service == "service"
+    assert by_name["part"].failed and by_name["part"].parent_id == by_name["request"].span_id
 
 
 def test_standard_variables_turn_tracing_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def _create_exporter(endpoint: str) -> Any:
 def _traces_url(endpoint: str) -> str:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise TracingError(f"the endpoint {endpoint!r} is no URL; give one as in http://collector:4318")
+        raise TracingError(f"--otlp-traces-endpoint {endpoint!r} is no URL; give one as in http://collector:4318")
     return endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
 
 
