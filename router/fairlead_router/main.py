@@ -21,6 +21,7 @@ def main() -> None:
     """Run until SIGTERM. Exit with 0 after the drain, with 1 for a port that cannot be bound, with 2 for an invalid configuration."""
     try:
         config = read_config(sys.argv[1:])
+        configure_logging(config.log_level, config.log_format, sys.stdout, "%(asctime)s %(levelname)s %(name)s %(message)s")
         server = RouterServer(config)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
@@ -37,7 +38,6 @@ def main() -> None:
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
-    configure_logging(config.log_level, config.log_format, sys.stdout, "%(asctime)s %(levelname)s %(name)s %(message)s")
     access_log.write_bare_lines(access_log.NAME, sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):

@@ -94,3 +94,10 @@ def test_what_cannot_work_is_an_error_that_names_the_fix(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(TracingError, match=r"pip install 'fairlead\[tracing\]'"):
         create_tracer("service", "http://127.0.0.1:4318", {})
+
+
+def test_an_environment_that_cannot_work_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    assert create_tracer("service", "", {}) is None
+    assert "no traces are sent" in caplog.text and "fairlead[tracing]" in caplog.text

@@ -5,6 +5,7 @@ timeouts. The batch processor has a bounded queue and drops spans when it is ful
 collector costs spans and no request.
 """
 
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ from fairlead_common.telemetry.spans import NO_SPAN, Headers, Kind, Span, Value
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span as OtelSpan
+
+logger = logging.getLogger(__name__)
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -117,12 +120,23 @@ def create_tracer(service: str, endpoint: str, attributes: Mapping[str, str]) ->
     """Return a tracer, or None without an endpoint in the flag or in `OTEL_*`, or if `OTEL_*` disables it.
 
     `endpoint`: URL of an OTLP collector; empty: from the environment. `attributes`: of the resource, below `OTEL_RESOURCE_ATTRIBUTES`.
-    Raises TracingError for an invalid endpoint or a missing package.
+    Raises TracingError for an invalid endpoint or a missing package. If only the environment asks for traces, which may be that of a whole
+    cluster, this is a warning.
     """
     if not endpoint and not any(os.environ.get(name) for name in _ENDPOINTS):
         return None
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return None
+    try:
+        return _create(service, endpoint, attributes)
+    except TracingError as error:
+        if endpoint:
+            raise
+        logger.warning("no traces are sent: %s", error)
+        return None
+
+
+def _create(service: str, endpoint: str, attributes: Mapping[str, str]) -> Tracer:
     try:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
