@@ -165,9 +165,9 @@ protos: install ## compile the endpoint picker's messages
 requirements: ## pin every dependency with hashes; fails if the images' have no wheel for amd64 or arm64
 	printf 'hatchling>=1.27\n' | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header - -o requirements/build.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
-	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator pyproject.toml -o requirements/control.txt -c requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker --extra tracing pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
+	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu --extra worker --extra tracing pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator --extra tracing pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 	@# The images contain no compiler: each pin needs a wheel for both machines, made for the C library of Debian 12.

@@ -45,6 +45,9 @@ class OperatorConfig(BaseSettings):
     lease_name: str = Field("fairlead-operator", min_length=1, description="Lease name; of the operators that share a Lease, one leads.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
     monitoring_namespaces: str = Field("", description="Comma-separated namespaces that NetworkPolicies let read /metrics of the pods.")
+    otlp_endpoint: str = Field(
+        "", pattern="^(https?://[^/\\s]+.*)?$", description="URL of an OpenTelemetry collector that gets the traces of workers and routers."
+    )
     health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: any free port.")
     kubeconfig: str = Field("", description="Kubeconfig file; empty: the pod's service account, or $KUBECONFIG.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
@@ -97,4 +100,5 @@ class OperatorConfig(BaseSettings):
             cluster_domain=self.cluster_domain,
             operator_namespace=self.lease_namespace,
             monitoring_namespaces=tuple(name.strip() for name in self.monitoring_namespaces.split(",") if name.strip()),
+            otlp_endpoint=self.otlp_endpoint,
         )

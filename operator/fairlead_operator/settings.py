@@ -16,3 +16,4 @@ class Settings:
     cluster_domain: str = "cluster.local"
     operator_namespace: str = ""  # from which the operator polls workers and routers; empty: any
     monitoring_namespaces: tuple[str, ...] = ()  # that may read /metrics of all pods
+    otlp_endpoint: str = ""  # of the collector of traces; empty: workers and routers send none

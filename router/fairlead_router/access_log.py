@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from fairlead_common.telemetry.logs import json_line
+
 NAME = "fairlead_router.access"
 FLUSH_SECONDS = 0.1
 FLUSH_LINES = 512
@@ -28,8 +30,8 @@ class AccessLog:
     Each line carries its own prefix, so the logger needs a handler that adds none (`write_bare_lines`).
     """
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time) -> None:
-        self._logger, self._clock = logger, clock
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time, json: bool = False) -> None:
+        self._logger, self._clock, self._json = logger, clock, json
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._second, self._stamp = 0, ""
@@ -38,13 +40,16 @@ class AccessLog:
     def is_enabled(self) -> bool:
         return self._logger.isEnabledFor(logging.INFO)
 
-    def write(self, line: str) -> None:
-        """Append a line. Call this on a running loop."""
+    def write(self, line: str, request_id: str = "", trace_id: str = "") -> None:
+        """Append a line. JSON lines carry the ids as fields. Call this on a running loop."""
         now = self._clock()
-        if int(now) != self._second:
-            self._second = int(now)
-            self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} INFO {self._logger.name} {line}")
+        if self._json:
+            self._lines.append(json_line(now, "INFO", self._logger.name, line, request_id, trace_id))
+        else:
+            if int(now) != self._second:
+                self._second = int(now)
+                self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+            self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} INFO {self._logger.name} {line}")
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:

@@ -10,6 +10,10 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
+from fairlead_common.http.origins import parse_origins
+from fairlead_common.telemetry.logs import bind_request
+from fairlead_common.telemetry.spans import read_trace_id
+from fairlead_common.telemetry.tracer import Tracer
 from fairlead_common.truncate import quote, truncate
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
@@ -23,6 +27,7 @@ from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
 from fairlead_router.wire.client_connection import Request
+from fairlead_router.wire.cors import Cors
 from fairlead_router.wire.response import Reply
 
 logger = logging.getLogger(__name__)
@@ -45,7 +50,12 @@ class App:
     def __init__(self, router: Router, part: Part = "all") -> None:
         """`part`: the paths that this port serves; all others are answered with 404."""
         self._router, self._part = router, part
-        self._access = AccessLog(logging.getLogger(access_log.NAME))
+        self._logs_json = router.config.log_format == "json"
+        self._access = AccessLog(logging.getLogger(access_log.NAME), json=self._logs_json)
+        origins = parse_origins(router.config.allowed_origins) if part != "admin" else ()
+        self._cors = Cors(origins) if origins else None
+        self._own_headers = (router.tracer.header_names if router.tracer else frozenset()) | ({b"origin"} if origins else frozenset())
+        """Headers of the client that the worker does not get, because the router answers or replaces them."""
         self._pages = {
             "/health": self._health,
             "/ready": self._ready,
@@ -57,6 +67,8 @@ class App:
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
+        if self._cors is not None and self._cors.answer(request, reply):
+            return
         path = request.path
         handler, page = self._router.handler, self._pages.get(path)
         served = self._serves(path)
@@ -74,9 +86,16 @@ class App:
                 await self._demand(request, reply)
                 return
         call, counted = Call.from_request(request), False
+        if self._logs_json:
+            call.trace_id = read_trace_id(request.headers)
+            bind_request(call.id, call.trace_id)
+        if self._own_headers:
+            call.forwarded_headers = [header for header in call.forwarded_headers if header[0] not in self._own_headers]
         try:
             if path in _POSTED or path == OPENAPI or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
+            if self._router.tracer is not None:
+                self._start_span(self._router.tracer, call, request)
             batches = self._router.batches
             if batches is not None and served and batches.serves(path):
                 await batches.forward(call, request, reply)
@@ -139,6 +158,8 @@ class App:
                 self._router.demand.request_ended(call)
             call.release_body()
             self._log(call)
+            if self._router.tracer is not None:
+                self._end_span(call)
 
     def _serves(self, path: str) -> bool:
         return self._part == "all" or path in ON_BOTH or (path in ADMIN) == (self._part == "admin")
@@ -172,7 +193,8 @@ class App:
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
-        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
+        with call.span.child("tokenize"):
+            prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens = prompt.length
         return prompt
@@ -206,8 +228,36 @@ class App:
                 f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted_tokens)}"
                 f" cached={_or_dash(call.cached_tokens)}"
                 f" ttfb_ms={'-' if call.first_byte_at is None else f'{1000 * (call.first_byte_at - call.started_at):.1f}'}"
-                f" total_ms={1000 * (now - call.started_at):.1f} bytes={call.bytes_out} end={call.ending}"
+                f" total_ms={1000 * (now - call.started_at):.1f} bytes={call.bytes_out} end={call.ending}",
+                call.id,
+                call.trace_id,
             )
+
+    def _start_span(self, tracer: Tracer, call: Call, request: Request) -> None:
+        """Start the request's span once its key is accepted: strangers must not fill the collector."""
+        name = f"{call.method} {call.path if call.path in _POSTED else 'other'}"
+        call.span = tracer.start(name, request.headers, call.started_at)
+        call.trace_id = call.span.trace_id
+        if self._logs_json:
+            bind_request(call.id, call.trace_id)
+
+    def _end_span(self, call: Call) -> None:
+        call.span.set(
+            {
+                "http.request.method": call.method,
+                "http.response.status_code": call.status or 499,
+                "fairlead.request_id": call.id,
+                "fairlead.tenant": call.caller.tenant.name or None,
+                "fairlead.worker": call.worker or None,
+                "fairlead.attempts": call.attempts,
+                "gen_ai.usage.input_tokens": call.prompt_tokens,
+                "fairlead.predicted_cached_tokens": call.predicted_tokens,
+                "fairlead.cached_tokens": call.cached_tokens,
+            }
+        )
+        if call.status >= 500 or call.ending != "ok":
+            call.span.fail(call.ending if call.ending != "ok" else f"status {call.status}")
+        call.span.end()
 
     # Pages
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from fairlead_common.http.origins import parse_origins
+from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, redact_url
 from fairlead_router.service_classes import ServiceClasses, parse_classes
@@ -89,7 +91,13 @@ class RouterConfig(BaseSettings):
     )
     token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts, bytes; 0: no cache")
     poll_interval: float = Field(1.0, gt=0, description="seconds between discovery queries, and between health checks of a worker")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least important lines that are logged")
+    log_level: LogLevel = Field("INFO", description="least important lines that are logged")
+    log_format: LogFormat = Field("text", description="json: one JSON object a line, with the ids of the request and its trace")
+    otlp_traces_endpoint: str = Field(
+        "",
+        description="URL of an OpenTelemetry collector, as in http://collector:4318 (empty: OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
+    )
+    allowed_origins: str = Field("", description="origins of web pages that may call (CORS), with commas; *: all (empty: none)")
 
     picker_port: int | None = Field(
         None, ge=0, le=65535, description="port of the endpoint picker for gateways (empty: none; 0: any free one)"
@@ -102,6 +110,12 @@ class RouterConfig(BaseSettings):
     def _known_scheme(cls, value: str) -> str:
         if not value.startswith(("dns://", "file:///", "static://")):
             raise ValueError("give dns://HOST:PORT, file:///path or static://host:port,host:port")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _valid_origins(cls, value: str) -> str:
+        parse_origins(value)
         return value
 
     @field_validator("slo_classes")

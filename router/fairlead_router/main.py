@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from fairlead_common.memory import freeze_gc
+from fairlead_common.telemetry.logs import configure_logging
 from fairlead_index.redis.access import has_password
 from fairlead_router import access_log
 from fairlead_router.config import read_config
@@ -20,6 +21,7 @@ def main() -> None:
     """Run until SIGTERM. Exit with 0 after the drain, with 1 for a port that cannot be bound, with 2 for an invalid configuration."""
     try:
         config = read_config(sys.argv[1:])
+        configure_logging(config.log_level, config.log_format, sys.stdout, "%(asctime)s %(levelname)s %(name)s %(message)s")
         server = RouterServer(config)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
@@ -36,7 +38,6 @@ def main() -> None:
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
     access_log.write_bare_lines(access_log.NAME, sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 
 from fairlead_common.discovery import create_source
 from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_common.telemetry.tracer import create_tracer
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.discovery import follow_discovery
@@ -56,6 +58,8 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
+        identity = {"service.instance.id": socket.gethostname(), "fairlead.inference_service": config.namespace}
+        self.tracer = create_tracer("fairlead-router", config.otlp_traces_endpoint, identity)
         self._source = create_source(config.workers)
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
         self.table = WorkerTable(silence_timeout=config.silence_timeout, admin_port=config.worker_admin_port)
@@ -125,6 +129,8 @@ class Router:
         for worker in self.table:
             worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     def drain(self) -> None:
         """Turn unready, so that Kubernetes removes this router's endpoint. Later requests are served, and then their connections close."""

@@ -82,6 +82,15 @@ class Process:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
+def engine_worker(folder: Path, model: Path, pod: str, *flags: str, **settings: str) -> tuple[str, Process]:
+    """Return the address and the process of a real worker with an engine. `settings`: environment variables."""
+    port = free_port()
+    settings = {"FAIRLEAD_POD_NAME": pod, "FAIRLEAD_TERMINATION_LOG": os.devnull} | settings
+    command = ["env", *(f"{name}={value}" for name, value in settings.items()), sys.executable, "-m", "fairlead_worker.main"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--model", f"file://{model}", "--served-model-name", "tiny"]
+    return f"127.0.0.1:{port}", Process(pod, [*command, "--kv-pages", "600", "--threads", "1", *flags], folder / f"{pod}.log")
+
+
 class Fleet:
     """`routers` and `workers` as processes: a worker on each of `nodes`, discovery by a file, an index if `redis` names one.
 

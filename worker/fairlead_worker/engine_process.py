@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlead_common.telemetry.logs import configure_logging
 from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, build_runner, describe_error, load, scheduler_config
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.config.api_files import read_file
 from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready
 from fairlead_worker.ipc.transport import EngineEnd, ZmqEngineEnd
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
@@ -46,17 +48,18 @@ class Start(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Run the engine and return the process's exit status."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
     # The API process decides when the engine ends. A terminal's Ctrl-C and a container's SIGTERM to all processes are ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Unbuffered: a thread in a buffered read holds the buffer's lock, and the interpreter aborts at exit if the lock is held.
     parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
     start = msgspec.json.decode(parent_pipe.readline(), type=Start)
+    config = WorkerConfig.model_validate(start.config)
+    configure_logging(config.log_level, config.log_format, sys.stderr, "%(asctime)s %(levelname)s engine %(name)s: %(message)s", "engine")
     threading.Thread(target=_exit_with_parent, args=(parent_pipe, start.address), name="parent watch", daemon=True).start()
     end = ZmqEngineEnd(start.address)
     try:
-        return run(WorkerConfig.model_validate(start.config), end, start.address)
+        return run(config, end, start.address)
     finally:
         end.close()
 
@@ -268,6 +271,11 @@ def _load_prompt_format(config: WorkerConfig, folder: Path, model_digest: str, m
             raise ValueError("it has no fast form (tokenizer.json)")
     except Exception as error:
         raise ModelLoadError(config.model, f"its tokenizer cannot be loaded: {error}") from error
+    if config.chat_template:
+        try:
+            tokenizer.chat_template = read_file(config.chat_template)
+        except ValueError as error:  # it was valid when the worker started
+            raise ModelLoadError(config.model, f"--chat-template {config.chat_template} {error}") from error
     return PromptFormat.from_tokenizer(
         tokenizer,
         model_digest=model_digest,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import uvloop
 
+from fairlead_common.telemetry.logs import configure_logging
+from fairlead_common.telemetry.tracer import TracingError, create_tracer
 from fairlead_index.redis.access import has_password
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.platform.imports import gc_frozen
@@ -26,10 +28,10 @@ TERMINATION_BYTES = 4096
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the worker and return its exit status."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = WorkerConfig.from_command_line(arguments)
+    configure_logging(config.log_level, config.log_format, sys.stderr, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("uvicorn", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    config = WorkerConfig.from_command_line(arguments)
     try:
         level = cpu_level()
     except CpuLevelError as error:
@@ -49,6 +51,15 @@ def main(arguments: list[str] | None = None) -> int:
         status = _fail(config, failure) if failure else 0
         logging.shutdown()
         os._exit(status)  # a normal exit waits for downloads, and one from an unresponsive source may never end
+    try:
+        identity = {
+            "service.instance.id": config.pod,
+            "fairlead.inference_service": config.index_namespace,
+            "fairlead.model": config.names[0],
+        }
+        tracer = create_tracer("fairlead-worker", config.otlp_traces_endpoint, identity)
+    except TracingError as error:
+        return _fail(config, str(error))
     listeners = []
     for port in (config.port, config.admin_port):
         try:
@@ -60,7 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
         from fairlead_worker.api.server import Listeners, serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        failure = runner.run(serve(config, Listeners(*listeners)))
+        failure = runner.run(serve(config, Listeners(*listeners), tracer))
+    if tracer is not None:
+        tracer.close()
     return _fail(config, failure) if failure else 0
 
 
@@ -86,7 +99,10 @@ def _fail(config: WorkerConfig, reason: str) -> int:
             path.write_bytes(reason.encode()[:TERMINATION_BYTES])
         except OSError as error:
             logger.warning("FAIRLEAD_TERMINATION_LOG %s cannot be written: %s", path, error)
-    print(f"fairlead-worker: {reason}", file=sys.stderr, flush=True)
+    if config.log_format == "json":
+        logger.error("%s", reason)
+    else:
+        print(f"fairlead-worker: {reason}", file=sys.stderr, flush=True)
     return 1
 
 

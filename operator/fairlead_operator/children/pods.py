@@ -6,12 +6,18 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import security
 from fairlead_operator.objects import Object
+from fairlead_operator.settings import Settings
 
 GRACE_MARGIN = 15  # seconds after the drain timeout before the kubelet kills a process that exceeded it
 
 
 def downward(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def tracing(settings: Settings) -> list[Object]:
+    """Return the standard variable that makes workers and routers send traces. Images of earlier releases ignore it."""
+    return [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": settings.otlp_endpoint}] if settings.otlp_endpoint else []
 
 
 def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Object:

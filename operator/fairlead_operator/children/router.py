@@ -64,7 +64,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-router"],
         "args": arguments(service, settings),
-        "env": [{"name": "HOME", "value": "/tmp"}],
+        "env": [{"name": "HOME", "value": "/tmp"}, *pods.tracing(settings)],
         "ports": [
             {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},

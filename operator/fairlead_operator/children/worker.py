@@ -127,6 +127,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             pods.downward("FAIRLEAD_POD_NAME", "metadata.name"),
             pods.downward("POD_IP", "status.podIP"),
             *_environment(service, settings),
+            *pods.tracing(settings),
             {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
             *source.env,
             *groups.environment(service, worker_revision(service)),

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from time import monotonic
 
+from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
@@ -70,6 +71,11 @@ class Call:
     body_budget: InflightBodyBudget | None = None
     reserved_bytes: int = 0
     """Bytes of the body that are counted in `body_budget`."""
+    span: Span = NO_SPAN
+    trace_headers: Headers = field(default_factory=list)
+    """Headers that continue the trace at the worker; empty without tracing: then the client's are forwarded."""
+    trace_id: str = ""
+    """Trace that the request belongs to, for the log."""
 
     @classmethod
     def from_request(cls, request: Request) -> "Call":

@@ -72,61 +72,69 @@ class Proxy:
                     kind="server_error",
                     code="bad_gateway",
                 )
-            choice, began = self._record_choice(call, await self.choose(request, attempts, busy, ticket)), monotonic()
+            with call.span.child("route") as route:
+                choice, began = self._record_choice(call, await self.choose(request, attempts, busy, ticket)), monotonic()
+                route.set({"fairlead.worker": call.worker, "fairlead.predicted_cached_tokens": call.predicted_tokens})
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
             movable = request if call.path in _PROMPTED and not attempts.was_withdrawn else None
-            try:
-                connection, head = await self._attempt(call, prompt, choice, ticket, deadline, fresh, movable)
-            except ConnectFailed as error:
-                self._record_failure(choice, "connect", error)
-                attempts.record_refused(choice.worker)
-                continue
-            except LostBeforeHead as error:
-                self._record_failure(choice, "lost", error)
-                if not isinstance(error, WorkerSilent):
-                    attempts.record_lost(
-                        choice.worker, 1.0 if monotonic() - began > DYING_SECONDS else 0.5, final=fresh or error.was_resent
-                    )
-                continue
-            except ResponseTimeout as error:
-                self._record_no_answer(choice.worker)
-                raise ApiError(
-                    504, f"The worker gave no answer: {error} (--request-timeout).", kind="server_error", code="timeout"
-                ) from error
-            worker = choice.worker
-            try:
-                if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
-                    self._metrics.retries.labels("busy").inc()
-                    busy.append(_retry_seconds(head.get(b"retry-after")))
+            with call.span.child("attempt", "client") as span:
+                span.set({"fairlead.worker": call.worker, "fairlead.attempt": call.attempts})
+                call.trace_headers = span.propagate()
+                try:
+                    connection, head = await self._attempt(call, prompt, choice, ticket, deadline, fresh, movable)
+                except ConnectFailed as error:
+                    span.fail("connect")
+                    self._record_failure(choice, "connect", error)
+                    attempts.record_refused(choice.worker)
                     continue
-                retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
-                if retry == b"withdrawn" and not attempts.was_withdrawn:
-                    self._metrics.retries.labels("withdrawn").inc()
-                    attempts.record_withdrawn(worker)
+                except LostBeforeHead as error:
+                    span.fail("lost")
+                    self._record_failure(choice, "lost", error)
+                    if not isinstance(error, WorkerSilent):
+                        attempts.record_lost(
+                            choice.worker, 1.0 if monotonic() - began > DYING_SECONDS else 0.5, final=fresh or error.was_resent
+                        )
                     continue
-                if retry is not None:
-                    self._metrics.retries.labels("refused").inc()
-                    if retry == b"lost":  # the worker's engine died with the request
-                        attempts.lost += 1
-                        self._record_no_answer(worker)
-                    worker.mark_unhealthy()
-                    continue
-                if self._canary is not None:
-                    self._canary.record_head(worker, head.status, began)
-                    if head.status >= 500 and self._canary.can_retry_on_stable(worker, request, excluded):
-                        self._metrics.retries.labels("canary").inc()
+                except ResponseTimeout as error:
+                    self._record_no_answer(choice.worker)
+                    raise ApiError(
+                        504, f"The worker gave no answer: {error} (--request-timeout).", kind="server_error", code="timeout"
+                    ) from error
+                worker, cached = choice.worker, _cached_tokens(head)
+                span.set({"http.response.status_code": head.status, "fairlead.cached_tokens": cached})
+                try:
+                    if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
+                        self._metrics.retries.labels("busy").inc()
+                        busy.append(_retry_seconds(head.get(b"retry-after")))
                         continue
-                worker.breaker.record_success()
-                self._admission.record_answer(ticket)
-                call.release_body()
-                if (cached := _cached_tokens(head)) is not None:
-                    self._policy.record_answer(request, choice, cached)
-                await self._stream_answer(call, worker, connection, head, reply)
-                return
-            finally:
-                worker.in_flight -= 1
-                worker.pool.release(connection)
+                    retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
+                    if retry == b"withdrawn" and not attempts.was_withdrawn:
+                        self._metrics.retries.labels("withdrawn").inc()
+                        attempts.record_withdrawn(worker)
+                        continue
+                    if retry is not None:
+                        self._metrics.retries.labels("refused").inc()
+                        if retry == b"lost":  # the worker's engine died with the request
+                            attempts.lost += 1
+                            self._record_no_answer(worker)
+                        worker.mark_unhealthy()
+                        continue
+                    if self._canary is not None:
+                        self._canary.record_head(worker, head.status, began)
+                        if head.status >= 500 and self._canary.can_retry_on_stable(worker, request, excluded):
+                            self._metrics.retries.labels("canary").inc()
+                            continue
+                    worker.breaker.record_success()
+                    self._admission.record_answer(ticket)
+                    call.release_body()
+                    if cached is not None:
+                        self._policy.record_answer(request, choice, cached)
+                    await self._stream_answer(call, worker, connection, head, reply)
+                    return
+                finally:
+                    worker.in_flight -= 1
+                    worker.pool.release(connection)
 
     async def choose(self, request: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
         """Return a worker, waiting for one while there is none. `busy`: the Retry-After seconds of full workers.
@@ -203,7 +211,7 @@ class Proxy:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
             lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
         deadline = deadline_header(call.service_class, prompt, choice.predicted, monotonic() - call.started_at)
-        lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.forwarded_headers)]
+        lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.trace_headers, *call.forwarded_headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 

@@ -126,7 +126,8 @@ class RequestHandler:
         terms = _terms(call.service_class, call, request, priority) if call.service_class is not None else None
         ticket = Ticket(account, priority, prompt.length, call.reserved_bytes, charge.expected, keep_alive, terms, request)
         try:
-            await self._admission.enter(ticket)
+            with call.span.child("queue"):
+                await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
         except ApiError:
             call.refused = True

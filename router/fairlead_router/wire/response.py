@@ -41,6 +41,8 @@ class Reply:
         """Sent bytes of the body."""
         self.observer: Callable[[bytes], None] | None = None
         """Optional observer of the body, which counts token usage."""
+        self.extra_headers: Headers = []
+        """Headers that `start` adds."""
 
     @property
     def can_keep_alive(self) -> bool:
@@ -52,7 +54,7 @@ class Reply:
         self.started = True
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         sized = False
-        for name, value in headers:
+        for name, value in [*headers, *self.extra_headers] if self.extra_headers else headers:
             if name == b"content-length":
                 sized = True
             elif name == b"connection":

@@ -83,11 +83,13 @@ def test_values_reach_the_operator() -> None:
     made = template(
         *("--set", "images.worker.repository=w", "--set", "images.worker.tag=1", "--set", f"images.control.digest=sha256:{'a' * 64}"),
         *("--set", "defaults.gpus=0", "--set", "redis.externalUrl=redis://r:6379", "--set", "images.pullPolicy=Never"),
+        *("--set", "tracing.endpoint=http://collector:4318"),
     )
     (deployment,) = [one for one in made if one["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert "--worker-image=w:1" in container["args"] and "--default-gpus=0" in container["args"]
     assert "--redis-url=redis://r:6379" in container["args"] and "--image-pull-policy=Never" in container["args"]
+    assert "--otlp-endpoint=http://collector:4318" in container["args"]
     assert container["image"].endswith(f"@sha256:{'a' * 64}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args, get_origin
 
@@ -381,3 +382,11 @@ def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stu
         pod = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]
         assert pod["terminationGracePeriodSeconds"] == 7215
         assert pod["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 15
+
+
+def test_an_endpoint_for_traces_reaches_workers_and_routers_as_the_standard_variable() -> None:
+    variable = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}
+    for settings_of_operator, count in ((SETTINGS, 0), (replace(SETTINGS, otlp_endpoint="http://collector:4318"), 2)):
+        made = desired(service(), Observed(), settings_of_operator, NOW).objects
+        pods = [one["spec"]["template"]["spec"]["containers"][0]["env"] for one in made if one["kind"] == "Deployment"]
+        assert sum(variable in environment for environment in pods) == count

@@ -1,6 +1,7 @@
 """Settings from flags and environment variables, and the errors that name them."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +202,30 @@ def test_files_for_redis_reach_the_index_and_bad_ones_are_named(
             patch.setenv(f"FAIRLEAD_REDIS_{name}", value)
             _config()
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "words"),
+    [
+        ("--chat-template", b"{% for %}", "does not compile"),
+        ("--chat-template", b"\xff", "is no UTF-8 text"),
+        ("--chat-template", None, "cannot be read: No such file"),
+        ("--api-key-file", b"# none\n", "has no key"),
+        ("--api-key-file", b"a key\n", "one key a line"),
+        ("--api-key-file", b"k" * (1 << 20) + b"\n", "is larger than"),
+    ],
+)
+def test_a_file_that_cannot_work_is_refused_at_the_start(
+    flag: str, content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SystemExit) as exit:
+        _config(flag, str(file))
+    assert exit.value.code == 2
+    assert (message := capsys.readouterr().err).startswith(f"fairlead-worker: {flag} ") and words in message, message
+
+
+def test_the_log_level_may_be_in_lower_case() -> None:
+    assert _config("--log-level", "debug").log_level == "DEBUG"

@@ -1,6 +1,7 @@
 """Times and traces of the loop, with a clock of the test's own."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from tests.worker.scheduler.overlapped import OverlappedModel
 from fairlead.schedule.trace import read
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
-from fairlead_worker.engine.request_timer import RequestTimer
+from fairlead_worker.engine.request_timer import MAX_CHUNKS, RequestTimer
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
 from fairlead_worker.ipc.messages import Abort, Output, Sampling, Step
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
@@ -47,12 +48,38 @@ def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = No
     watch = RequestTimer(trace, clock)
     assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, watch) == 0
     watch.close()
-    assert not watch._times and not watch._waiting and not watch._awaiting_first_token, "nothing is kept of requests that are over"
+    assert not watch._times and not watch._waiting and not watch._awaiting_first_token and not watch._chunks, (
+        "nothing is kept of requests that are over"
+    )
     return [step for step in pipe.sent if isinstance(step, Step)]
 
 
 def outputs(steps: list[Step], name: str) -> list[Output]:
     return [output for step in steps for output in step.each() if output.id == name]
+
+
+def test_chunks_of_a_traced_prompt_come_with_the_first_token() -> None:
+    traced, plain = msgspec.structs.replace(ask("a", tokens=20, max_tokens=2), traced=True), ask("b", tokens=9, max_tokens=2)
+    steps = run(Pipe([traced, plain]), chunked_prefill_size=8, max_prefill_tokens=8)
+    (of_a,) = (output.timing for output in outputs(steps, "a") if output.timing is not None)
+    (of_b,) = (output.timing for output in outputs(steps, "b") if output.timing is not None)
+    assert of_b.chunks == ()
+    assert sum(chunk.tokens for chunk in of_a.chunks) == 20 and len(of_a.chunks) >= 3
+    ends = [chunk.start + chunk.tokens for chunk in of_a.chunks]
+    assert [0, *ends[:-1]] == [chunk.start for chunk in of_a.chunks], "each begins where the one before ended"
+    assert all(before.started + before.seconds <= after.started + 1e-9 for before, after in pairwise(of_a.chunks))
+    assert sum(chunk.seconds for chunk in of_a.chunks) <= of_a.prefill_seconds + 1e-9
+
+
+def test_a_very_long_prompt_has_a_bounded_number_of_chunks() -> None:
+    steps = run(
+        Pipe([msgspec.structs.replace(ask("a", tokens=400, max_tokens=1), traced=True)]),
+        pages=128,
+        chunked_prefill_size=4,
+        max_prefill_tokens=4,
+    )
+    (timing,) = (output.timing for output in outputs(steps, "a") if output.timing is not None)
+    assert len(timing.chunks) == MAX_CHUNKS and sum(chunk.tokens for chunk in timing.chunks) == 400
 
 
 def test_queue_and_prefill_time_come_with_the_first_token() -> None:

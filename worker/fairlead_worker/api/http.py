@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
@@ -39,7 +40,8 @@ class RequestContext:
     def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str) -> None:
         self.path: str = scope["path"]
         self.headers = dict(scope["headers"])
-        self.request_id = _request_id(self.headers.get(b"x-request-id", b""))
+        self.span: Span = scope.get("fairlead.span", NO_SPAN)
+        self.request_id = choose_request_id(self.headers.get(b"x-request-id", b""))
         self.response_started = False
         self.body_received = False
         """True once the whole request body was received."""
@@ -196,7 +198,7 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(500, "internal error; the worker's log has the details", type="server_error", code="internal_error")
 
 
-def _request_id(given: bytes) -> str:
+def choose_request_id(given: bytes) -> str:
     """Return the client's request id if it fits a header and a log line, else a new one."""
     text = given.decode("latin-1")
     return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else uuid.uuid4().hex

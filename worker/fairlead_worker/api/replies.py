@@ -52,11 +52,11 @@ async def send_answer(
     usage_comment: bool,
 ) -> None:
     """Generate and send the response. Abort its sequences if the client disconnects. `usage_comment`: end a stream with a usage comment."""
-    run = GenerationRun(worker, generation_request)
+    run = GenerationRun(worker, generation_request, context.span)
 
     async def work() -> None:
         worker.check_queue_limit(len(generation_request.submissions))
-        async with worker.engine.generate(generation_request.submissions) as generation:
+        async with worker.engine.generate(generation_request.submissions, run.engine_spans.count) as generation:
             deltas = run.deltas(generation)
             if stream:
                 await _send_stream(context, generation_request, writer, deltas, usage_comment)

@@ -16,12 +16,14 @@ import uvicorn
 
 from fairlead_common.http.framing import bound_unsent
 from fairlead_common.memory import freeze_gc
+from fairlead_common.telemetry.tracer import Tracer
 from fairlead_worker.api.admin.prefix_warmup import should_warm_up, warm_up
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.index_publisher import IndexPublisher
+from fairlead_worker.api.front.wrap import wrap
 from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
@@ -58,12 +60,12 @@ class Listeners:
     admin: socket.socket | None = None
 
 
-async def serve(config: WorkerConfig, listeners: Listeners) -> str:
+async def serve(config: WorkerConfig, listeners: Listeners, tracer: Tracer | None = None) -> str:
     """Run the worker until it ends. Return the reason of a failure, or an empty string after an orderly shutdown."""
     channel = ZmqChannel()
     try:
         async with asyncio.TaskGroup() as tasks:
-            server = Server(config, listeners, channel)
+            server = Server(config, listeners, channel, tracer)
             background = [tasks.create_task(work, name=name) for name, work in server.background_tasks()]
             try:
                 return await server.run()
@@ -83,14 +85,14 @@ async def serve(config: WorkerConfig, listeners: Listeners) -> str:
 class Port:
     """One listening port: its HTTP server and its own connection limits, which clients of another port cannot exhaust."""
 
-    def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
+    def __init__(self, worker: Worker, listener: socket.socket, part: Part, tracer: Tracer | None) -> None:
         bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
         self.connections = Connections(worker.config.limits)
         self._listener = listener
         self.server = UvicornServer(
             uvicorn.Config(
-                build(worker, part),
+                wrap(build(worker, part), worker.config, tracer, is_admin=part == "admin"),
                 http=self.connections.protocol,  # type: ignore[arg-type]  # a protocol factory, not a class
                 ws="none",
                 lifespan="off",
@@ -111,7 +113,7 @@ class Port:
 class Server:
     """The parts of a running worker."""
 
-    def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel) -> None:
+    def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel, tracer: Tracer | None) -> None:
         port = listeners.inference.getsockname()[1]
         self.config = config
         self.client = EngineClient(channel)
@@ -125,9 +127,9 @@ class Server:
         self._signal: signal.Signals | None = None
         self._streams_cut = False
         """True if the drain's deadline ended streams. That is not an engine failure."""
-        self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all")]
+        self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all", tracer)]
         if listeners.admin is not None:
-            self._ports.append(Port(self.worker, listeners.admin, "admin"))
+            self._ports.append(Port(self.worker, listeners.admin, "admin", tracer))
 
     def background_tasks(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """Yield the tasks that run beside the HTTP server, as (name, coroutine)."""

@@ -14,8 +14,8 @@ Topic = Literal[
     "Execution",
     "Parallelism",
     "LoRA",
-    "Speculative decoding",
     "Limits",
+    "Observability",
 ]
 TOPICS: Final[tuple[Topic, ...]] = get_args(Topic)
 """The argument groups of `--help`, in its order."""

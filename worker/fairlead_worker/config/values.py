@@ -51,6 +51,11 @@ def parse_json_or_list(value: Any) -> Any:
     return found
 
 
+def to_upper(value: Any) -> Any:
+    """Return a text in capitals, for names that may be given in lower case. Values that are not texts stay."""
+    return value.upper() if isinstance(value, str) else value
+
+
 def check_model_uri(value: str) -> str:
     """Return `value`. Raises ValueError if it is not the URI of a model."""
     if not re.fullmatch(_URI, value):

@@ -12,14 +12,16 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_common.discovery import create_source
+from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.groups import MAX_GROUPS
 from fairlead_index.redis.access import RedisAccess, parse_url
+from fairlead_worker.config.api_files import AllowedOrigins, ApiKeyFile, ChatTemplateFile
 from fairlead_worker.config.command_line import describe_value, exit_with_errors, hide_password, parse_flags
 from fairlead_worker.config.leader_worker_set import GroupEnvironment
 from fairlead_worker.config.limits import Limits
 from fairlead_worker.config.options import ENV_PREFIX, env_only, flag, setting_name, variable_name
 from fairlead_worker.config.speculative import SpeculativeConfig
-from fairlead_worker.config.values import check_model_uri, parse_json, parse_json_or_list
+from fairlead_worker.config.values import check_model_uri, parse_json, parse_json_or_list, to_upper
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, select_parsers
 from fairlead_worker.parsing.registry import reasoning_plugins, tool_call_plugins
 
@@ -59,10 +61,18 @@ class WorkerConfig(BaseSettings):
     # API server
     host: Annotated[str, flag("API server", "address to listen on")] = "0.0.0.0"
     port: Annotated[Port, flag("API server", "port to listen on; 0: any free one")] = 8000
-    metrics_names: Annotated[Literal["fairlead", "vllm"], flag("API server", "vllm: add metrics with the names of vLLM")] = "fairlead"
+    api_key_file: Annotated[
+        ApiKeyFile, flag("API server", "file with the API keys that requests must carry, one a line; read again when it changes")
+    ] = ""
+    allowed_origins: Annotated[
+        AllowedOrigins, flag("API server", "origins of web pages that may call (CORS), with commas; *: all; default: none")
+    ] = ""
     drain_timeout: Annotated[float, flag("API server", "seconds for running requests to finish after SIGTERM", ge=0)] = 120
 
     # Chat and embeddings
+    chat_template: Annotated[
+        ChatTemplateFile, flag("Chat and embeddings", "file with a chat template (Jinja); default: the model's own")
+    ] = ""
     tool_call_parser: Annotated[
         str, flag("Chat and embeddings", f"format of tool calls; auto: from the chat template ({', '.join(TOOL_CALL_PARSERS)})")
     ] = "auto"
@@ -105,7 +115,6 @@ class WorkerConfig(BaseSettings):
             allow_inf_nan=False,
         ),
     ] = 0
-    trace_schedule: Annotated[str, flag("Scheduling", "file to write each step to, for `fairlead schedule`")] = ""
 
     # KV cache
     page_size: Annotated[Positive, flag("KV cache", "tokens in a KV page")] = 16
@@ -161,7 +170,7 @@ class WorkerConfig(BaseSettings):
         SpeculativeConfig | None,
         BeforeValidator(parse_json),
         NoDecode,
-        flag("Speculative decoding", f"JSON object with the keys {', '.join(SpeculativeConfig.model_fields)}; default: off"),
+        flag("Execution", f"speculative decoding: JSON object with the keys {', '.join(SpeculativeConfig.model_fields)}; default: off"),
     ] = None
 
     # Limits
@@ -174,6 +183,19 @@ class WorkerConfig(BaseSettings):
         NoDecode,
         flag("Limits", f"JSON object or KEY=VALUE,KEY=VALUE with the keys {', '.join(Limits.model_fields)}"),
     ] = Limits()
+
+    # Observability
+    log_level: Annotated[LogLevel, BeforeValidator(to_upper), flag("Observability", "least important lines that are logged")] = "INFO"
+    log_format: Annotated[LogFormat, flag("Observability", "json: one object a line, with the ids of the request and its trace")] = "text"
+    otlp_traces_endpoint: Annotated[
+        str,
+        flag(
+            "Observability",
+            "URL of an OpenTelemetry collector, as in http://collector:4318; default: OTEL_EXPORTER_OTLP_ENDPOINT, else no traces",
+        ),
+    ] = ""
+    metrics_names: Annotated[Literal["fairlead", "vllm"], flag("Observability", "vllm: add metrics with the names of vLLM")] = "fairlead"
+    trace_schedule: Annotated[str, flag("Observability", "file to write each step to, for `fairlead schedule`")] = ""
 
     # Settings without a flag
     pod_name: Annotated[str, env_only("name of this worker in the index and in responses; default: the host name")] = ""

@@ -12,11 +12,13 @@ import msgspec
 
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.ipc.messages import Abort, CacheEvent, Decoded, Load, Output, Step, Submit, Timing
+from fairlead_worker.ipc.messages import Abort, CacheEvent, Chunk, Decoded, Load, Output, Step, Submit, Timing
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
 from fairlead_worker.scheduler.request import Request
 from fairlead_worker.scheduler.step_outputs import StepOutputs
 
+MAX_CHUNKS = 64
+"""Chunks of a traced prompt that are reported separately."""
 _KEEP = 0.9
 """Weight of the past in the time of a step that only decodes."""
 
@@ -47,6 +49,8 @@ class RequestTimer:
         """Ids of requests that are not admitted yet."""
         self._awaiting_first_token: set[str] = set()
         """Ids of requests without a token since their latest admission."""
+        self._chunks: dict[str, list[Chunk]] = {}
+        """Prefill since the latest admission, by the id of each traced request."""
         self._decode_seconds = 0.0
         """Recent seconds of a step that only decodes; 0 before the first."""
 
@@ -55,6 +59,8 @@ class RequestTimer:
         if isinstance(message, Submit) and message.id not in self._times:
             self._times[message.id] = _Times(message.received_at or self._clock())
             self._waiting.add(message.id)
+            if message.traced:
+                self._chunks[message.id] = []
 
     def record_plan(self, plan: StepPlan) -> None:
         """Store when the requests of a plan were admitted. Call it before the step runs."""
@@ -74,7 +80,12 @@ class RequestTimer:
                 self._awaiting_first_token.add(request_id)
 
     def record_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Write the step to the schedule trace. Call it before `advance`, which moves the rows to their next tokens."""
+        """Write the step to the schedule trace, and store chunks of traced requests.
+
+        Call it before `advance`, which moves the rows to their next tokens.
+        """
+        if self._chunks and plan.prefill_tokens:
+            self._record_chunks(plan, result.seconds)
         if self._trace is not None:
             self._trace.step(plan if result.executed is None else result.executed, result.seconds)
 
@@ -101,7 +112,20 @@ class RequestTimer:
             self._times.pop(request_id, None)
             self._waiting.discard(request_id)
             self._awaiting_first_token.discard(request_id)
+            self._chunks.pop(request_id, None)
         return output
+
+    def _record_chunks(self, plan: StepPlan, seconds: float) -> None:
+        started = self._clock() - seconds
+        for row in plan.rows:
+            chunks = self._chunks.get(row.request.id)
+            if chunks is None or row.request.id not in self._awaiting_first_token:
+                continue
+            if len(chunks) < MAX_CHUNKS:
+                chunks.append(Chunk(started, seconds, row.start, row.count))
+            else:  # the last one covers all further steps
+                last = chunks[-1]
+                chunks[-1] = Chunk(last.started, started + seconds - last.started, last.start, last.tokens + row.count)
 
     def _add_timing(self, output: Output) -> Output:
         times = self._times[output.id]
@@ -110,8 +134,20 @@ class RequestTimer:
             times.first_token = self._clock()
         history = times.request.history
         times.reported_preemptions = history.preemptions
-        timing = Timing(times.admitted - times.arrived, times.first_token - times.admitted, history.preemptions, history.first_loaded)
+        timing = Timing(
+            times.admitted - times.arrived,
+            times.first_token - times.admitted,
+            history.preemptions,
+            history.first_loaded,
+            self._take_chunks(output.id),
+        )
         return msgspec.structs.replace(output, timing=timing)
+
+    def _take_chunks(self, request_id: str) -> tuple[Chunk, ...]:
+        if request_id not in self._chunks:
+            return ()
+        chunks, self._chunks[request_id] = self._chunks[request_id], []
+        return tuple(chunks)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:
         """Return the seconds by which prefill delayed the decodes of this step; 0 until a step without prefill was measured.

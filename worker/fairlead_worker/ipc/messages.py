@@ -85,6 +85,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     between steps, so the request may have waited for one step already."""
     due_at: float = 0.0
     """When its first token is due, on the same clock; 0: no deadline."""
+    traced: bool = False
+    """Report its prefill chunks: the request is part of a sampled trace."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -150,6 +152,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rank of the actual token, 1 for the most likely one; 0 if it was not computed (outputs)."""
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One step's part of a prompt."""
+
+    started: float
+    """When the step began, in `time.monotonic` seconds."""
+    seconds: float
+    start: int
+    """Tokens of the request that were computed or cached before."""
+    tokens: int
+
+
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Timing of one request in the engine, in seconds of host time, with its counts of preemptions and host cache hits."""
 
@@ -160,6 +173,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
     host_cached_tokens: int = 0
     """Those of the output's `cached_tokens` that were loaded from the host tier."""
+    chunks: tuple[Chunk, ...] = ()
+    """The prefill since the latest admission, of a request with `traced`."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):

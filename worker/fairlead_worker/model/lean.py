@@ -13,6 +13,10 @@ def import_transformers() -> None:
     with gc_frozen():
         _without_torchao("transformers.quantizers.quantizer_torchao")
         import_module("transformers.modeling_utils")
+    # Its own handler writes bare lines to stderr: they get the format of all others, which may be JSON.
+    logs = import_module("transformers.utils.logging")
+    logs.disable_default_handler()
+    logs.enable_propagation()
 
 
 def _without_torchao(quantizers: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from fairlead_common.telemetry.logs import configure_logging
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.parallel.messages import (
     AdapterFetched,
@@ -75,8 +76,8 @@ def main() -> int:
     # Unbuffered: a thread blocked in a buffered read would hold its lock.
     parent_pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # open for the process's life; a descriptor, not a path
     join = msgspec.json.decode(parent_pipe.readline(), type=Join)
-    form = f"%(asctime)s %(levelname)s rank {join.rank} %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+    config, name = WorkerConfig.model_validate(join.config), f"rank {join.rank}"
+    configure_logging(config.log_level, config.log_format, sys.stderr, f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s", name)
     threading.Thread(target=_end_with_rank_0, args=(parent_pipe,), name="rank 0 watch", daemon=True).start()
     channel = RankChannel(join)
     try:

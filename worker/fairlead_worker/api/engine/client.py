@@ -128,8 +128,10 @@ class EngineState:
 class Generation:
     """Outputs of one API request's submissions as they arrive. Leaving the context aborts unfinished ones."""
 
-    def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
+    def __init__(self, client: "EngineClient", submissions: Sequence[Submission], traced: int = 0) -> None:
+        """`traced`: number of submissions, the first ones, whose prefill chunks the engine reports."""
         self._client = client
+        self._traced = traced
         self._arrived: list[tuple[int, Output] | EngineGone] = []
         self._unread_bytes = 0
         """Approximate bytes of `_arrived`."""
@@ -142,7 +144,7 @@ class Generation:
 
     async def __aenter__(self) -> "Generation":
         for index, submission in enumerate(self._submissions):
-            self._client.register(self._ids[index], submission, self._make_deliver(index))
+            self._client.register(self._ids[index], submission, self._make_deliver(index), traced=index < self._traced)
         if self._attempt:
             self._client.attempts[self._attempt] = self
         return self
@@ -260,10 +262,10 @@ class EngineClient:
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
 
-    def generate(self, submissions: Sequence[Submission]) -> Generation:
-        return Generation(self, submissions)
+    def generate(self, submissions: Sequence[Submission], traced: int = 0) -> Generation:
+        return Generation(self, submissions, traced)
 
-    def register(self, id: str, submission: Submission, deliver: Deliver) -> None:
+    def register(self, id: str, submission: Submission, deliver: Deliver, traced: bool = False) -> None:
         """Send a request to the engine. `deliver` receives its outputs, or EngineGone."""
         if not self.serving:
             raise EngineNotReady(self.state.reason or "the engine is not ready")
@@ -280,6 +282,7 @@ class EngineClient:
                 pooling=submission.pooling,
                 received_at=time.monotonic(),
                 due_at=submission.due_at,
+                traced=traced,
             )
         )
         self._receivers[id] = deliver

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from fairlead_common.telemetry.spans import Span
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.engine.client import Generation
+from fairlead_worker.api.engine.spans import EngineSpans
 from fairlead_worker.api.errors import ApiError, busy, failed, invalid, withdrawn
 from fairlead_worker.api.generation.choice import OutputDelta, SequenceFailed
 from fairlead_worker.api.generation.prepare import GenerationRequest
@@ -25,12 +27,17 @@ class GenerationRun:
 
     worker: Worker
     generation_request: GenerationRequest
+    span: Span
     start_time: float = field(default_factory=time.monotonic)
+    engine_spans: EngineSpans = field(init=False)
     _first: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By choice: the time of its first token, and the engine's stall seconds up to that time."""
     _last: dict[int, float] = field(default_factory=dict)
     _stall: float = 0.0
     """Seconds that other requests' prefill delayed decoding between first and last token, for the choice that waited longest."""
+
+    def __post_init__(self) -> None:
+        self.engine_spans = EngineSpans(self.span, self.start_time)
 
     async def deltas(self, generation: Generation) -> AsyncIterator[list[tuple[int, OutputDelta]]]:
         """Yield batches of (choice, delta). Raise EngineGone, or ApiError if the engine ended a sequence with an error."""
@@ -46,6 +53,8 @@ class GenerationRun:
                     self.record_disconnect()
                     raise withdrawn()
                 self._record_token(index, now)
+                if output.timing is not None:
+                    self.engine_spans.record(index, output, now)
                 try:
                     deltas.append((index, choice.process(output)))
                 except SequenceFailed as error:
@@ -98,6 +107,19 @@ class GenerationRun:
             "preemptions": sum(timing.preemptions for timing in timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())
+        if self.span.is_recording:
+            self.engine_spans.finish(
+                self._last, {index: choice.output_tokens for index, choice in enumerate(self.generation_request.choices)}
+            )
+            self.span.set(
+                {
+                    "gen_ai.response.finish_reasons": ",".join(line["finish"]),
+                    "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+                    "gen_ai.usage.output_tokens": usage["completion_tokens"],
+                    "fairlead.cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                    "fairlead.preemptions": line["preemptions"],
+                }
+            )
 
     def _record_token(self, index: int, now: float) -> None:
         if not self._last:

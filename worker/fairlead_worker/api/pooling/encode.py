@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
+from fairlead_common.telemetry.spans import Span
 from fairlead_worker.api.engine.client import Submission
+from fairlead_worker.api.engine.spans import EngineSpans
 from fairlead_worker.api.errors import ApiError, failed, invalid, withdrawn
 from fairlead_worker.api.http import ClientGone, RequestContext
 from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
@@ -79,7 +81,7 @@ async def compute_embeddings(
         submissions = [
             Submission(each, sampling, root, priority, tenant, number, pooling=kind, due_at=due_at, attempt=attempt) for each in tokens
         ]
-        run = PoolingRun(worker, PooledTexts(model, tokens))
+        run = PoolingRun(worker, PooledTexts(model, tokens), context.span)
         try:
             await context.while_connected(run.execute(submissions))
         except ClientGone:
@@ -116,6 +118,7 @@ class PoolingRun:
 
     worker: Worker
     result: PooledTexts
+    span: Span
     start_time: float = field(default_factory=time.monotonic)
     num_finished: int = 0
     finish: str = "error"
@@ -124,9 +127,11 @@ class PoolingRun:
     async def execute(self, submissions: Sequence[Submission]) -> None:
         self.worker.check_queue_limit(len(submissions))
         vectors: list[array[float]] = [array("f")] * len(submissions)
-        async with self.worker.engine.generate(submissions) as generation:
+        spans = EngineSpans(self.span, self.start_time)
+        async with self.worker.engine.generate(submissions, spans.count) as generation:
             async for batch in generation.outputs():
                 for index, output in batch:
+                    spans.record(index, output, time.monotonic())
                     vectors[index] = self._take(index, output)
         self.result.vectors, self.finish = vectors, "stop"
 
@@ -173,6 +178,7 @@ class PoolingRun:
             "preemptions": sum(timing.preemptions for timing in self.timings),
         }
         logger.info("finished %s", msgspec.json.encode(line).decode())
+        self.span.set({"gen_ai.usage.input_tokens": sum(map(len, self.result.texts)), "fairlead.cached_tokens": self.result.cached_tokens})
 
 
 def _ms(seconds: Sequence[float]) -> float | None:

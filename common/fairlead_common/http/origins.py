@@ -1,0 +1,23 @@
+"""`--allowed-origins`: the web pages that may call (CORS), the same for worker and router."""
+
+import json
+import re
+
+EXPOSED_HEADERS = ("x-request-id", "retry-after")
+"""Response headers that a page's script may read besides the default ones."""
+MAX_AGE_SECONDS = 600
+"""Time for which a browser keeps the answer of a preflight."""
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Return the origins of a list with commas, or of a JSON list as vLLM takes it; none for an empty text. Raises ValueError."""
+    try:
+        given = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
+    except ValueError as error:
+        raise ValueError(f"is no JSON list ({error}); give origins with commas, as in https://chat.example.com") from None
+    origins = tuple(origin.strip() for origin in map(str, given) if origin.strip())
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} is no origin; give SCHEME://HOST[:PORT] without a path, as in https://chat.example.com, or *")
+    return origins

@@ -1,0 +1,52 @@
+"""API keys and CORS of a worker that clients reach without a router."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.worker.api.process import WorkerProcess
+
+ORIGIN = "https://chat.example.com"
+BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 1}
+
+
+def test_keys_and_origins(start: Callable[..., WorkerProcess], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# of this test\nfirst-key\nsecond-key\n")
+    worker = start("--api-key-file", str(keys), "--allowed-origins", ORIGIN, "--log-format", "json").wait_ready()
+    bearer = lambda key: {"authorization": f"Bearer {key}"}  # noqa: E731
+
+    for path in ("/health", "/ready", "/metrics", "/load", "/openapi.json"):
+        assert worker.client.get(path).status_code == 200, f"{path} needs no key"
+    for path in ("/v1/models", "/internal/prompt-format"):
+        assert worker.client.get(path).status_code == 401
+    for headers in ({}, bearer("third-key"), {"authorization": "Basic first-key"}):
+        refused = worker.client.post("/v1/completions", json=BODY, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert refused.headers["www-authenticate"] == "Bearer"
+    anthropic = worker.client.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+    assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (401, "authentication_error")
+    for headers in (bearer("first-key"), {"x-api-key": "second-key"}):
+        assert worker.client.post("/v1/completions", json=BODY, headers=headers).status_code == 200
+
+    keys.write_text("third-key\n")
+    assert worker.client.post("/v1/completions", json=BODY, headers=bearer("third-key")).status_code == 200
+    assert worker.client.post("/v1/completions", json=BODY, headers=bearer("first-key")).status_code == 401
+    keys.write_text("\n")
+    assert worker.client.post("/v1/completions", json=BODY, headers=bearer("third-key")).status_code == 200, "the last usable keys"
+
+    asks = {"origin": ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    preflight = worker.client.options("/v1/completions", headers=asks)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    assert worker.client.options("/v1/completions", headers=asks | {"origin": "https://evil.example"}).status_code == 400
+    read = worker.client.post("/v1/completions", json=BODY, headers={"origin": ORIGIN})
+    assert (read.status_code, read.headers["access-control-allow-origin"]) == (401, ORIGIN), "the page can read the error"
+    assert worker.stop() == 0
+    assert all(json.loads(line)["time"] for line in worker.log.read_text().splitlines())
+
+
+def test_without_the_flags_there_are_no_keys_and_no_origins(shared: WorkerProcess) -> None:
+    answer = shared.client.get("/v1/models", headers={"origin": ORIGIN})
+    assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers

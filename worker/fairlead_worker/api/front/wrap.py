@@ -1,0 +1,27 @@
+"""Assembly of what stands in front of the API. Without its settings nothing does, so it costs nothing."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from fairlead_common.http.origins import EXPOSED_HEADERS, MAX_AGE_SECONDS, parse_origins
+from fairlead_common.telemetry.tracer import Tracer
+from fairlead_worker.api.front.keys import KeyFile, RequireKey
+from fairlead_worker.api.front.observe import Observe
+from fairlead_worker.config import WorkerConfig
+
+
+def wrap(app: ASGIApp, config: WorkerConfig, tracer: Tracer | None, is_admin: bool = False) -> ASGIApp:
+    """Return `app` behind CORS, then API keys, then traces.
+
+    Browsers read even a 401 and send preflights without a key, so CORS is outermost. Strangers without a key get no span.
+    `is_admin`: the port of the admin paths, which web pages may not call.
+    """
+    if tracer is not None or config.log_format == "json":
+        app = Observe(app, tracer)
+    if config.api_key_file:
+        app = RequireKey(app, KeyFile(config.api_key_file), config.pod)
+    if (origins := parse_origins(config.allowed_origins)) and not is_admin:
+        app = CORSMiddleware(
+            app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS, max_age=MAX_AGE_SECONDS
+        )
+    return app
