@@ -181,7 +181,7 @@ class Worker:
             # The client may disconnect while the thread continues. The lock is held until the thread ends.
             return await asyncio.shield(encoding)
         except PromptTooLong as error:
-            message = f"your prompt has at least {error.min_tokens} tokens; shorten it"
+            message = f"your prompt is too long: it has at least {error.min_tokens} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error

@@ -11,7 +11,7 @@ import msgspec
 
 from fairlead_common.prompts.encoder import PromptError, PromptTooLong
 from fairlead_worker.api.engine.client import Submission
-from fairlead_worker.api.errors import ApiError, failed, invalid, withdrawn
+from fairlead_worker.api.errors import ApiError, failed, invalid, too_long, withdrawn
 from fairlead_worker.api.http import ClientGone, RequestContext
 from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
@@ -94,19 +94,18 @@ def _tokens(worker: Worker, name: str, text: TextOrTokens, salt: str) -> "array[
     """Tokenize a text and check its vocabulary and length."""
     field, most = name.partition("[")[0], worker.max_model_len
 
-    def too_long(tokens: str) -> ApiError:
-        message = f"{name}: has {tokens} tokens, and the longest text here has {most}; shorten or split it"
-        return invalid(message, param=field, code="context_length_exceeded")
+    def refusal(tokens: str) -> ApiError:
+        return too_long(f"{name} is too long: it has {tokens} tokens; shorten or split it, or set truncate_prompt_tokens", most, field)
 
     try:
         tokens = worker.encoder.encode_text(text, scope=salt, max_tokens=most) if isinstance(text, str) else array("I", text)
     except PromptTooLong as error:
-        raise too_long(f"at least {error.min_tokens}") from error
+        raise refusal(f"at least {error.min_tokens}") from error
     except PromptError as error:
         raise invalid(f"{name}: {error.reason}", param=field) from error
     worker.check_tokens(tokens, name)
     if len(tokens) > most:
-        raise too_long(str(len(tokens)))
+        raise refusal(str(len(tokens)))
     return tokens
 
 
