@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
 from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
+from fairlead_worker.api.unknown_fields import HEADER, begin_request, format_header
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class RequestContext:
         self._common_headers = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
         if self.path in (MESSAGES, COUNT_TOKENS):
             self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
+        self._unknown_fields = begin_request()
         self._receive = receive
         self._send = send
 
@@ -61,6 +63,8 @@ class RequestContext:
         if message["type"] == "http.response.start":
             self.response_started = True
             message["headers"] = [*message.get("headers", ()), *self._common_headers]
+            if self._unknown_fields:
+                message["headers"].append((HEADER, format_header(self._unknown_fields)))
             if self.close_connection:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

@@ -99,7 +99,7 @@ def test_special_tokens_are_shown_where_they_are_not_skipped(shared: WorkerProce
         assert shared.complete(**body, spaces_between_special_tokens=spaces)["choices"][0]["text"] == name * 3
 
 
-def test_a_prompt_is_truncated_from_the_left(shared: WorkerProcess) -> None:
+def test_a_prompt_is_truncated(shared: WorkerProcess) -> None:
     prompt = tokens_of(shared, prompt="one two three four five six")
     for most, kept in ((3, prompt[-3:]), (len(prompt), prompt), (4096, prompt), (-1, prompt)):
         body = {"prompt": prompt, "max_tokens": 1, "truncate_prompt_tokens": most, "return_token_ids": True}
@@ -109,6 +109,9 @@ def test_a_prompt_is_truncated_from_the_left(shared: WorkerProcess) -> None:
     for most in (0, 4097):
         assert refused(shared, "/v1/completions", prompt="x", truncate_prompt_tokens=most) == (400, "truncate_prompt_tokens")
     assert len(truncate_prompt(_tokens(9), -1, None, 5)) == 4, "room for one token of an answer"
+    assert list(truncate_prompt(_tokens(9), 2, 1, 9, from_end=True)) == [0, 1]
+    body = {"prompt": prompt, "max_tokens": 1, "truncate_prompt_tokens": 3, "truncation_side": "right", "return_token_ids": True}
+    assert shared.complete(**body)["choices"][0]["prompt_token_ids"] == prompt[:3]
 
 
 def _tokens(count: int) -> Any:
@@ -163,7 +166,7 @@ def test_log_probabilities_name_tokens_by_id_where_it_is_asked_for(shared: Worke
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("store", True), ("prompt_embeds", "AAAA"), ("kv_transfer_params", {"do_remote_prefill": True}), ("suffix", "end")]
+    ("field", "value"), [("thinking_token_budget", 5), ("prompt_embeds", "AAAA"), ("kv_transfer_params", {"do_remote_prefill": True}), ("suffix", "end")]
 )
 def test_what_is_not_done_is_refused_by_name(shared: WorkerProcess, field: str, value: Any) -> None:
     assert refused(shared, "/v1/completions", **GREEDY, **{field: value}) == (400, field)

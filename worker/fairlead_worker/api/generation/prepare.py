@@ -100,7 +100,13 @@ def prepare(
     number = adapter.number if adapter else 0
     submissions, choices = [], []
     prompts = [
-        truncate_prompt(prompt, sampling_request.truncate_prompt_tokens, sampling_request.max_tokens, worker.max_model_len)
+        truncate_prompt(
+            prompt,
+            sampling_request.truncate_prompt_tokens,
+            sampling_request.max_tokens,
+            worker.max_model_len,
+            sampling_request.truncates_end,
+        )
         for prompt in prompts
     ]
     for prompt in prompts:

@@ -14,7 +14,16 @@ MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
 """Keys of `structured_outputs` beside the format itself."""
-GUIDED: dict[str, Kind] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+GUIDED: dict[str, Kind] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""vLLM's older fields, and SGLang's."""
 
 
 def parse_constraint(request: CommonRequest) -> Constraint | None:
