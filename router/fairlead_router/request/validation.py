@@ -49,7 +49,7 @@ _TYPES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: _Completion, CHAT: _Chat
 _NEEDED = {
     COMPLETIONS: ("prompt", "give a string, token ids, or a list of either"),
     CHAT: ("messages", "give a list of messages"),
-    EMBEDDINGS: ("input", "give a string, token ids, or a list of either"),
+    EMBEDDINGS: ("input", "give a string, token ids, a list of either, or messages"),
 }
 
 
@@ -84,5 +84,5 @@ def check(path: str, raw: bytes) -> None:
     except DECODING as error:
         raise decode_error(error) from None
     field, give = _NEEDED.get(path, ("", ""))
-    if field and body.get(field) is None:
+    if field and body.get(field) is None and (path != EMBEDDINGS or body.get("messages") is None):
         raise ApiError(400, f"{field}: is missing; {give}.", param=field)

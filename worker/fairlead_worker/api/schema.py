@@ -31,6 +31,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk has usage. As in vLLM, `continuous_usage_stats` alone has no effect."""
+        return bool(self.include_usage and self.continuous_usage_stats)
+
 
 class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of both endpoints. `None` always means that the field is absent."""

@@ -26,6 +26,7 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.ipc.messages import Ready
 from fairlead_worker.parsing.families import select_parsers
+from fairlead_worker.platform.version import release
 
 if TYPE_CHECKING:
     from fairlead_worker.api.metrics.worker_metrics import Metrics
@@ -65,6 +66,8 @@ class Worker:
         self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
+        self.system_fingerprint: str | None = None
+        """OpenAI's `system_fingerprint`: answers of equal requests may differ where it differs."""
         self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
         self._large_encoding = asyncio.Lock()
         self.token_cache = TokenCache(config.limits.token_cache_bytes)
@@ -83,6 +86,7 @@ class Worker:
         self._model = ready, encoder, OutputParsers(model_parsers, encoder)
         self.adapters.set_initial(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
+        self.system_fingerprint = f"fp_{digest(' '.join((release(), ready.backend, ready.cpu_level, self.prompt_etag)))[:12]}"
 
     def root_of(self, adapter: str, salt: str) -> int:
         """Return the root hash of a prompt, and remember it. `adapter`: the digest of the LoRA adapter; empty: the base model."""

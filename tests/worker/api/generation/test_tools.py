@@ -75,7 +75,7 @@ def streamed(worker: WorkerProcess, **fields: Any) -> tuple[list[dict[str, Any]]
                 deltas.append(delta)
                 if delta.get("content"):
                     choice["content"] = (choice["content"] or "") + delta["content"]
-                choice["reasoning"] += delta.get("reasoning", "")
+                choice["reasoning"] += delta.get("reasoning") or ""
                 for call in delta.get("tool_calls", []):
                     if "id" in call:
                         assert call["index"] == len(choice["calls"]) and call["function"]["arguments"] == ""
@@ -111,6 +111,7 @@ THINKING = {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {st
         ({"tool_choice": NAMED}, 1, 1),
         ({"tool_choice": NAMED, "n": 3, "logprobs": True, "top_logprobs": 1}, 1, 1),
         ({"tool_choice": "required", **THINKING}, 1, None),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, 1, None),
         ({"tool_choice": NAMED, **THINKING}, 1, 1),
         ({"structured_outputs": {"regex": ONE_CALL}}, 1, 1),
         ({"structured_outputs": {"regex": f"Well[.]\n({ONE_CALL}\n){{2}}"}, "tool_choice": "auto"}, 2, 2),
@@ -191,7 +192,7 @@ def test_strict_functions_of_its_own_accord(worker: WorkerProcess) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "none_such"}}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [function("x")]}}},
          "tool_choice.allowed_tools.tools[0].function.name"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}}, "tool_choice"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [TOOLS[0], function("a b")]}, "tools[1].function.name"),

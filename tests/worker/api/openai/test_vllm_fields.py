@@ -52,7 +52,28 @@ def test_token_ids_are_shown_whole_and_streamed(shared: WorkerProcess) -> None:
     assert streamed[0]["prompt_token_ids"] == answer["prompt_token_ids"]
     shown = [token for event in streamed for token in event["choices"][0].get("token_ids", ())]
     assert shown == answer["choices"][0]["token_ids"]
-    assert "token_ids" not in chat(shared)["choices"][0]
+    assert all("token_ids" in event["choices"][0] for event in streamed), "leading and last chunks have an empty list"
+    plain = chat(shared)
+    assert plain["choices"][0]["token_ids"] is plain["prompt_token_ids"] is plain["prompt_logprobs"] is None
+    assert plain["choices"][0]["message"]["reasoning"] is plain["choices"][0]["message"]["reasoning_content"] is None
+
+
+def test_usage_in_every_chunk_starts_at_zero_and_needs_include_usage(shared: WorkerProcess) -> None:
+    def counts(**options: bool) -> list[int]:
+        with shared.stream("/v1/chat/completions", **CHAT, stream_options=options) as (_, events):
+            chunks = [event for event in events if isinstance(event, dict)]
+        return [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
+
+    both = counts(include_usage=True, continuous_usage_stats=True)
+    assert both[0] == 0 and both == sorted(both) and both[-1] == CHAT["max_tokens"]
+    assert counts(include_usage=False, continuous_usage_stats=True) == counts(continuous_usage_stats=True) == []
+
+
+def test_answers_name_the_system(shared: WorkerProcess) -> None:
+    name = chat(shared)["system_fingerprint"]
+    assert name.startswith("fp_") and shared.complete(**GREEDY)["system_fingerprint"] == name
+    with shared.stream("/v1/chat/completions", **CHAT) as (_, events):
+        assert {event["system_fingerprint"] for event in events if isinstance(event, dict)} == {name}
 
 
 def test_bad_words_do_not_come(shared: WorkerProcess) -> None:
@@ -166,7 +187,8 @@ def test_log_probabilities_name_tokens_by_id_where_it_is_asked_for(shared: Worke
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("thinking_token_budget", 5), ("prompt_embeds", "AAAA"), ("kv_transfer_params", {"do_remote_prefill": True}), ("suffix", "end")]
+    ("field", "value"),
+    [("thinking_token_budget", 5), ("prompt_embeds", "AAAA"), ("kv_transfer_params", {"do_remote_prefill": True}), ("suffix", "end")],
 )
 def test_what_is_not_done_is_refused_by_name(shared: WorkerProcess, field: str, value: Any) -> None:
     assert refused(shared, "/v1/completions", **GREEDY, **{field: value}) == (400, field)

@@ -6,10 +6,10 @@ import msgspec
 
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.output.parsers import ANY_OBJECT
 from fairlead_worker.api.schema import CommonRequest
 from fairlead_worker.grammar.constraint import Constraint, Kind
 
-ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")

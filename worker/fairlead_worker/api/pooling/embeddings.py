@@ -15,8 +15,9 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.pooling.encode import INLINE_VALUES, TextOrTokens, compute_embeddings, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
+from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import parse
-from fairlead_worker.api.tokenize import split_token_prefix
+from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Pooling
 
@@ -27,9 +28,11 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
     request = parse(body, EmbeddingRequest)
     worker.check_model(request.model)
     dimensions = _check_dimensions(get_pooling(worker), request.dimensions)
-    result = await compute_embeddings(
-        worker, context, request, [("input", prompt_tokens)] if prompt_tokens is not None else _list_inputs(request.input)
-    )
+    if request.messages is not None:
+        inputs: list[tuple[str, TextOrTokens]] = [("messages", await _encode_messages(worker, context, request, len(body)))]
+    else:
+        inputs = [("input", prompt_tokens)] if prompt_tokens is not None else _list_inputs(request.input)
+    result = await compute_embeddings(worker, context, request, inputs)
 
     def document() -> bytes:
         data = [_entry(index, truncate_vector(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
@@ -48,10 +51,31 @@ def truncate_vector(vector: "array[float]", dimensions: int | None) -> "array[fl
     return array("f", [value / length for value in part])
 
 
+async def _encode_messages(worker: Worker, context: RequestContext, request: EmbeddingRequest, size: int) -> "array[int]":
+    """Return the token ids of a chat, as vLLM embeds one: without a generation prompt unless the request wants it."""
+    if request.input is not None:
+        raise invalid("messages: give either input or messages", param="messages")
+    check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
+    salt, most = read_origin(context, request.cache_salt).salt, worker.max_model_len if request.truncate_prompt_tokens is None else None
+    return await worker.encode(
+        lambda: worker.encoder.encode_chat(
+            request.messages,
+            add_generation_prompt=bool(request.add_generation_prompt),
+            continue_final_message=bool(request.continue_final_message),
+            template_kwargs=request.chat_template_kwargs,
+            scope=salt,
+            template=request.chat_template,
+            add_special_tokens=bool(request.add_special_tokens),
+            max_tokens=most,
+        ),
+        size,
+    )
+
+
 def _list_inputs(given: str | Sequence[Any] | None) -> list[tuple[str, TextOrTokens]]:
     """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several."""
     if given is None or (not isinstance(given, str) and not given):
-        raise invalid("input: is missing; give a string, token ids, or a list of either", param="input")
+        raise invalid("input: is missing; give a string, token ids, a list of either, or messages", param="input")
     if isinstance(given, str) or all(isinstance(token, int) for token in given):
         return [("input", given)]
     if all(isinstance(text, str) for text in given) or all(isinstance(text, list) for text in given):

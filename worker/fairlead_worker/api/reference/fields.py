@@ -86,21 +86,37 @@ POOLED_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {
     RERANKS: RerankRequest,
 }
 """Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
+_FIRST, _SECOND = "a text, or as many texts as the other side has", "a text, or an array of texts"
 POOLED_NOTES = {
+    "add_generation_prompt": "default: false; only with `messages`",
+    "add_special_tokens": "default: false; only with `messages`",
     "cache_salt": "string; same as in completions",
+    "chat_template": _TEMPLATE,
+    "chat_template_kwargs": _TEMPLATE_VARIABLES,
+    "continue_final_message": "default: false; true leaves the last message open",
+    "data_1": "same as `text_1`",
+    "data_2": "same as `text_2`",
     "dimensions": "returns the first values, normalised again; only for models trained for it (`is_matryoshka` or "
     "`matryoshka_dimensions` in the model's config, or `--matryoshka`), else 400",
-    "documents": "texts, or objects with a `text`; at most 2047",
+    "documents": "texts; rerank: or objects with a `text`, at most 2047; score: same as `text_2`",
+    "embed_dtype": "`float32`",
     "encoding_format": "`float` (default) or `base64` (little-endian float32)",
+    "endianness": "`little` or `native`",
     "input": "a text, token ids, or an array of either, at most 2048; none empty or longer than the context",
+    "items": "same as `text_2`",
+    "messages": "same as in chat completions; give either `messages` or `input`",
     "model": _MODEL,
+    "normalize": "true: embeddings have unit length; false is refused",
     "priority": _PRIORITY,
+    "queries": "same as `text_1`",
     "query": "a text",
     "return_documents": "default: true",
-    "text_1": "a text, or as many texts as `text_2`",
-    "text_2": "a text, or an array of texts",
-    "top_n": "default: all",
-    "truncate_prompt_tokens": "refused with 400: shorten the text",
+    "text_1": f"{_FIRST}; `queries` and `data_1` are other names of it",
+    "text_2": f"{_SECOND}; `documents`, `items` and `data_2` are other names of it",
+    "top_n": "default, or 0: all",
+    "truncate_prompt_tokens": "keeps this many tokens of each text; -1: as many as the context holds; 0 is refused",
+    "truncation_side": "`left` (default) keeps the last tokens of a truncated text, `right` the first",
+    "use_activation": "true: embeddings have unit length; false is refused",
     "user": _USER,
 }
 TOKEN_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
