@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
+from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
 from fairlead_common.truncate import quote, truncate
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
 """Proxied: the workers own the schema of requests."""
-MODEL = "/v1/models/"
+MODELS, MODEL = "/v1/models", "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
 ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", SCORE, PROBE, DEMAND))
 """Paths that only `--admin-port` serves where that flag is given."""
@@ -52,7 +53,7 @@ class App:
             "/metrics": self._metrics,
             "/fairlead/workers": self._workers,
             "/fairlead/split": self._split,
-            "/v1/models": self._models,
+            MODELS: partial(self._models, False),
             "/version": self._version,
         }
 
@@ -61,8 +62,9 @@ class App:
         handler, page = self._router.handler, self._pages.get(path)
         served = self._serves(path)
         if served and request.method in ("GET", "HEAD"):
-            if path.startswith(MODEL):
-                page = partial(self._model, path.removeprefix(MODEL))
+            if path.startswith(MODEL) or path == MODELS:
+                anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
+                page = partial(self._model, path.removeprefix(MODEL), anthropic) if path != MODELS else partial(self._models, anthropic)
             if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
                 page(reply)
                 return
@@ -230,13 +232,14 @@ class App:
     def _split(self, reply: Reply) -> None:
         reply.send(200, msgspec.json.encode(self._router.canary.report() if self._router.canary is not None else SplitReport()))
 
-    def _models(self, reply: Reply) -> None:
-        reply.send(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))
+    def _models(self, anthropic: bool, reply: Reply) -> None:
+        models = self._router.models()
+        reply.send(200, msgspec.json.encode(to_anthropic_list(models) if anthropic else {"object": "list", "data": models}))
 
-    def _model(self, name: str, reply: Reply) -> None:
+    def _model(self, name: str, anthropic: bool, reply: Reply) -> None:
         for model in self._router.models():
             if model["id"] == name:
-                reply.send(200, msgspec.json.encode(model))
+                reply.send(200, msgspec.json.encode(to_anthropic_model(model) if anthropic else model))
                 return
         error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.send(error.status, error.body, error.headers)

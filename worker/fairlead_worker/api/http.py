@@ -11,7 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
 from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.unknown_fields import HEADER, begin_request, format_header
@@ -25,7 +25,7 @@ LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
 A close on unread data sends a TCP reset, and the reset overtakes the answer. Clients send the whole body before they read: the openai
 client reports a reset as a connection error and retries.
 """
-GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
+GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, INVOCATIONS, *POOLED)
 """Paths whose requests go to the engine."""
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
@@ -50,6 +50,7 @@ class RequestContext:
         if self.path in (MESSAGES, COUNT_TOKENS):
             self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
         self._unknown_fields = begin_request()
+        self._replayed: bytes | None = None
         self._receive = receive
         self._send = send
 
@@ -71,6 +72,8 @@ class RequestContext:
 
     async def read_body(self, limit: int) -> bytes:
         """Return the request's body. Raise ApiError 413 as soon as it is larger than `limit` bytes."""
+        if self._replayed is not None:
+            return self._replayed
         parts, size = [], 0
         while True:
             message = await self.receive()
@@ -83,6 +86,10 @@ class RequestContext:
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def replay_body(self, body: bytes) -> None:
+        """Let `read_body` return a body that was read already."""
+        self._replayed = body
 
     async def start_response(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]

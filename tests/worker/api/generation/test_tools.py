@@ -92,7 +92,7 @@ def shown(choice: dict[str, Any]) -> dict[str, Any]:
     message = choice["message"]
     return {
         "content": message["content"] or None,
-        "reasoning": message.get("reasoning", ""),
+        "reasoning": message["reasoning"] or "",
         "calls": [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", [])],
         "finish_reason": choice["finish_reason"],
         "logprobs": (choice["logprobs"] or {}).get("content") or [],
@@ -160,7 +160,7 @@ def test_reasoning_is_apart_and_counted(worker: WorkerProcess) -> None:
     assert message["reasoning"] == message["reasoning_content"] != "" and message["content"] == ""
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 20}
     hidden = whole(worker, **opened, include_reasoning=False)["choices"][0]["message"]
-    assert "reasoning" not in hidden and hidden["content"] == ""
+    assert hidden["reasoning"] is None and hidden["content"] == ""
     ended = whole(worker, **opened | {"logit_bias": {str(THOUGHT): 100}})
     assert ended["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
     assert "</think>" in ended["choices"][0]["message"]["content"]  # the second one: the first only closes itself
@@ -192,7 +192,7 @@ def test_strict_functions_of_its_own_accord(worker: WorkerProcess) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "none_such"}}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [function("x")]}}},
          "tool_choice.allowed_tools.tools[0].function.name"),
-        ({"tool_choice": "required", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}}, "tool_choice"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [TOOLS[0], function("a b")]}, "tools[1].function.name"),

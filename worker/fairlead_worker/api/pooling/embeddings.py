@@ -1,8 +1,9 @@
-"""`POST /v1/embeddings`."""
+"""`POST /v1/embeddings`, and vLLM's `/pooling`, which returns the same vectors in another form."""
 
 import asyncio
 import math
 import sys
+import time
 from array import array
 from base64 import b64encode
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from fairlead_common.protocols.paths import POOLING
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, TextOrTokens, compute_embeddings, get_pooling
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, PooledTexts, TextOrTokens, compute_embeddings, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
 from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import parse
@@ -35,6 +37,8 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
     result = await compute_embeddings(worker, context, request, inputs)
 
     def document() -> bytes:
+        if context.path == POOLING:
+            return msgspec.json.encode(_pooling_document(context.request_id, result, dimensions, request.encoding_format))
         data = [_entry(index, truncate_vector(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
         return msgspec.json.encode({"object": "list", "data": data, "model": result.model, "usage": result.usage()})
 
@@ -99,6 +103,14 @@ def _check_dimensions(pooling: Pooling, wanted: int | None) -> int | None:
     if wanted > pooling.size:
         raise invalid(f"dimensions: must be at most {pooling.size}, not {wanted}", param="dimensions")
     return wanted
+
+
+def _pooling_document(id: str, result: PooledTexts, dimensions: int | None, encoding: str | None) -> dict[str, Any]:
+    """Return the vectors in the form of vLLM's `/pooling`."""
+    vectors = [_entry(index, truncate_vector(vector, dimensions), encoding) for index, vector in enumerate(result.vectors)]
+    data = [{"index": each["index"], "object": "pooling", "data": each["embedding"]} for each in vectors]
+    head = {"id": f"pool-{id}", "object": "list", "created": int(time.time()), "model": result.model}
+    return head | {"data": data, "usage": result.usage()}
 
 
 def _entry(index: int, vector: "array[float]", encoding: str | None) -> dict[str, Any]:

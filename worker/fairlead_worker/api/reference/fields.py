@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fairlead_common.protocols.paths import EMBEDDINGS, RERANKS, SCORES
+from fairlead_common.protocols.paths import EMBEDDINGS, POOLING, RERANKS, SCORES
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -81,7 +81,7 @@ VALUES = {
 }
 """Texts for fields whose schema types would not read well."""
 POOLED_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {
-    (EMBEDDINGS,): EmbeddingRequest,
+    (EMBEDDINGS, POOLING): EmbeddingRequest,
     SCORES: ScoreRequest,
     RERANKS: RerankRequest,
 }
