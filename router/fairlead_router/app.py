@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import logging
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Literal
@@ -47,7 +48,7 @@ class App:
         """`part`: the paths that this port serves; all others are answered with 404."""
         self._router, self._part = router, part
         self._access = AccessLog(logging.getLogger(access_log.NAME))
-        self._pages = {
+        self._pages: dict[str, Callable[[Reply], None]] = {
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,

@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -350,7 +350,7 @@ class EngineClient:
         for change in changes.values():
             if not change.done():
                 change.set_exception(EngineGone(self.state.reason))
-        requests = [*self._hot_prefix_requests, *self._resets]
+        requests: list[asyncio.Future[Any]] = [*self._hot_prefix_requests, *self._resets]
         self._hot_prefix_requests.clear()
         self._resets.clear()
         for answer in requests:
