@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import logging
+import re
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
 """Proxied: the workers own the schema of requests."""
+STORED = "/v1/responses/"
+_STORED_PATH = re.compile(rf"{STORED}resp_[0-9a-z_]{{1,64}}(/input_items|/cancel)?")
+"""Stored responses of workers. Ids have one spelling, so that every server reads the same path."""
 MODELS, MODEL = "/v1/models", "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
 ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", SCORE, PROBE, DEMAND))
@@ -99,6 +103,11 @@ class App:
             if path == OPENAPI:
                 await handler.forward_unprompted(call, reply)
                 return
+            if path.startswith(STORED):  # any worker reads them, for the tenant in the header
+                await call.read_body(request, self._router.config.max_body_bytes)
+                call.body = b""
+                await handler.forward_unprompted(call, reply)
+                return
             if path not in _QUERIES:
                 assert call.account is not None
                 handler.check_quota(call.account)
@@ -152,6 +161,8 @@ class App:
             return ("POST",)
         if path == OPENAPI:
             return ("GET",)
+        if stored := _STORED_PATH.fullmatch(path):
+            return {None: ("GET", "DELETE"), "/input_items": ("GET",)}.get(stored[1], ("POST",))
         return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without state: converted to chat completions. https://platform.openai.com/docs/api-reference/responses/create"""
+"""OpenAI's Responses: converted to chat completions. https://platform.openai.com/docs/api-reference/responses/create"""
 
 from typing import Annotated, Any
 
@@ -21,8 +21,10 @@ from fairlead_common.protocols.fields import (
 
 LOGPROBS = "message.output_text.logprobs"
 NOT_STORED = "nothing is stored here; send the whole conversation in input"
+PREVIOUS = "previous_response_id"
+"""A worker with stored responses replaces it by the conversation, before the conversion to a chat."""
 REFUSED = {
-    "previous_response_id": NOT_STORED,
+    PREVIOUS: "needs stored responses: Redis, and --limits stored_responses above 0; or send the whole conversation in input",
     "conversation": NOT_STORED,
     "background": "not supported: an answer belongs to its connection; leave it out",
     "background_options": "not supported, as background is not; leave it out",

@@ -11,6 +11,7 @@ import msgspec
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
+from fairlead_common.protocols.responses import PREVIOUS
 from fairlead_common.truncate import truncate
 from fairlead_router.errors import ApiError
 
@@ -78,6 +79,8 @@ def check(path: str, raw: bytes) -> None:
             try:
                 read_chat(path, raw)
             except PromptError as error:
+                if error.field == PREVIOUS:  # only a worker can read stored responses
+                    return
                 raise ApiError(400, f"{error}.", param=error.field) from None
         elif (types := _TYPES.get(path)) is not None:
             msgspec.convert(body, types)

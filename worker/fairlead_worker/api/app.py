@@ -15,6 +15,7 @@ from fairlead_worker.api.openai import chat, completions
 from fairlead_worker.api.pooling import embeddings, similarity
 from fairlead_worker.api.protocols import anthropic_messages as messages
 from fairlead_worker.api.protocols import openai_responses as responses
+from fairlead_worker.api.protocols import stored_responses
 from fairlead_worker.api.reference import openapi
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.platform.version import release
@@ -45,6 +46,10 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         route("POST", "/v1/completions", completions.completions),
         route("POST", "/v1/chat/completions", chat.chat_completions),
         route("POST", RESPONSES, responses.responses),
+        route("GET", f"{RESPONSES}/{{id}}", stored_responses.get_response),
+        route("DELETE", f"{RESPONSES}/{{id}}", stored_responses.delete_response),
+        route("GET", f"{RESPONSES}/{{id}}/input_items", stored_responses.list_input_items),
+        route("POST", f"{RESPONSES}/{{id}}/cancel", stored_responses.cancel_response),
         route("POST", MESSAGES, messages.messages),
         route("POST", COUNT_TOKENS, messages.count_tokens),
         route("POST", EMBEDDINGS, embeddings.embeddings),

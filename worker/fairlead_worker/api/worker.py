@@ -22,6 +22,7 @@ from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
 from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.output.parsers import OutputParsers
+from fairlead_worker.api.response_store import ResponseStore
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.ipc.messages import Ready
@@ -71,6 +72,10 @@ class Worker:
         self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
         self._large_encoding = asyncio.Lock()
         self.token_cache = TokenCache(config.limits.token_cache_bytes)
+        limits = config.limits
+        self.response_store = (
+            ResponseStore(config.redis, config.index_namespace, limits) if config.redis is not None and limits.stored_responses else None
+        )
         self._grammars: GrammarChecker | None = None
         self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
 

@@ -31,6 +31,7 @@ NOTES: dict[str, dict[str, str]] = {
         "stop": "same as in chat completions",
         "stream": "typed events, each with its name and number",
         "stream_options": "`include_obfuscation: false`",
+        "store": "true keeps the response if there is Redis; default: false",
         "text": "`format`: `text`, `json_object` or `json_schema`; `verbosity` has no effect",
         "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`",
         "tools": "functions; built-in tools, MCP, custom and namespace tools, `defer_loading` and `async` are refused",
