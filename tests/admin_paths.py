@@ -11,6 +11,9 @@ WORKER = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/internal/withdraw/aa",
+    "/server_info",
+    "/tokenizer_info",
+    "/reset_prefix_cache",
 )
 ROUTER = ("/metrics", "/fairlead/workers", "/fairlead/split", "/fairlead/demand", "/fairlead/probe", "/fairlead/score")
 

@@ -48,8 +48,8 @@ INTRODUCTIONS = {
 """,
     RESPONSES: """# Responses
 
-`POST /v1/responses` is OpenAI's Responses API without server-side state.
-[Responses and Messages](../protocols.md) explains how it maps to chat completions.
+`POST /v1/responses` is OpenAI's Responses API. [Responses and Messages](../protocols.md) explains how it maps to chat completions, and
+which responses are [stored](../protocols.md#stored-responses).
 """,
     MESSAGES: """# Messages
 

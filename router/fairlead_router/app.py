@@ -3,6 +3,8 @@
 import asyncio
 import importlib.metadata
 import logging
+import re
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Literal
@@ -11,6 +13,7 @@ import msgspec
 
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.http.origins import parse_origins
+from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
 from fairlead_common.telemetry.logs import bind_request
 from fairlead_common.telemetry.spans import read_trace_id
 from fairlead_common.telemetry.tracer import Tracer
@@ -34,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
 """Proxied: the workers own the schema of requests."""
-MODEL = "/v1/models/"
+STORED = "/v1/responses/"
+_STORED_PATH = re.compile(rf"{STORED}resp_[0-9a-z_]{{1,64}}(/input_items|/cancel)?")
+"""Stored responses of workers. Ids have one spelling, so that every server reads the same path."""
+MODELS, MODEL = "/v1/models", "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
 ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", SCORE, PROBE, DEMAND))
 """Paths that only `--admin-port` serves where that flag is given."""
@@ -56,13 +62,13 @@ class App:
         self._cors = Cors(origins) if origins else None
         self._own_headers = (router.tracer.header_names if router.tracer else frozenset()) | ({b"origin"} if origins else frozenset())
         """Headers of the client that the worker does not get, because the router answers or replaces them."""
-        self._pages = {
+        self._pages: dict[str, Callable[[Reply], None]] = {
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/fairlead/workers": self._workers,
             "/fairlead/split": self._split,
-            "/v1/models": self._models,
+            MODELS: partial(self._models, False),
             "/version": self._version,
         }
 
@@ -73,8 +79,9 @@ class App:
         handler, page = self._router.handler, self._pages.get(path)
         served = self._serves(path)
         if served and request.method in ("GET", "HEAD"):
-            if path.startswith(MODEL):
-                page = partial(self._model, path.removeprefix(MODEL))
+            if path.startswith(MODEL) or path == MODELS:
+                anthropic = any(name == ANTHROPIC_VERSION for name, _ in request.headers)
+                page = partial(self._model, path.removeprefix(MODEL), anthropic) if path != MODELS else partial(self._models, anthropic)
             if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
                 page(reply)
                 return
@@ -113,6 +120,11 @@ class App:
                 page(reply)
                 return
             if path == OPENAPI:
+                await handler.forward_unprompted(call, reply)
+                return
+            if path.startswith(STORED):  # any worker reads them, for the tenant in the header
+                await call.read_body(request, self._router.config.max_body_bytes)
+                call.body = b""
                 await handler.forward_unprompted(call, reply)
                 return
             if path not in _QUERIES:
@@ -170,6 +182,8 @@ class App:
             return ("POST",)
         if path == OPENAPI:
             return ("GET",)
+        if stored := _STORED_PATH.fullmatch(path):
+            return {None: ("GET", "DELETE"), "/input_items": ("GET",)}.get(stored[1], ("POST",))
         return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
 
     def close(self) -> None:
@@ -280,13 +294,14 @@ class App:
     def _split(self, reply: Reply) -> None:
         reply.send(200, msgspec.json.encode(self._router.canary.report() if self._router.canary is not None else SplitReport()))
 
-    def _models(self, reply: Reply) -> None:
-        reply.send(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))
+    def _models(self, anthropic: bool, reply: Reply) -> None:
+        models = self._router.models()
+        reply.send(200, msgspec.json.encode(to_anthropic_list(models) if anthropic else {"object": "list", "data": models}))
 
-    def _model(self, name: str, reply: Reply) -> None:
+    def _model(self, name: str, anthropic: bool, reply: Reply) -> None:
         for model in self._router.models():
             if model["id"] == name:
-                reply.send(200, msgspec.json.encode(model))
+                reply.send(200, msgspec.json.encode(to_anthropic_model(model) if anthropic else model))
                 return
         error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.send(error.status, error.body, error.headers)

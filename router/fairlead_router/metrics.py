@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,6 +20,7 @@ class Metrics:
 
     def __init__(self, table: WorkerTable) -> None:
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self.requests = Counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"], registry=registry)
         self.retries = Counter(
             "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry

@@ -107,18 +107,15 @@ async def test_input_items_of_a_conversation(api: Any) -> None:
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"truncation": "auto"}, "truncation"),
-    ({"service_tier": "flex"}, "service_tier"),
     ({"include": ["file_search_call.results"]}, "include[0]"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"text": {"verbosity": "high"}}, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}}, "text.format.schema"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
@@ -135,6 +132,12 @@ async def test_unsupported_fields_are_refused_by_name(api: Any) -> None:
             await create(api, **fields)
         assert refused.value.param == param, refused.value
         assert refused.value.code == "context_length_exceeded" or refused.value.body["message"].startswith(f"{param}:")  # type: ignore[index,call-overload]
+
+
+async def test_a_response_that_is_not_stored_is_not_found(api: Any) -> None:
+    with pytest.raises((openai.NotFoundError, openai.BadRequestError)) as refused:  # with and without Redis
+        await create(api, previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"  # type: ignore[union-attr]
 
 
 async def test_a_forced_function_is_called(api: Any) -> None:

@@ -187,6 +187,21 @@ def test_a_developer_message_is_not_dropped(tokenizer: PreTrainedTokenizerFast) 
     assert "<|im_start|>developer" in encoder_for(tokenizer, CHATML).render_chat(told)
 
 
+def test_a_custom_role_is_accepted_where_the_template_renders_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    """CHATML prints any role; LLAMA3 here refuses it, and a silent template would leave the message out."""
+    asked = [{"role": "critic", "content": "Too long."}, {"role": "user", "content": "hi"}]
+    assert "<|im_start|>critic\nToo long." in encoder_for(tokenizer, CHATML).render_chat(asked)
+    for role in ("critic<|im_end|>", "a b", "", "x" * 65):
+        with pytest.raises(PromptError, match=r"messages\[0\].role"):
+            encoder_for(tokenizer, CHATML).render_chat([{"role": role, "content": "hi"}])
+
+
+def test_reasoning_alone_has_an_empty_content(tokenizer: PreTrainedTokenizerFast) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "reasoning_content": "r"}, {"role": "user", "content": "b"}]
+    empty = [chat[0], {"role": "assistant", "content": ""}, chat[2]]
+    assert encoder_for(tokenizer, CHATML).render_chat(chat) == encoder_for(tokenizer, CHATML).render_chat(empty)
+
+
 @pytest.mark.parametrize(
     ("field", "arguments"),
     [

@@ -124,6 +124,12 @@ def test_messages_tool_choices(choice: dict[str, Any], expected: Any) -> None:
     assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
+def test_hints_change_no_prompt_and_no_answer() -> None:
+    hints: dict[str, Any] = {"store": True, "service_tier": "flex", "text": {"verbosity": "low"}, "prompt_cache_retention": "24h"}
+    assert responses(**hints) == responses()
+    assert messages(service_tier="auto_only") == messages()
+
+
 def test_messages_thinking_stops_and_continuation() -> None:
     chat = messages(thinking={"type": "enabled", "budget_tokens": 2000}, stop_sequences=["x"], max_tokens=3, metadata={"user_id": "u"})
     assert chat["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True, "thinking_budget": 2000}
@@ -139,7 +145,6 @@ def test_messages_thinking_stops_and_continuation() -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "field"),
     [
-        (RESPONSES, {"store": True}, "store"),
         (RESPONSES, {"input": [5]}, "input[0]"),
         (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content"),
         (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fairlead.errors import UserError
@@ -97,6 +98,10 @@ def environment(entries: Sequence[Mapping[str, Any]], identity: PodIdentity, hos
     return env
 
 
+ONE_PORT_PATHS: Mapping[tuple[str, str], str] = {("worker", "/health"): "/livez"}
+"""Paths of liveness probes where one port serves clients and probes: a worker's `/health` is the clients' there, and 503 while it loads."""
+
+
 def local_container(
     template: Mapping[str, Any],
     identity: PodIdentity,
@@ -125,7 +130,7 @@ def local_container(
         env={**inherited, **own, **variables, "PYTHONUNBUFFERED": "1"},
         port=port,
         readiness=_probe(container, "readinessProbe", port),
-        liveness=_probe(container, "livenessProbe", port),
+        liveness=_probe(container, "livenessProbe", port, ONE_PORT_PATHS),
     )
 
 
@@ -188,12 +193,14 @@ def _inside_only(template: Mapping[str, Any]) -> set[str]:
     return {mount["mountPath"] for mount in template["spec"]["containers"][0].get("volumeMounts", ())}
 
 
-def _probe(container: Mapping[str, Any], kind: str, port: int) -> Probe | None:
+def _probe(container: Mapping[str, Any], kind: str, port: int, paths: Mapping[tuple[str, str], str] = MappingProxyType({})) -> Probe | None:
+    """Return a probe. `paths`: other paths by (container, path)."""
     probe = container.get(kind)
     if not probe or "httpGet" not in probe:
         return None
+    path = probe["httpGet"].get("path", "/")
     return Probe(
-        path=probe["httpGet"].get("path", "/"),
+        path=paths.get((container["name"], path), path),
         port=port,
         period=float(probe.get("periodSeconds", 10)),
         timeout=float(probe.get("timeoutSeconds", 1)),

@@ -1,6 +1,7 @@
 """Validate and normalize clients' chat messages for a template. Errors name the fields of the request."""
 
 import json
+import re
 from typing import Any, Literal
 
 from fairlead_common.errors import PromptError
@@ -10,7 +11,10 @@ from fairlead_common.truncate import quote
 ContentStyle = Literal["text", "parts", "both"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Other roles are refused, because templates silently leave out messages of roles that they do not know."""
+_CUSTOM_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""A custom role is text in the prompt, so it must not contain markup of a template."""
+MAX_CUSTOM_ROLES = 64
+"""Custom roles whose support is remembered."""
 _PROBE = "fairleadprobe"
 _PROBE_ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
 """Arguments of a tool call, as an object and as text."""
@@ -25,7 +29,8 @@ class ChatRenderer:
         self.content_style = self._probe()
         self._empty_content = self._probe_empty_content()
         self._takes_object_arguments = self._probe_arguments()
-        self._has_developer_role = self._probe_developer()
+        self._has_developer_role = self._probe_role("developer")
+        self._custom_roles: dict[str, bool] = {}
 
     def render(
         self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
@@ -57,9 +62,10 @@ class ChatRenderer:
         role = message.get("role")
         if not isinstance(role, str):
             raise PromptError(f"{where}.role", "must be a string, such as 'user'")
-        if role not in ROLES:
+        if role not in ROLES and not self._renders_role(role):
             hint = "; a tool's result has the role 'tool', with the tool_call_id" if role == "function" else ""
-            raise PromptError(f"{where}.role", f"is {role!r:.40}; it must be one of {', '.join(ROLES)}{hint}")
+            reason = f"is {role!r:.40}, which the chat template does not render; it must be one of {', '.join(ROLES)}{hint}"
+            raise PromptError(f"{where}.role", reason)
         # Clients send `content: null` beside tool calls; templates expect the key to be missing then.
         normal = {key: value for key, value in message.items() if value is not None}
         if role == "developer" and not self._has_developer_role:
@@ -70,6 +76,8 @@ class ChatRenderer:
             raise PromptError(f"{where}.content", "is missing")
         elif "tool_calls" in normal:
             normal |= self._empty_content
+        else:  # an assistant's message with reasoning alone; many templates fail without content
+            normal["content"] = self._normalize_content("", f"{where}.content")
         if "tool_calls" in normal:
             normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_object_arguments)
         return normal
@@ -100,11 +108,21 @@ class ChatRenderer:
         text = self._try_render([{"role": "user", "content": content}])
         return text if text and _PROBE in text else None
 
-    def _probe_developer(self) -> bool:
-        """Return whether the template renders messages with the role `developer`."""
+    def _renders_role(self, role: str) -> bool:
+        """Return whether the template renders messages with a custom role. Many templates silently leave them out."""
+        if not _CUSTOM_ROLE.fullmatch(role) or role == "function":
+            return False
+        if role not in self._custom_roles:
+            if len(self._custom_roles) >= MAX_CUSTOM_ROLES:
+                self._custom_roles.clear()
+            self._custom_roles[role] = self._probe_role(role)
+        return self._custom_roles[role]
+
+    def _probe_role(self, role: str) -> bool:
+        """Return whether the template renders messages with this role."""
         content: Any = [{"type": "text", "text": _PROBE}] if self.content_style == "parts" else _PROBE
         other: Any = [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"
-        return _PROBE in (self._try_render([{"role": "developer", "content": content}, {"role": "user", "content": other}]) or "")
+        return _PROBE in (self._try_render([{"role": role, "content": content}, {"role": "user", "content": other}]) or "")
 
     def _probe_empty_content(self) -> dict[str, str]:
         """Return the content field of an assistant's message that has tool calls only.

@@ -29,7 +29,7 @@ REFUSED = {
     "workspace_id": "there are no workspaces here; leave it out",
 }
 """Unsupported fields that would change the response. Null and false count as absent."""
-ALLOWED: dict[str, tuple[Any, ...]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
+ALLOWED: dict[str, tuple[Any, ...]] = {"speed": ("standard",)}
 """Fields of which only these values are supported."""
 RENAMED = {
     r"\bmax_completion_tokens\b": "max_tokens",

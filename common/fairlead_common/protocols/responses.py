@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without state: converted to chat completions. https://platform.openai.com/docs/api-reference/responses/create"""
+"""OpenAI's Responses: converted to chat completions. https://platform.openai.com/docs/api-reference/responses/create"""
 
 from typing import Annotated, Any
 
@@ -21,10 +21,11 @@ from fairlead_common.protocols.fields import (
 
 LOGPROBS = "message.output_text.logprobs"
 NOT_STORED = "nothing is stored here; send the whole conversation in input"
+PREVIOUS = "previous_response_id"
+"""A worker with stored responses replaces it by the conversation, before the conversion to a chat."""
 REFUSED = {
-    "previous_response_id": NOT_STORED,
+    PREVIOUS: "needs stored responses: Redis, and --limits stored_responses above 0; or send the whole conversation in input",
     "conversation": NOT_STORED,
-    "store": "nothing is stored here; leave it out, or give false",
     "background": "not supported: an answer belongs to its connection; leave it out",
     "background_options": "not supported, as background is not; leave it out",
     "prompt": "there are no stored prompts here; send the text in instructions and input",
@@ -36,8 +37,6 @@ REFUSED = {
 """Unsupported fields that would change the response. Null and false count as absent."""
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
-    "service_tier": ("auto", "default"),
-    "prompt_cache_retention": ("in_memory",),
 }
 """Fields of which only these values are supported."""
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
@@ -73,7 +72,7 @@ class ResponsesBody(SharedFields, frozen=True, kw_only=True):
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    store: Any = None
+    store: bool | None = None
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
     user: Annotated[str, Meta(max_length=256)] | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
@@ -100,7 +99,7 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
     refuse_fields(given, REFUSED)
     refuse_values(given, ALLOWED)
     refuse_values(body.stream_options or {}, {"include_obfuscation": (False,)}, "stream_options.")
-    refuse_values(body.prompt_cache_options or {}, {"mode": ("implicit",), "ttl": (), "prewarm": (False,)}, "prompt_cache_options.")
+    refuse_values(body.prompt_cache_options or {}, {"prewarm": (False,)}, "prompt_cache_options.")
     for at, include in enumerate(body.include or ()):
         if include not in INCLUDES:
             refuse(f"include[{at}]", f"{include!r:.80} is not supported; give {' and '.join(INCLUDES)}")
@@ -210,7 +209,6 @@ def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format(given: dict[str, Any]) -> dict[str, Any] | None:
-    refuse_values(given, {"verbosity": ("medium",)}, "text.")
     form = given.get("format")
     if form is None:
         return None

@@ -63,7 +63,11 @@ class _Body(msgspec.Struct):
     input: Any = None
     text_1: Any = None
     text_2: Any = None
+    data_1: Any = None
+    data_2: Any = None
     query: Any = None
+    queries: Any = None
+    items: Any = None
 
 
 class Prompt(msgspec.Struct, frozen=True):

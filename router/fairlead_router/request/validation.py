@@ -11,6 +11,7 @@ import msgspec
 from fairlead_common.prompts.encoder import PromptError
 from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
+from fairlead_common.protocols.responses import PREVIOUS
 from fairlead_common.truncate import truncate
 from fairlead_router.errors import ApiError
 
@@ -49,7 +50,7 @@ _TYPES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: _Completion, CHAT: _Chat
 _NEEDED = {
     COMPLETIONS: ("prompt", "give a string, token ids, or a list of either"),
     CHAT: ("messages", "give a list of messages"),
-    EMBEDDINGS: ("input", "give a string, token ids, or a list of either"),
+    EMBEDDINGS: ("input", "give a string, token ids, a list of either, or messages"),
 }
 
 
@@ -78,11 +79,13 @@ def check(path: str, raw: bytes) -> None:
             try:
                 read_chat(path, raw)
             except PromptError as error:
+                if error.field == PREVIOUS:  # only a worker can read stored responses
+                    return
                 raise ApiError(400, f"{error}.", param=error.field) from None
         elif (types := _TYPES.get(path)) is not None:
             msgspec.convert(body, types)
     except DECODING as error:
         raise decode_error(error) from None
     field, give = _NEEDED.get(path, ("", ""))
-    if field and body.get(field) is None:
+    if field and body.get(field) is None and (path != EMBEDDINGS or body.get("messages") is None):
         raise ApiError(400, f"{field}: is missing; {give}.", param=field)

@@ -55,6 +55,20 @@ async def test_each_role_may_do_its_work(own_server: RedisServer, admin: RedisCl
     await works(worker, namespace_of(A, "a", 64), router)
 
 
+async def test_a_worker_may_store_responses(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:
+    """The commands of `fairlead_worker.api.response_store`, on the keys of the plain namespace for every index group."""
+    await ensure_user(admin, "worker", A, [sha256("current")])
+    client = RedisClient(access(own_server, "worker", A, tmp_path), 5.0)
+    key = f"{key_prefix(A)}answers"
+    try:
+        assert await client.execute("HINCRBY", key, "count", 1) == 1
+        await client.pipeline([("HSET", f"{key}:1", "id", "a", "body", "b"), ("EXPIRE", f"{key}:1", 60)])
+        assert await client.execute("HMGET", f"{key}:1", "id", "body") == [b"a", b"b"]
+        assert await client.execute("DEL", f"{key}:1") == 1
+    finally:
+        await client.close()
+
+
 @contextlib.contextmanager
 def signed_in(server: RedisServer, role: Role, namespace: str):  # type: ignore[no-untyped-def]
     with contextlib.closing(redis.Redis(port=server.port, username=user_name(role, namespace), password="current")) as client:

@@ -109,7 +109,9 @@ def test_an_external_redis_with_tls_and_a_secret() -> None:
 
 
 def test_sentinels_have_a_login_of_their_own() -> None:
-    values = "redis.externalUrl=redis+sentinel://s/index,redis.existingSecret=mine,redis.sentinelUsernameKey=su,redis.sentinelPasswordKey=sp"
+    values = (
+        "redis.externalUrl=redis+sentinel://s/index,redis.existingSecret=mine,redis.sentinelUsernameKey=su,redis.sentinelPasswordKey=sp"
+    )
     (deployment,) = [one for one in template("--set", values) if one["kind"] == "Deployment"]
     flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     folder = "/etc/fairlead/redis"

@@ -20,7 +20,7 @@ WRONG: list[tuple[str, Any, str | None, str]] = [
     (CHAT, {"messages": ["hello"]}, "messages[0]", "got `str`"),
     (CHAT, {"messages": TURN, "model": 5}, "model", "got `int`"),
     (CHAT, {}, "messages", "is missing"),
-    (RESPONSES, {"input": TURN, "store": True}, "store", ""),
+    (RESPONSES, {"input": TURN, "background": True}, "background", "not supported"),
     (RESPONSES, {"input": 5}, "input", ""),
     (EMBEDDINGS, {"input": {"text": "x"}}, "input", "got `object`"),
     (EMBEDDINGS, {"model": "stand-in"}, "input", "is missing"),

@@ -46,6 +46,29 @@ async def ask(router: RunningRouter, key: str, prompt: str = "hello there", **fi
     return await router.client.post("/v1/completions", json={"prompt": prompt, **fields}, headers=bearer(key))
 
 
+async def test_stored_responses_are_asked_for_in_the_name_of_the_keys_tenant(fleet: Fleet, tmp_path: Path) -> None:
+    async def stored(exchange: Exchange) -> None:
+        await exchange.whole(200, {"object": "response"})
+
+    router, worker = await guarded(fleet, tmp_path)
+    worker.behaviour = stored
+    id = "resp_5_" + "0a" * 16
+    forged = bearer(BORIS) | {"x-fairlead-tenant": "anna"}
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        target = f"/v1/responses/{id}{path}"
+        assert (await router.client.request(method, target)).status_code == 401
+        worker.received.clear()
+        await router.client.request(method, target, headers=forged)
+        (received,) = worker.received
+        assert (received.path, dict(received.headers)["x-fairlead-tenant"]) == (target, "boris")
+    worker.received.clear()
+    for target in (f"/v1/responses/{id}/", "/v1/responses/resp_5%2F..", f"/v1/responses/{id}/x"):
+        answer = await router.client.get(target, headers=bearer(ANNA))
+        assert answer.status_code in (404, 405), target
+    assert (await router.client.put(f"/v1/responses/{id}", headers=bearer(ANNA))).status_code == 405
+    assert not worker.received
+
+
 async def test_a_missing_key_is_refused_in_openais_words(fleet: Fleet, tmp_path: Path) -> None:
     router, worker = await guarded(fleet, tmp_path)
     for headers in ({}, bearer("fl-wrong"), {"authorization": ANNA}, {"authorization": f"Basic {ANNA}"}, {"x-api-key": "no"}):

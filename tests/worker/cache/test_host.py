@@ -165,3 +165,23 @@ def test_an_empty_tree_is_forgotten_and_memory_stays_flat() -> None:
     assert len(cache._leaves._heap) <= 4
     for root in list(cache._roots):
         assert cache._roots[root].children
+
+
+@pytest.mark.parametrize("slots", [0, 2, 8])
+def test_a_reset_drops_both_tiers_except_what_is_in_use(slots: int) -> None:
+    cache = cache_of(pages=6, slots=slots)
+    compute(cache, tokens(13)).release()
+    fill(cache, 5).release()
+    used = attach(cache, tokens(13))
+    cache.drain_events()
+    kept = used.shared
+    cache.clear()
+    assert sum(1 for _ in cache.nodes()) == kept and cache.evictable == 0
+    assert cache.host is None or cache.host.report(0).used == len(copies(cache)[1]), "slots that the next plan loads"
+    used.release()
+    if slots:
+        cache.clear()
+        copies(cache)
+    cache.clear()
+    assert not list(cache.nodes()) and not cache.block_hashes() and cache.pool.free == cache.pool.total
+    assert cache.host is None or cache.host.report(0).used == 0

@@ -7,14 +7,15 @@ import msgspec
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead_common.protocols.paths import COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
-from fairlead_worker.api import tokenize
-from fairlead_worker.api.admin import lora, state, withdraw
+from fairlead_common.protocols.paths import COUNT_TOKENS, EMBEDDINGS, INVOCATIONS, MESSAGES, POOLING, RERANKS, RESPONSES, SCORES
+from fairlead_worker.api import invocations, tokenize
+from fairlead_worker.api.admin import health, introspection, lora, state, withdraw
 from fairlead_worker.api.http import RequestContext, RequestMiddleware
 from fairlead_worker.api.openai import chat, completions
 from fairlead_worker.api.pooling import embeddings, similarity
 from fairlead_worker.api.protocols import anthropic_messages as messages
 from fairlead_worker.api.protocols import openai_responses as responses
+from fairlead_worker.api.protocols import stored_responses
 from fairlead_worker.api.reference import openapi
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.platform.version import release
@@ -45,9 +46,15 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         route("POST", "/v1/completions", completions.completions),
         route("POST", "/v1/chat/completions", chat.chat_completions),
         route("POST", RESPONSES, responses.responses),
+        route("GET", f"{RESPONSES}/{{id}}", stored_responses.get_response),
+        route("DELETE", f"{RESPONSES}/{{id}}", stored_responses.delete_response),
+        route("GET", f"{RESPONSES}/{{id}}/input_items", stored_responses.list_input_items),
+        route("POST", f"{RESPONSES}/{{id}}/cancel", stored_responses.cancel_response),
         route("POST", MESSAGES, messages.messages),
         route("POST", COUNT_TOKENS, messages.count_tokens),
         route("POST", EMBEDDINGS, embeddings.embeddings),
+        route("POST", POOLING, embeddings.embeddings),
+        route("POST", INVOCATIONS, invocations.invocations),
         *(route("POST", path, similarity.score) for path in SCORES),
         *(route("POST", path, similarity.rerank) for path in RERANKS),
         route("GET", "/v1/models", state.models),
@@ -63,9 +70,15 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         route("GET", "/internal/prompt-format", state.prompt_format),
         route("GET", "/internal/hot-prefixes/{tokens}", state.hot_prefixes),
         route("GET", "/metrics", state.metrics),
+        route("GET", "/server_info", introspection.server_info),
+        route("GET", "/tokenizer_info", introspection.tokenizer_info),
+        route("POST", "/reset_prefix_cache", introspection.reset_prefix_cache),
     ]
     both = [
-        route("GET", "/health", state.health),
+        # The kubelet probes /health of the admin port, also of pods that earlier releases rendered.
+        route("GET", "/health", health.liveness if part == "admin" else health.health),
+        route("GET", "/livez", health.liveness),
+        *(route(method, "/ping", health.health) for method in ("GET", "POST")),
         route("GET", "/ready", state.ready),
         route("GET", "/version", state.version),
     ]

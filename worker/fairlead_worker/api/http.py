@@ -11,10 +11,11 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineNotReady
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
+from fairlead_worker.api.unknown_fields import HEADER, begin_request, format_header
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
 A close on unread data sends a TCP reset, and the reset overtakes the answer. Clients send the whole body before they read: the openai
 client reports a reset as a connection error and retries.
 """
-GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
+GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, INVOCATIONS, *POOLED)
 """Paths whose requests go to the engine."""
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
@@ -50,6 +51,8 @@ class RequestContext:
         self._common_headers = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
         if self.path in (MESSAGES, COUNT_TOKENS):
             self._common_headers.append((b"request-id", self.request_id.encode()))  # Anthropic's name of the header
+        self._unknown_fields = begin_request()
+        self._replayed: bytes | None = None
         self._receive = receive
         self._send = send
 
@@ -63,12 +66,16 @@ class RequestContext:
         if message["type"] == "http.response.start":
             self.response_started = True
             message["headers"] = [*message.get("headers", ()), *self._common_headers]
+            if self._unknown_fields:
+                message["headers"].append((HEADER, format_header(self._unknown_fields)))
             if self.close_connection:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
     async def read_body(self, limit: int) -> bytes:
         """Return the request's body. Raise ApiError 413 as soon as it is larger than `limit` bytes."""
+        if self._replayed is not None:
+            return self._replayed
         parts, size = [], 0
         while True:
             message = await self.receive()
@@ -81,6 +88,10 @@ class RequestContext:
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def replay_body(self, body: bytes) -> None:
+        """Let `read_body` return a body that was read already."""
+        self._replayed = body
 
     async def start_response(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from fairlead_worker.api.errors import ApiError
@@ -50,14 +50,18 @@ async def send_answer(
     *,
     stream: bool,
     usage_comment: bool,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Generate and send the response. Abort its sequences if the client disconnects. `usage_comment`: end a stream with a usage comment."""
+    """Generate and send the response. Abort its sequences if the client disconnects.
+
+    `usage_comment`: end a stream with a usage comment. `before_end`: awaited when all tokens are there, before the end of the answer.
+    """
     run = GenerationRun(worker, generation_request, context.span)
 
     async def work() -> None:
         worker.check_queue_limit(len(generation_request.submissions))
         async with worker.engine.generate(generation_request.submissions, run.engine_spans.count) as generation:
-            deltas = run.deltas(generation)
+            deltas = run.deltas(generation) if before_end is None else _followed_by(run.deltas(generation), before_end)
             if stream:
                 await _send_stream(context, generation_request, writer, deltas, usage_comment)
             else:
@@ -70,6 +74,14 @@ async def send_answer(
         raise
     finally:
         run.log_summary(context.request_id)
+
+
+async def _followed_by(
+    deltas: AsyncIterator[list[tuple[int, OutputDelta]]], work: Callable[[], Awaitable[None]]
+) -> AsyncIterator[list[tuple[int, OutputDelta]]]:
+    async for batch in deltas:
+        yield batch
+    await work()
 
 
 async def _send_document(

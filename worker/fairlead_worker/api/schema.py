@@ -1,15 +1,13 @@
 """Request bodies as msgspec structs. Types and bounds are here; `generation/sampling.py` has the meaning."""
 
-import logging
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
 
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import ApiError, invalid
-
-logger = logging.getLogger(__name__)
+from fairlead_worker.api.unknown_fields import report_unknown_fields
 
 Choices = Annotated[int, Meta(ge=1, le=128)]
 Count = Annotated[int, Meta(ge=1)]
@@ -32,6 +30,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk has usage. As in vLLM, `continuous_usage_stats` alone has no effect."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +70,17 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    """SGLang's names of `guided_regex`, `guided_grammar` and `guided_json`."""
     bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
     """Each is searched for at every token."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -83,11 +91,19 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     ec_transfer_params: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
+    logprob_token_ids: Any = None
     logits_processors: Any = None
     mm_processor_kwargs: Any = None
     prompt_embeds: Any = None
+    metadata: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
     service_tier: Any = None
+    stop_regex: Any = None
     store: Any = None
+    thinking_token_budget: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
 
@@ -129,11 +145,6 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    metadata: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True):
@@ -169,7 +180,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def parse(data: bytes, type: type[Body]) -> Body:
-    """Decode `data` as `type`. Raise ApiError 400 that names the invalid field. Ignore unknown fields and log them at debug level."""
+    """Decode `data` as `type`. Raise ApiError 400 that names the invalid field. Ignore unknown fields and report them."""
     try:
         raw = msgspec.json.decode(data)
     except msgspec.ValidationError:  # a number that no type can hold
@@ -181,9 +192,7 @@ def parse(data: bytes, type: type[Body]) -> Body:
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object")
     if unknown := raw.keys() - set(type.__struct_fields__):
-        # A client can put anything into a field name, so only plain identifiers are logged.
-        names = sorted(name for name in unknown if name.isascii() and name.isidentifier() and len(name) <= 64)
-        logger.debug("ignored %d unknown fields: %s", len(unknown), ", ".join(names[:20]))
+        report_unknown_fields(unknown)
     return convert(raw, type)
 
 

@@ -22,10 +22,12 @@ from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
 from fairlead_worker.api.output.grammar_checker import GrammarChecker
 from fairlead_worker.api.output.parsers import OutputParsers
+from fairlead_worker.api.response_store import ResponseStore
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.ipc.messages import Ready
 from fairlead_worker.parsing.families import select_parsers
+from fairlead_worker.platform.version import release
 
 if TYPE_CHECKING:
     from fairlead_worker.api.metrics.worker_metrics import Metrics
@@ -65,9 +67,15 @@ class Worker:
         self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
+        self.system_fingerprint: str | None = None
+        """OpenAI's `system_fingerprint`: answers of equal requests may differ where it differs."""
         self._gzipped_prompt_format: asyncio.Future[bytes] | None = None
         self._large_encoding = asyncio.Lock()
         self.token_cache = TokenCache(config.limits.token_cache_bytes)
+        limits = config.limits
+        self.response_store = (
+            ResponseStore(config.redis, config.index_namespace, limits) if config.redis is not None and limits.stored_responses else None
+        )
         self._grammars: GrammarChecker | None = None
         self._model: tuple[Ready, PromptEncoder, OutputParsers] | None = None
 
@@ -83,6 +91,7 @@ class Worker:
         self._model = ready, encoder, OutputParsers(model_parsers, encoder)
         self.adapters.set_initial(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
+        self.system_fingerprint = f"fp_{digest(' '.join((release(), ready.backend, ready.cpu_level, self.prompt_etag)))[:12]}"
 
     def root_of(self, adapter: str, salt: str) -> int:
         """Return the root hash of a prompt, and remember it. `adapter`: the digest of the LoRA adapter; empty: the base model."""
@@ -181,7 +190,7 @@ class Worker:
             # The client may disconnect while the thread continues. The lock is held until the thread ends.
             return await asyncio.shield(encoding)
         except PromptTooLong as error:
-            message = f"your prompt has at least {error.min_tokens} tokens; shorten it"
+            message = f"your prompt is too long: it has at least {error.min_tokens} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error

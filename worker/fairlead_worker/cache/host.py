@@ -108,6 +108,23 @@ class HostTier:
         self._loading.clear()
         return saves, loads
 
+    def clear(self) -> int:
+        """Drop every page that the next plan does not load. Return how many were only here."""
+        count = len(self._host_only)
+        while self._host_only:
+            node, _ = self._host_only.popitem(last=False)
+            self._release(node)
+            self._forget(node)
+        for node in self._on_both:
+            self._release(node)
+        self._on_both.clear()
+        self.dropped_pages += count
+        return count
+
+    def _release(self, node: Node) -> None:
+        self._free.append(node.slot)
+        node.slot = -1
+
     def _take_slot(self) -> int:
         """Return a slot for a page that leaves the device; -1: the plan loads from every slot."""
         if self._free:

@@ -220,6 +220,14 @@ class PrefixCache:
             if node.cached:
                 yield node
 
+    def clear(self) -> int:
+        """Drop all cached pages that no request uses, in both tiers. Return their number."""
+        dropped = self.host.clear() if self.host is not None else 0
+        count = self.evictable
+        if count:
+            self._evict(count, offload=False)
+        return dropped + count
+
     # Inside
 
     def _insert(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
@@ -279,8 +287,11 @@ class PrefixCache:
                 self._leaves.offer(node)
             node = node.parent
 
-    def _evict(self, count: int) -> None:
-        """Evict `count` (1 or more) pages from the device. They stay in the tree if the host tier takes them. Raises OutOfPages."""
+    def _evict(self, count: int, offload: bool = True) -> None:
+        """Evict `count` (1 or more) pages from the device. They stay in the tree if the host tier takes them. Raises OutOfPages.
+
+        `offload`: offer them to the host tier.
+        """
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
         pages: list[int] = []
@@ -292,7 +303,7 @@ class PrefixCache:
             pages.append(page)
             node.page = -1
             parent.device_children -= 1
-            if self.host is None or not self.host.offload(node, page):
+            if self.host is None or not offload or not self.host.offload(node, page):
                 self._forget(node)
             bare = not parent.device_children and not parent.lock_ref and parent.parent is not None
             if left:

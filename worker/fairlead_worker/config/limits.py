@@ -34,6 +34,11 @@ class Limits(ConfigObject):
     grammar_timeout: Annotated[Seconds, Field(description="seconds to compile a grammar, and to compute one of its masks")] = 5
     grammar_cache_entries: Annotated[Positive, Field(description="compiled grammars that are kept")] = 64
     grammar_threads: Annotated[Positive, Field(description="threads that compile grammars and compute masks")] = 2
+    stored_responses: Annotated[
+        int, Field(ge=0, le=10**6, description="responses that Redis keeps for the service (`store: true`), the newest ones; 0: none")
+    ] = 256
+    stored_response_bytes: Annotated[Positive, Field(description="bytes of a stored response with the conversation before it")] = 256 * 1024
+    stored_response_seconds: Annotated[Positive, Field(description="seconds that a stored response is kept")] = 86_400
     idle_prefill_chunks: Annotated[Positive, Field(description="chunks that a step may prefill while no request decodes")] = 5
     dedupe_tokens: Annotated[
         NonNegative, Field(description="tokens of the shortest prefix that requests of one step compute together; 0: none")

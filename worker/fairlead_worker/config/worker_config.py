@@ -383,9 +383,13 @@ class WorkerConfig(BaseSettings):
         host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    def describe_settings(self) -> dict[str, str]:
+        """Return all settings as text, without passwords."""
+        return {name: describe_value(hide_password(name, getattr(self, name))) for name in type(self).model_fields}
+
     def describe(self) -> str:
         """Return all settings for the log, without passwords: `--flag=value`, and `VARIABLE=value` where there is no flag."""
-        shown = {name: describe_value(hide_password(name, getattr(self, name))) for name in type(self).model_fields}
+        shown = self.describe_settings()
         return " ".join(f"{setting_name(name, field)}={shown[name]}" for name, field in type(self).model_fields.items())
 
     @classmethod

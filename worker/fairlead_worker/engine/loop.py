@@ -21,6 +21,8 @@ from fairlead_worker.ipc.messages import (
     Load,
     LoadAdapter,
     Output,
+    PrefixCacheReset,
+    ResetPrefixCache,
     Stop,
     Submit,
     ToEngine,
@@ -139,6 +141,9 @@ class MessageHandler:
                 continue
             if isinstance(message, GetHotPrefixes):
                 self._outbox.send(HotPrefixes(find_hot_prefixes(scheduler.cache, message.tokens)))
+                continue
+            if isinstance(message, ResetPrefixCache):
+                self._outbox.send(PrefixCacheReset(scheduler.cache.clear()))
                 continue
             if isinstance(message, Withdraw):
                 outputs += withdraw(scheduler, self._grammar_queue, message.ids)

@@ -111,6 +111,10 @@ class GetHotPrefixes(msgspec.Struct, tag="get_hot_prefixes", frozen=True):
     tokens: int
 
 
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
+    """Drop the cached KV that no request uses. Answered by one `PrefixCacheReset`, in order."""
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process after the current step."""
 
@@ -395,5 +399,12 @@ class HotPrefixes(msgspec.Struct, tag="hot_prefixes", frozen=True):
     prefixes: tuple[HotPrefix, ...]
 
 
-ToEngine = Submit | Abort | Withdraw | GetHotPrefixes | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
-FromEngine = Step | Loading | Ready | HotPrefixes | Failed | AdapterChanged
+class PrefixCacheReset(msgspec.Struct, tag="prefix_cache_reset", frozen=True):
+    """The reply to `ResetPrefixCache`."""
+
+    pages: int
+    """Pages dropped, in both tiers."""
+
+
+ToEngine = Submit | Abort | Withdraw | GetHotPrefixes | ResetPrefixCache | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
+FromEngine = Step | Loading | Ready | HotPrefixes | PrefixCacheReset | Failed | AdapterChanged

@@ -233,6 +233,12 @@ def test_a_pipe_is_no_file_and_blocks_no_request(
     assert complete_text(worker, "first")
 
 
+def test_a_path_that_does_not_exist_is_not_found(worker: WorkerProcess) -> None:
+    status, text = load(worker, "n", "/nowhere/adapter")
+    error = json.loads(text)["error"]
+    assert (status, error["param"], error["code"]) == (404, "lora_path", "not_found")
+
+
 @pytest.mark.parametrize(
     ("name", "path", "param"),
     [

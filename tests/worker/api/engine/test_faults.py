@@ -85,7 +85,7 @@ def test_sigterm_finishes_streams_and_refuses_new_requests(start: Start) -> None
         assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")
         assert refused.headers["connection"] == "close"
         assert worker.client.get("/ready").status_code == 503
-        assert worker.client.get("/health").status_code == 200
+        assert (worker.client.get("/livez").status_code, worker.client.get("/health").status_code) == (200, 503)
         *_, finish, done = events
         assert done == "[DONE]"
         assert finish["choices"][0]["finish_reason"] == "length"
@@ -155,7 +155,7 @@ def test_a_token_id_without_an_embedding_row_is_refused_without_harm(start: Star
 
 def test_sigint_while_loading_ends_quickly(start: Start) -> None:
     worker = start()
-    assert worker.client.get("/health").status_code == 200
+    assert worker.client.get("/livez").status_code == 200
     assert worker.post("/v1/completions", prompt="x").status_code == 503
     assert worker.client.get("/v1/models").status_code == 503
     began = time.monotonic()

@@ -47,7 +47,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
 
     until(downloading, "a share of the download")
     assert 0 < seen[-1]["bytes"] < seen[-1]["total_bytes"] and 0 <= seen[-1]["percent"] < 100
-    assert worker.client.get("/health").status_code == 200
+    assert (worker.client.get("/livez").status_code, worker.client.get("/health").status_code) == (200, 503)
     assert worker.process.wait(60) == 1
     said = worker.termination_log.read_text()
     assert said.startswith("the load has made no progress for ") and "the source has stopped sending: see spec.model.uri" in said

@@ -75,7 +75,7 @@ def streamed(worker: WorkerProcess, **fields: Any) -> tuple[list[dict[str, Any]]
                 deltas.append(delta)
                 if delta.get("content"):
                     choice["content"] = (choice["content"] or "") + delta["content"]
-                choice["reasoning"] += delta.get("reasoning", "")
+                choice["reasoning"] += delta.get("reasoning") or ""
                 for call in delta.get("tool_calls", []):
                     if "id" in call:
                         assert call["index"] == len(choice["calls"]) and call["function"]["arguments"] == ""
@@ -92,7 +92,7 @@ def shown(choice: dict[str, Any]) -> dict[str, Any]:
     message = choice["message"]
     return {
         "content": message["content"] or None,
-        "reasoning": message.get("reasoning", ""),
+        "reasoning": message["reasoning"] or "",
         "calls": [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", [])],
         "finish_reason": choice["finish_reason"],
         "logprobs": (choice["logprobs"] or {}).get("content") or [],
@@ -111,6 +111,7 @@ THINKING = {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {st
         ({"tool_choice": NAMED}, 1, 1),
         ({"tool_choice": NAMED, "n": 3, "logprobs": True, "top_logprobs": 1}, 1, 1),
         ({"tool_choice": "required", **THINKING}, 1, None),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, 1, None),
         ({"tool_choice": NAMED, **THINKING}, 1, 1),
         ({"structured_outputs": {"regex": ONE_CALL}}, 1, 1),
         ({"structured_outputs": {"regex": f"Well[.]\n({ONE_CALL}\n){{2}}"}, "tool_choice": "auto"}, 2, 2),
@@ -159,7 +160,7 @@ def test_reasoning_is_apart_and_counted(worker: WorkerProcess) -> None:
     assert message["reasoning"] == message["reasoning_content"] != "" and message["content"] == ""
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 20}
     hidden = whole(worker, **opened, include_reasoning=False)["choices"][0]["message"]
-    assert "reasoning" not in hidden and hidden["content"] == ""
+    assert hidden["reasoning"] is None and hidden["content"] == ""
     ended = whole(worker, **opened | {"logit_bias": {str(THOUGHT): 100}})
     assert ended["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
     assert "</think>" in ended["choices"][0]["message"]["content"]  # the second one: the first only closes itself
@@ -191,7 +192,7 @@ def test_strict_functions_of_its_own_accord(worker: WorkerProcess) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "none_such"}}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [function("x")]}}},
          "tool_choice.allowed_tools.tools[0].function.name"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [TOOLS[0], function("a b")]}, "tools[1].function.name"),

@@ -97,6 +97,12 @@ def test_a_trace_that_cannot_be_written_is_named(start: Callable[..., WorkerProc
     assert "--trace-schedule /nowhere/trace cannot be written: No such file or directory" in worker.termination_log.read_text()
 
 
+def test_the_process_is_in_the_metrics(shared: WorkerProcess) -> None:
+    text = shared.client.get("/metrics").text
+    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"):
+        assert re.search(rf"^{name} [0-9.e+]+$", text, re.M), name
+
+
 def test_hits_of_each_tier_are_in_the_metrics() -> None:
     load = Load(prompt_tokens=100, cached_tokens=64, host=HostLoad(total=40, used=30, saved=50, loaded=3, dropped=20, cached_tokens=48))
     for seen, expected in ((load, (16, 48, 40, 30, 50, 3, 20)), (Load(cached_tokens=64), (64, 0, 0, 0, 0, 0, 0))):

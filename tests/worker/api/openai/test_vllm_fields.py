@@ -52,7 +52,28 @@ def test_token_ids_are_shown_whole_and_streamed(shared: WorkerProcess) -> None:
     assert streamed[0]["prompt_token_ids"] == answer["prompt_token_ids"]
     shown = [token for event in streamed for token in event["choices"][0].get("token_ids", ())]
     assert shown == answer["choices"][0]["token_ids"]
-    assert "token_ids" not in chat(shared)["choices"][0]
+    assert all("token_ids" in event["choices"][0] for event in streamed), "leading and last chunks have an empty list"
+    plain = chat(shared)
+    assert plain["choices"][0]["token_ids"] is plain["prompt_token_ids"] is plain["prompt_logprobs"] is None
+    assert plain["choices"][0]["message"]["reasoning"] is plain["choices"][0]["message"]["reasoning_content"] is None
+
+
+def test_usage_in_every_chunk_starts_at_zero_and_needs_include_usage(shared: WorkerProcess) -> None:
+    def counts(**options: bool) -> list[int]:
+        with shared.stream("/v1/chat/completions", **CHAT, stream_options=options) as (_, events):
+            chunks = [event for event in events if isinstance(event, dict)]
+        return [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
+
+    both = counts(include_usage=True, continuous_usage_stats=True)
+    assert both[0] == 0 and both == sorted(both) and both[-1] == CHAT["max_tokens"]
+    assert counts(include_usage=False, continuous_usage_stats=True) == counts(continuous_usage_stats=True) == []
+
+
+def test_answers_name_the_system(shared: WorkerProcess) -> None:
+    name = chat(shared)["system_fingerprint"]
+    assert name.startswith("fp_") and shared.complete(**GREEDY)["system_fingerprint"] == name
+    with shared.stream("/v1/chat/completions", **CHAT) as (_, events):
+        assert {event["system_fingerprint"] for event in events if isinstance(event, dict)} == {name}
 
 
 def test_bad_words_do_not_come(shared: WorkerProcess) -> None:
@@ -99,7 +120,7 @@ def test_special_tokens_are_shown_where_they_are_not_skipped(shared: WorkerProce
         assert shared.complete(**body, spaces_between_special_tokens=spaces)["choices"][0]["text"] == name * 3
 
 
-def test_a_prompt_is_truncated_from_the_left(shared: WorkerProcess) -> None:
+def test_a_prompt_is_truncated(shared: WorkerProcess) -> None:
     prompt = tokens_of(shared, prompt="one two three four five six")
     for most, kept in ((3, prompt[-3:]), (len(prompt), prompt), (4096, prompt), (-1, prompt)):
         body = {"prompt": prompt, "max_tokens": 1, "truncate_prompt_tokens": most, "return_token_ids": True}
@@ -109,6 +130,9 @@ def test_a_prompt_is_truncated_from_the_left(shared: WorkerProcess) -> None:
     for most in (0, 4097):
         assert refused(shared, "/v1/completions", prompt="x", truncate_prompt_tokens=most) == (400, "truncate_prompt_tokens")
     assert len(truncate_prompt(_tokens(9), -1, None, 5)) == 4, "room for one token of an answer"
+    assert list(truncate_prompt(_tokens(9), 2, 1, 9, from_end=True)) == [0, 1]
+    body = {"prompt": prompt, "max_tokens": 1, "truncate_prompt_tokens": 3, "truncation_side": "right", "return_token_ids": True}
+    assert shared.complete(**body)["choices"][0]["prompt_token_ids"] == prompt[:3]
 
 
 def _tokens(count: int) -> Any:
@@ -163,7 +187,8 @@ def test_log_probabilities_name_tokens_by_id_where_it_is_asked_for(shared: Worke
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("store", True), ("prompt_embeds", "AAAA"), ("kv_transfer_params", {"do_remote_prefill": True}), ("suffix", "end")]
+    ("field", "value"),
+    [("thinking_token_budget", 5), ("prompt_embeds", "AAAA"), ("kv_transfer_params", {"do_remote_prefill": True}), ("suffix", "end")],
 )
 def test_what_is_not_done_is_refused_by_name(shared: WorkerProcess, field: str, value: Any) -> None:
     assert refused(shared, "/v1/completions", **GREEDY, **{field: value}) == (400, field)

@@ -58,6 +58,23 @@ def test_the_same_text_in_every_form_and_batch_is_the_same_vector(shared: Worker
     assert abs(np.linalg.norm(one[0]) - 1) < 1e-6
 
 
+def test_a_text_is_truncated_to_the_wanted_side(shared: WorkerProcess) -> None:
+    ids, size = tokens(shared, TEXTS[1]), 2
+    for side, kept in ((None, ids[-size:]), ("left", ids[-size:]), ("right", ids[:size])):
+        got = embed(shared, input=TEXTS[1], truncate_prompt_tokens=size, truncation_side=side)
+        assert got["usage"]["prompt_tokens"] == size
+        np.testing.assert_array_equal(vectors(got), vectors(embed(shared, input=kept)))
+    assert embed(shared, input="a b " * 5000, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == 4096
+
+
+def test_a_chat_is_embedded_as_its_prompt(shared: WorkerProcess) -> None:
+    chat = [{"role": "user", "content": TEXTS[0]}]
+    for generation in (False, True):
+        ids = shared.post("/tokenize", messages=chat, add_generation_prompt=generation).json()["tokens"]
+        got = embed(shared, messages=chat, add_generation_prompt=generation)
+        np.testing.assert_array_equal(vectors(got), vectors(embed(shared, input=ids)))
+
+
 def test_beside_streams_and_in_hundreds(shared: WorkerProcess) -> None:
     many = [f"text {number} " * 30 for number in range(300)]
     with shared.stream("/v1/completions", prompt="go on", max_tokens=50, temperature=0, ignore_eos=True) as (_, events):
@@ -83,11 +100,16 @@ def test_beside_streams_and_in_hundreds(shared: WorkerProcess) -> None:
         ({"input": [5, 4000000]}, "input", "4000000 is not in the model's vocabulary of 1024"),
         ({"input": [[5], [1024]]}, "input", "input[1]: token id 1024"),
         ({"input": ["a"] * 2049}, "input", "2049 texts are more than 2048"),
-        ({"input": ["a", "a " * 5000]}, "input", "input[1]: has 5001 tokens, and the longest text here has 4096"),
+        ({"input": ["a", "a " * 5000]}, "input", "length is 4096 tokens. However, input[1] is too long: it has 5001 tokens"),
         ({"input": "a", "dimensions": 8}, "dimensions", "--matryoshka"),
         ({"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'int8'; give 'base64' or 'float'"),
-        ({"input": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "neither -1 nor from 1"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "give either input or messages"),
+        ({"input": "a", "normalize": False}, "normalize", "unit length"),
+        ({"input": "a", "use_activation": False}, "use_activation", "unit length"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "float32"),
+        ({"input": "a", "endianness": "big"}, "endianness", "little"),
         ({"input": {"text": "a"}}, "input", "expected"),
     ],
 )
@@ -106,6 +128,10 @@ def test_scores_are_cosines(shared: WorkerProcess) -> None:
     assert [each["score"] for each in pairs] == pytest.approx([float(a @ b), float(b @ c)], abs=1e-6)
     assert shared.post("/score", text_1=TEXTS, text_2=TEXTS[:2]).json()["error"]["param"] == "text_1"
     assert shared.post("/score", text_1="a").json()["error"]["param"] == "text_2"
+    for first, second in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+        assert shared.post("/score", **{first: TEXTS[:2], second: TEXTS[1:]}).json()["data"] == pairs
+        assert shared.post("/score", **{first: TEXTS, second: TEXTS[:2]}).json()["error"]["param"] == first
+    assert shared.post("/score", text_1="a", queries="a", text_2="b").json()["error"]["param"] == "queries"
 
 
 def test_many_scores_take_little_of_the_interpreters_lock() -> None:
@@ -129,6 +155,7 @@ def test_rerankings_begin_with_the_nearest(shared: WorkerProcess) -> None:
         assert [each["index"] for each in answer["results"]] == order
         assert answer["results"][0]["index"] == 2 and answer["results"][0]["relevance_score"] == pytest.approx(1, abs=1e-6)
         assert answer["results"][0]["document"] == {"text": TEXTS[2]}
+    assert len(shared.post("/rerank", query="a", documents=TEXTS, top_n=0).json()["results"]) == len(TEXTS)
     short = shared.post("/rerank", query="a", documents=TEXTS, top_n=1, return_documents=False).json()["results"]
     assert len(short) == 1 and "document" not in short[0]
     assert shared.post("/rerank", query="a", documents=[]).json()["error"]["param"] == "documents"

@@ -64,6 +64,22 @@ def test_every_field_of_the_openai_sdk_is_known(path: str, params: Any) -> None:
     assert theirs <= {*ENDPOINTS[path].__struct_fields__}
 
 
+def test_a_thinking_budget_is_refused_and_never_ignored() -> None:
+    with pytest.raises(ApiError, match="thinking_token_budget: not supported, as reasoning is not cut"):
+        understood("/v1/chat/completions", thinking_token_budget=100)
+
+
+def test_sglangs_names_of_formats_are_vllms() -> None:
+    for theirs, ours, value in (
+        ("regex", "guided_regex", "a+"),
+        ("ebnf", "guided_grammar", 'root ::= "a"'),
+        ("json_schema", "guided_json", "{}"),
+    ):
+        first, second = (understood("/v1/completions", **{name: value}).constraint for name in (theirs, ours))
+        assert first is not None and second is not None
+        assert (first.kind, first.text, first.field) == (second.kind, second.text, theirs)
+
+
 def test_stream_options_are_the_sdks() -> None:
     assert ChatCompletionStreamOptionsParam.__annotations__.keys() <= set(StreamOptions.__struct_fields__)
 
@@ -77,7 +93,8 @@ def test_the_document_has_every_path_and_field() -> None:
         assert schema["properties"].keys() == set(body.__struct_fields__)
         jsonschema.Draft202012Validator.check_schema(schema)
     chat = said["components"]["schemas"]["ChatRequest"]["properties"]
-    assert chat["store"]["enum"] == [None, False]
+    assert chat["use_beam_search"]["enum"] == [None, False]
+    assert "not stored" in chat["store"]["description"]
     assert chat["seed"]["description"] == NOTES["seed"]
 
 

@@ -1,4 +1,4 @@
-"""The worker's state: health, readiness, load, models, prompt format, metrics, version."""
+"""The worker's state: readiness, load, models, prompt format, metrics, version."""
 
 import hmac
 import re
@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
 from fairlead_common.truncate import quote
 from fairlead_worker.api.admin.prefix_warmup import MAX_TOKENS, HotPrefixesReply, WarmPrefix, build_bearer
 from fairlead_worker.api.engine.index_publisher import to_worker_load
@@ -13,22 +14,6 @@ from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.platform.version import release
-
-
-async def health(worker: Worker, context: RequestContext) -> None:
-    """Answer 200 while the engine is alive: its load makes progress, or it sent a message recently."""
-    state = worker.engine.state
-    if worker.healthy:
-        await context.respond_json({"status": "ok", "engine": state.phase})
-        return
-    stuck = worker.engine.seconds_without_progress()
-    silence = (
-        f"the load has made no progress for {stuck:.0f} s"
-        if stuck
-        else f"the engine has sent no message for {worker.engine.seconds_since_message():.0f} s"
-    )
-    reason = state.reason or silence
-    await context.respond(503, msgspec.json.encode({"status": "failed", "reason": reason}))
 
 
 async def ready(worker: Worker, context: RequestContext) -> None:
@@ -53,7 +38,7 @@ async def load(worker: Worker, context: RequestContext) -> None:
     numbers = msgspec.to_builtins(to_worker_load(load, worker.config.page_size, worker.engine.arrival_rate))
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     fields: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
-    fields["max_running"] = worker.config.max_num_seqs
+    fields |= {"max_running": worker.config.max_num_seqs, "server_load": worker.in_flight}
     if incarnation := worker.incarnation():
         fields["incarnation"] = incarnation
     if worker.config.canary:
@@ -66,12 +51,15 @@ async def load(worker: Worker, context: RequestContext) -> None:
 async def models(worker: Worker, context: RequestContext) -> None:
     """`GET /v1/models`."""
     adapters = [adapter.info.name for adapter in worker.adapters]
-    await context.respond_json({"object": "list", "data": [_model(worker, name) for name in (*worker.config.names, *adapters)]})
+    listed = [_model(worker, name) for name in (*worker.config.names, *adapters)]
+    anthropic = ANTHROPIC_VERSION in context.headers
+    await context.respond_json(to_anthropic_list(listed) if anthropic else {"object": "list", "data": listed})
 
 
 async def model(worker: Worker, context: RequestContext) -> None:
     """`GET /v1/models/{name}`."""
-    await context.respond_json(_model(worker, worker.check_model(context.path.removeprefix("/v1/models/"))))
+    found = _model(worker, worker.check_model(context.path.removeprefix("/v1/models/")))
+    await context.respond_json(to_anthropic_model(found) if ANTHROPIC_VERSION in context.headers else found)
 
 
 async def hot_prefixes(worker: Worker, context: RequestContext) -> None:

@@ -107,7 +107,10 @@ class Adapters:
         try:  # Outside the lock: a hub that does not answer must not block other adapters.
             folder = await self._fetch(number, name, uri)
         except AdapterError as error:
-            raise invalid(f"lora_path: {truncate(error)}", param="lora_path") from error
+            message = f"lora_path: {truncate(error)}"
+            if await asyncio.to_thread(_is_missing, uri):
+                raise ApiError(404, message, param="lora_path", code="not_found") from error
+            raise invalid(message, param="lora_path") from error
         async with self._change_lock:
             old = self._check_name(name, in_place)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
@@ -171,6 +174,12 @@ class Adapters:
         except EngineGone:  # the adapter ended with it
             return
         logger.info("LoRA adapter %s unloaded", adapter.info.name)
+
+
+def _is_missing(uri: str) -> bool:
+    """Return whether a local path does not exist. vLLM answers 404 for it."""
+    local = uri.startswith("file://") or "://" not in uri
+    return local and not Path(uri.removeprefix("file://")).exists()
 
 
 def _log_load_result(loading: "asyncio.Task[None]") -> None:

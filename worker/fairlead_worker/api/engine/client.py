@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,7 +29,9 @@ from fairlead_worker.ipc.messages import (
     Loading,
     Output,
     PoolingKind,
+    PrefixCacheReset,
     Ready,
+    ResetPrefixCache,
     Sampling,
     Step,
     Stop,
@@ -239,6 +241,7 @@ class EngineClient:
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
         """LoRA adapter changes that the engine has not answered yet."""
         self._hot_prefix_requests: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
+        self._resets: deque[asyncio.Future[int]] = deque()
 
     @property
     def serving(self) -> bool:
@@ -319,6 +322,15 @@ class EngineClient:
         self._channel.send(GetHotPrefixes(tokens))
         return await answer
 
+    async def reset_prefix_cache(self) -> int:
+        """Drop the cached KV that no request uses. Return the number of pages. Raise EngineNotReady."""
+        if not self.serving:
+            raise EngineNotReady(self.state.reason or "the engine is not ready")
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._resets.append(answer)
+        self._channel.send(ResetPrefixCache())
+        return await answer
+
     def stop(self) -> None:
         """Tell the engine to end after its current step."""
         self._channel.send(Stop())
@@ -350,7 +362,9 @@ class EngineClient:
         for change in changes.values():
             if not change.done():
                 change.set_exception(EngineGone(self.state.reason))
-        requests, self._hot_prefix_requests = self._hot_prefix_requests, deque()
+        requests: list[asyncio.Future[Any]] = [*self._hot_prefix_requests, *self._resets]
+        self._hot_prefix_requests.clear()
+        self._resets.clear()
         for answer in requests:
             if not answer.done():
                 answer.set_exception(EngineGone(self.state.reason))
@@ -379,6 +393,10 @@ class EngineClient:
                 answer = self._hot_prefix_requests.popleft() if self._hot_prefix_requests else None
                 if answer is not None and not answer.done():  # the requester may have disconnected
                     answer.set_result(prefixes)
+            case PrefixCacheReset(pages=pages):
+                reset = self._resets.popleft() if self._resets else None
+                if reset is not None and not reset.done():
+                    reset.set_result(pages)
             case Failed(reason=reason):
                 self.mark_failed(reason)
 

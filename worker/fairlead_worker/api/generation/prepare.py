@@ -53,10 +53,10 @@ class GenerationRequest:
         groups = (range(at, at + self.best_of) for at in range(0, len(self.choices), self.best_of))
         return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
 
-    def usage(self) -> dict[str, Any]:
-        """Return OpenAI's `usage` for the tokens so far."""
+    def usage(self, generated: bool = True) -> dict[str, Any]:
+        """Return OpenAI's `usage` for the tokens so far. `generated`: False counts the prompts only."""
         prompt = sum(map(len, self.prompts))
-        completion = sum(choice.output_tokens for choice in self.choices)
+        completion = sum(choice.output_tokens for choice in self.choices) if generated else 0
         cached = sum(choice.cached_tokens for choice in self._least_cached_choices())
         usage: dict[str, Any] = {
             "prompt_tokens": prompt,
@@ -65,7 +65,7 @@ class GenerationRequest:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
         if self.choices and self.choices[0].reasoning_tokens is not None:
-            reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices)
+            reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices) if generated else 0
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
 
@@ -100,7 +100,13 @@ def prepare(
     number = adapter.number if adapter else 0
     submissions, choices = [], []
     prompts = [
-        truncate_prompt(prompt, sampling_request.truncate_prompt_tokens, sampling_request.max_tokens, worker.max_model_len)
+        truncate_prompt(
+            prompt,
+            sampling_request.truncate_prompt_tokens,
+            sampling_request.max_tokens,
+            worker.max_model_len,
+            sampling_request.truncates_end,
+        )
         for prompt in prompts
     ]
     for prompt in prompts:

@@ -75,6 +75,8 @@ class SamplingRequest:
     """Words that must not be generated. They become `sampling.bad_words` once the tokenizer is known."""
     truncate_prompt_tokens: int | None = None
     """vLLM's `truncate_prompt_tokens`."""
+    truncates_end: bool = False
+    """Drop the end of a prompt that is truncated, not its beginning."""
     output_options: OutputOptions = dataclasses.field(default_factory=OutputOptions)
 
 
@@ -136,6 +138,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
         constraint=None if prompt_only else parse_constraint(request),
         bad_words=tuple(request.bad_words or ()),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncates_end=request.truncation_side == "right",
         output_options=OutputOptions(
             include_special_tokens=request.skip_special_tokens is False,
             spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
@@ -164,25 +167,28 @@ def derive_seed(seed: int, choice: int) -> int:
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
 
 
-def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
-    """Apply vLLM's `truncate_prompt_tokens`: keep the last `most` tokens, or with -1 as many as leave room for the answer. Raise ApiError
-    400."""
+def truncate_prompt(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int, from_end: bool = False) -> "array[int]":
+    """Apply vLLM's `truncate_prompt_tokens`: keep `most` tokens, or with -1 as many as leave room for the answer.
+
+    Keep the last ones, or with `from_end` the first ones. Raise ApiError 400.
+    """
     if most is None:
         return prompt
     if most == 0 or most > limit:
         raise invalid(f"truncate_prompt_tokens: {most} is neither -1 nor from 1 to {limit}", param="truncate_prompt_tokens")
-    return prompt[-max(1, limit - (max_tokens or 1) if most < 0 else most) :]
+    kept = max(1, limit - (max_tokens or 1) if most < 0 else most)
+    return prompt[:kept] if from_end else prompt[-kept:]
 
 
 def limit_max_tokens(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
     """Return how many tokens may follow the prompt. Raise ApiError 400 if the context cannot hold them. `field`: the prompt's field."""
     if prompt_tokens + 1 > limit:
-        raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit, field)
+        raise too_long(f"your prompt is too long: {prompt_tokens} tokens leave no room for an answer; shorten it", limit, field)
     if max_tokens is None:
         return limit - prompt_tokens
     if prompt_tokens + max_tokens > limit:
         raise too_long(
-            f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one",
+            f"you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one",
             limit,
             field,
         )

@@ -6,15 +6,24 @@ import msgspec
 
 from fairlead_common.truncate import truncate
 from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.output.parsers import ANY_OBJECT
 from fairlead_worker.api.schema import CommonRequest
 from fairlead_worker.grammar.constraint import Constraint, Kind
 
-ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
 """Keys of `structured_outputs` beside the format itself."""
-GUIDED: dict[str, Kind] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+GUIDED: dict[str, Kind] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""vLLM's older fields, and SGLang's."""
 
 
 def parse_constraint(request: CommonRequest) -> Constraint | None:

@@ -27,6 +27,7 @@ REFUSALS: Mapping[str, Refusal] = {
     "functions": Refusal((), "tools have replaced them: give each as {type: function, function: {…}}"),
     "kv_transfer_params": Refusal(_NOTHING, "a prompt's KV is computed and cached where it is answered"),
     "length_penalty": Refusal((1,), "there is no beam search"),
+    "logprob_token_ids": Refusal(([],), "log-probabilities are those of the most likely tokens: see logprobs and top_logprobs"),
     "logits_processors": Refusal(([],), "client code is not executed; see logit_bias, bad_words and structured_outputs"),
     "media_io_kwargs": Refusal(_NOTHING, "the model reads text only"),
     "mm_processor_kwargs": Refusal(_NOTHING, "the model reads text only"),
@@ -34,21 +35,25 @@ REFUSALS: Mapping[str, Refusal] = {
     "moderation": Refusal((), "nothing is moderated"),
     "prediction": Refusal((), "no prediction is compared; speculation is the server's (--speculative-config)"),
     "prompt_embeds": Refusal(([],), "prompts are text or token ids"),
-    "service_tier": Refusal(("auto", "default"), "there is one tier; see priority"),
-    "store": Refusal((False,), "nothing is stored"),
+    "stop_regex": Refusal(("", []), "an answer stops at fixed texts: see stop"),
     "suffix": Refusal(("",), "fill-in-the-middle is not supported"),
+    "thinking_token_budget": Refusal(
+        (-1,), "reasoning is not cut; max_completion_tokens bounds reasoning and answer, and reasoning_effort none turns it off"
+    ),
     "use_beam_search": Refusal((False,), "there is no beam search; see best_of"),
-    "verbosity": Refusal(("medium",), "ask for it in the messages, or in chat_template_kwargs"),
     "vllm_xargs": Refusal(_NOTHING, "there are no extensions"),
     "web_search_options": Refusal((), "the model has no web access"),
 }
 
 HINTS: Mapping[str, str] = {
-    "metadata": "only stored answers would have it; nothing is stored",
+    "metadata": "belongs to stored answers; chats and completions are not stored",
     "prompt_cache_key": "prompts share cached prefixes without it; `cache_salt` separates them",
     "prompt_cache_options": "as `prompt_cache_key`",
     "prompt_cache_retention": "the cache keeps what is used",
     "safety_identifier": "nothing is reported",
+    "service_tier": "there is one tier; `priority` and the X-SLO-Class header set the order",
+    "store": "chats and completions are not stored",
+    "verbosity": "a hint for OpenAI's own models; ask for it in the messages",
 }
 """Fields that never change the answer: accepted and ignored."""
 

@@ -5,7 +5,7 @@ Engine metrics come from its latest report at scrape time. API metrics are recor
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,6 +30,7 @@ class Metrics:
         """`aliases`: other names under which the metrics are also shown."""
         self.registry = CollectorRegistry()
         self._aliases = aliases or {}
+        ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and others, of the API process
         self.registry.register(_EngineCollector(engine, model_name))
         labels = ("model_name",)
         finished = Counter(

@@ -45,24 +45,29 @@ class ChatFormatter:
         self._encoder = encoder
         self._generation_request = generation_request
         self._may_call, self._reasoning, self._echo = may_call, reasoning, echo
+        self._absent: dict[str, Any] = _reasoning(None) if generation_request.choices[0].reasoning_tokens is not None else {}
+        """Fields without a value in a delta. OpenAI's SDK raises AttributeError for a field that it does not know and that is left out."""
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
-        return _delta(index, {"role": "assistant", "content": self._echo or (None if self._may_call else "")})
+        return self._delta(index, {"role": "assistant", "content": self._echo or (None if self._may_call else "")})
 
     def chunks(self, index: int, delta: OutputDelta) -> list[dict[str, Any]]:
         logprobs = self._logprobs(delta)
-        shown = [_delta(index, _shown(event)) for event in self._events(delta)]
+        shown = [self._delta(index, _shown(event)) for event in self._events(delta)]
         if logprobs is not None or (delta.tokens and self._generation_request.output_options.return_token_ids):
-            shown = shown or [_delta(index, {})]
+            shown = shown or [self._delta(index, {})]
             shown[0]["logprobs"] = logprobs
         return shown
 
     def last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
-        return _delta(index, {}) | _finish(choice)
+        return self._delta(index, {}) | _finish(choice)
 
     def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
         message = _message(self._echo, self._events(delta))
-        return {"index": index, "message": message, "logprobs": self._logprobs(delta)} | _finish(choice)
+        return {"index": index, "message": message, "logprobs": self._logprobs(delta), "token_ids": None} | _finish(choice)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": self._absent | delta, "logprobs": None, "finish_reason": None}
 
     def _events(self, delta: OutputDelta) -> list[Event]:
         return delta.events if self._reasoning else [event for event in delta.events if not isinstance(event, Reasoning)]
@@ -71,11 +76,12 @@ class ChatFormatter:
         """Return the prompt's log-probabilities and token ids, which vLLM puts beside the choices."""
         generation_request, prompt = self._generation_request, self._generation_request.prompts[0]
         scores = (
-            {"prompt_logprobs": format_prompt_logprobs(self._encoder, prompt, generation_request.get_prompt_logprobs(0))}
+            format_prompt_logprobs(self._encoder, prompt, generation_request.get_prompt_logprobs(0))
             if generation_request.needs_prompt_logprobs
-            else {}
+            else None
         )
-        return scores | ({"prompt_token_ids": prompt.tolist()} if generation_request.output_options.return_token_ids else {})
+        tokens = prompt.tolist() if generation_request.output_options.return_token_ids else None
+        return {"prompt_logprobs": scores, "prompt_token_ids": tokens}
 
     def _logprobs(self, delta: OutputDelta) -> dict[str, Any] | None:
         return format_chat_logprobs(self._encoder, delta, self._generation_request.output_options.tokens_as_token_ids)
@@ -100,7 +106,8 @@ async def chat_completions(worker: Worker, context: RequestContext) -> None:
             ),
             stream=bool(request.stream),
             include_usage=stream_options is not None and bool(stream_options.include_usage),
-            continuous_usage_stats=stream_options is not None and bool(stream_options.continuous_usage_stats),
+            continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
+            system_fingerprint=worker.system_fingerprint,
             usage_comment=USAGE in context.headers,
         )
         await send_openai_answer(context, worker, generation_request, options)
@@ -177,10 +184,6 @@ def _echo(request: ChatRequest) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
-def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
 def _shown(event: Event) -> dict[str, Any]:
     match event:
         case Text(text):
@@ -197,14 +200,13 @@ def _message(echo: str, events: list[Event]) -> dict[str, Any]:
     """Return the message of a whole answer, prefixed with `echo`. The content is null if the answer consists of calls only."""
     whole = gather(events)
     message: dict[str, Any] = {"role": "assistant", "content": echo + whole.text or (None if whole.calls else ""), "refusal": None}
-    if whole.reasoning:
-        message |= _reasoning(whole.reasoning)
+    message |= _reasoning(whole.reasoning or None)
     if whole.calls:
         message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in whole.calls]
     return message
 
 
-def _reasoning(text: str) -> dict[str, Any]:
+def _reasoning(text: str | None) -> dict[str, Any]:
     """Return reasoning under vLLM's current name and its former one, which DeepSeek uses too."""
     return {"reasoning": text, "reasoning_content": text}
 

@@ -53,7 +53,8 @@ class CompletionFormatter:
     def full_choice(self, index: int, choice: Choice, delta: OutputDelta) -> dict[str, Any]:
         prompt = index // self._generation_request.n
         logprobs = self._echo_logprobs_of(index, delta) if self._echo_logprobs else self._logprobs[index].format_delta(delta)
-        whole = _choice(index, self._echoes[prompt] + delta.text, logprobs) | _finish(choice) | self._prompt_ids(prompt)
+        whole = _choice(index, self._echoes[prompt] + delta.text, logprobs) | _finish(choice)
+        whole |= {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None} | self._prompt_ids(prompt)
         if self._prompt_logprobs:
             scores = self._generation_request.get_prompt_logprobs(prompt)
             whole["prompt_logprobs"] = format_prompt_logprobs(self._encoder, self._generation_request.prompts[prompt], scores)
@@ -95,7 +96,8 @@ async def completions(worker: Worker, context: RequestContext) -> None:
             formatter=CompletionFormatter(request.request_id or context.request_id, worker, generation_request, request),
             stream=bool(request.stream),
             include_usage=stream_options is not None and bool(stream_options.include_usage),
-            continuous_usage_stats=stream_options is not None and bool(stream_options.continuous_usage_stats),
+            continuous_usage_stats=stream_options is not None and stream_options.wants_continuous_usage,
+            system_fingerprint=worker.system_fingerprint,
             usage_comment=USAGE in context.headers,
         )
         await send_openai_answer(context, worker, generation_request, options)

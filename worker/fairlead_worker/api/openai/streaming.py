@@ -47,11 +47,19 @@ class ReplyOptions:
     stream: bool
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    system_fingerprint: str | None = None
     usage_comment: bool = False
     """Send usage to the router in a comment, independent of what the client asks for."""
 
     def envelope(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.formatter.id, "object": object, "created": self.created, "model": self.model, "choices": choices}
+        return {
+            "id": self.formatter.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+        }
 
 
 async def send_openai_answer(context: RequestContext, worker: Worker, generation_request: GenerationRequest, options: ReplyOptions) -> None:
@@ -116,7 +124,10 @@ class ChunkWriter:
     def _open_choice(self, index: int) -> None:
         first = self.options.formatter.first_chunk(index)
         if first is not None:
-            self._write_chunk(first, self.options.formatter.extra_fields())
+            beside = self.options.formatter.extra_fields()
+            if self.options.continuous_usage_stats:
+                beside |= {"usage": self.generation_request.usage(generated=False)}
+            self._write_chunk(first | token_ids_of(self.generation_request, OutputDelta()), beside)
         self._opened.add(index)
 
     def _write_delta(self, index: int, delta: OutputDelta) -> None:
@@ -127,7 +138,7 @@ class ChunkWriter:
         ids = self.generation_request.output_options.return_token_ids and bool(delta.tokens)
         if delta.logprobs or plain is None or ids or (plain and self.options.continuous_usage_stats):
             for place, chunk in enumerate(self.options.formatter.chunks(index, delta)):
-                self._write_chunk(chunk if place else chunk | token_ids_of(self.generation_request, delta))
+                self._write_chunk(chunk | token_ids_of(self.generation_request, OutputDelta() if place else delta))
         elif plain:
             head, tail = self._frames.get(index) or self._build_frame(index)
             self._out += head
@@ -135,7 +146,7 @@ class ChunkWriter:
             self._out += tail
         # The choices have processed the whole batch, so only the last delta of a choice writes its finish.
         if delta.is_last:
-            self._write_chunk(self.options.formatter.last_chunk(index, choice))
+            self._write_chunk(self.options.formatter.last_chunk(index, choice) | token_ids_of(self.generation_request, OutputDelta()))
 
     def _build_frame(self, index: int) -> tuple[bytes, bytes]:
         before, self._out = self._out, bytearray()
@@ -148,10 +159,8 @@ class ChunkWriter:
 
     def _write_chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> None:
         document = self.options.envelope(self.options.formatter.chunk_object, [choice]) | (beside or {})
-        if self.options.continuous_usage_stats:
-            document["usage"] = self.generation_request.usage()
-        elif self.options.include_usage:
-            document["usage"] = None
+        if "usage" not in document and (self.options.include_usage or self.options.continuous_usage_stats):
+            document["usage"] = self.generation_request.usage() if self.options.continuous_usage_stats else None
         self._write_event(document)
 
     def _write_event(self, document: dict[str, Any]) -> None:

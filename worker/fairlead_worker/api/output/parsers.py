@@ -12,6 +12,8 @@ from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
 from fairlead_worker.parsing.families import TAIL_TOKENS, ModelParsers, ParserOptions
 from fairlead_worker.parsing.stage import Parser, Tools
 
+ANY_OBJECT = '{"type":"object"}'
+"""The schema of `json_object`."""
 _NO_CALLS = ("json", "choice")
 """Constraint kinds that exclude tool calls: text that looks like a call is part of the answer."""
 
@@ -27,6 +29,8 @@ class OutputParsers:
     def build_constraint(self, requested: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Constraint | None:
         """Return the constraint of an answer to `prompt`. Raise ApiError 400 if the request has a format and also requires a call."""
         forced = tool_use.build_constraint()
+        if forced is not None and requested is not None and (requested.kind, requested.text) == ("json", ANY_OBJECT):
+            requested = None  # the arguments of a call are a JSON object
         if requested is not None and forced is not None:
             raise invalid(
                 f"tool_choice: an answer that must be a call cannot also have the format of {requested.field}", param="tool_choice"

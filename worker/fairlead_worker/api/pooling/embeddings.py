@@ -1,8 +1,9 @@
-"""`POST /v1/embeddings`."""
+"""`POST /v1/embeddings`, and vLLM's `/pooling`, which returns the same vectors in another form."""
 
 import asyncio
 import math
 import sys
+import time
 from array import array
 from base64 import b64encode
 from collections.abc import Sequence
@@ -11,12 +12,14 @@ from typing import Any
 
 import msgspec
 
+from fairlead_common.protocols.paths import POOLING
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import RequestContext
-from fairlead_worker.api.pooling.encode import INLINE_VALUES, TextOrTokens, compute_embeddings, get_pooling
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, PooledTexts, TextOrTokens, compute_embeddings, get_pooling
 from fairlead_worker.api.pooling.schema import EmbeddingRequest
+from fairlead_worker.api.router_headers import read_origin
 from fairlead_worker.api.schema import parse
-from fairlead_worker.api.tokenize import split_token_prefix
+from fairlead_worker.api.tokenize import check_chat_template, split_token_prefix
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.ipc.messages import Pooling
 
@@ -27,11 +30,15 @@ async def embeddings(worker: Worker, context: RequestContext) -> None:
     request = parse(body, EmbeddingRequest)
     worker.check_model(request.model)
     dimensions = _check_dimensions(get_pooling(worker), request.dimensions)
-    result = await compute_embeddings(
-        worker, context, request, [("input", prompt_tokens)] if prompt_tokens is not None else _list_inputs(request.input)
-    )
+    if request.messages is not None:
+        inputs: list[tuple[str, TextOrTokens]] = [("messages", await _encode_messages(worker, context, request, len(body)))]
+    else:
+        inputs = [("input", prompt_tokens)] if prompt_tokens is not None else _list_inputs(request.input)
+    result = await compute_embeddings(worker, context, request, inputs)
 
     def document() -> bytes:
+        if context.path == POOLING:
+            return msgspec.json.encode(_pooling_document(context.request_id, result, dimensions, request.encoding_format))
         data = [_entry(index, truncate_vector(vector, dimensions), request.encoding_format) for index, vector in enumerate(result.vectors)]
         return msgspec.json.encode({"object": "list", "data": data, "model": result.model, "usage": result.usage()})
 
@@ -48,10 +55,31 @@ def truncate_vector(vector: "array[float]", dimensions: int | None) -> "array[fl
     return array("f", [value / length for value in part])
 
 
+async def _encode_messages(worker: Worker, context: RequestContext, request: EmbeddingRequest, size: int) -> "array[int]":
+    """Return the token ids of a chat, as vLLM embeds one: without a generation prompt unless the request wants it."""
+    if request.input is not None:
+        raise invalid("messages: give either input or messages", param="messages")
+    check_chat_template(worker, request.chat_template, request.chat_template_kwargs)
+    salt, most = read_origin(context, request.cache_salt).salt, worker.max_model_len if request.truncate_prompt_tokens is None else None
+    return await worker.encode(
+        lambda: worker.encoder.encode_chat(
+            request.messages,
+            add_generation_prompt=bool(request.add_generation_prompt),
+            continue_final_message=bool(request.continue_final_message),
+            template_kwargs=request.chat_template_kwargs,
+            scope=salt,
+            template=request.chat_template,
+            add_special_tokens=bool(request.add_special_tokens),
+            max_tokens=most,
+        ),
+        size,
+    )
+
+
 def _list_inputs(given: str | Sequence[Any] | None) -> list[tuple[str, TextOrTokens]]:
     """Return the texts with the names of their fields: one text, several texts, one list of token ids, or several."""
     if given is None or (not isinstance(given, str) and not given):
-        raise invalid("input: is missing; give a string, token ids, or a list of either", param="input")
+        raise invalid("input: is missing; give a string, token ids, a list of either, or messages", param="input")
     if isinstance(given, str) or all(isinstance(token, int) for token in given):
         return [("input", given)]
     if all(isinstance(text, str) for text in given) or all(isinstance(text, list) for text in given):
@@ -75,6 +103,14 @@ def _check_dimensions(pooling: Pooling, wanted: int | None) -> int | None:
     if wanted > pooling.size:
         raise invalid(f"dimensions: must be at most {pooling.size}, not {wanted}", param="dimensions")
     return wanted
+
+
+def _pooling_document(id: str, result: PooledTexts, dimensions: int | None, encoding: str | None) -> dict[str, Any]:
+    """Return the vectors in the form of vLLM's `/pooling`."""
+    vectors = [_entry(index, truncate_vector(vector, dimensions), encoding) for index, vector in enumerate(result.vectors)]
+    data = [{"index": each["index"], "object": "pooling", "data": each["embedding"]} for each in vectors]
+    head = {"id": f"pool-{id}", "object": "list", "created": int(time.time()), "model": result.model}
+    return head | {"data": data, "usage": result.usage()}
 
 
 def _entry(index: int, vector: "array[float]", encoding: str | None) -> dict[str, Any]:

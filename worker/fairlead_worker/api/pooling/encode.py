@@ -13,7 +13,8 @@ from fairlead_common.prompts.encoder import PromptError, PromptTooLong
 from fairlead_common.telemetry.spans import Span
 from fairlead_worker.api.engine.client import Submission
 from fairlead_worker.api.engine.spans import EngineSpans
-from fairlead_worker.api.errors import ApiError, failed, invalid, withdrawn
+from fairlead_worker.api.errors import ApiError, failed, invalid, too_long, withdrawn
+from fairlead_worker.api.generation.sampling import truncate_prompt
 from fairlead_worker.api.http import ClientGone, RequestContext
 from fairlead_worker.api.pooling.schema import MAX_TEXTS, PooledRequest
 from fairlead_worker.api.replies import CACHED_HEADER, USAGE_HEADER
@@ -71,7 +72,7 @@ async def compute_embeddings(
         raise invalid(f"{name}: {len(texts)} texts are more than {MAX_TEXTS} in one request", param=name)
     origin = read_origin(context, request.cache_salt)
     size = sum(len(text) for _, text in texts)
-    tokens = await worker.encode(lambda: [_tokens(worker, name, text, origin.salt) for name, text in texts], size)
+    tokens = await worker.encode(lambda: [_tokens(worker, request, name, text, origin.salt) for name, text in texts], size)
     with worker.adapters.use(model) as adapter:
         root = worker.root_of(adapter.digest if adapter else "", origin.salt)
         priority = (request.priority or 0) if origin.priority is None else origin.priority
@@ -92,23 +93,25 @@ async def compute_embeddings(
         return run.result
 
 
-def _tokens(worker: Worker, name: str, text: TextOrTokens, salt: str) -> "array[int]":
-    """Tokenize a text and check its vocabulary and length."""
-    field, most = name.partition("[")[0], worker.max_model_len
+def _tokens(worker: Worker, request: PooledRequest, name: str, text: TextOrTokens, salt: str) -> "array[int]":
+    """Tokenize a text, truncate it if the request wants that, and check its vocabulary and length."""
+    field, most, wanted = name.partition("[")[0], worker.max_model_len, request.truncate_prompt_tokens
 
-    def too_long(tokens: str) -> ApiError:
-        message = f"{name}: has {tokens} tokens, and the longest text here has {most}; shorten or split it"
-        return invalid(message, param=field, code="context_length_exceeded")
+    def refusal(tokens: str) -> ApiError:
+        return too_long(f"{name} is too long: it has {tokens} tokens; shorten or split it, or set truncate_prompt_tokens", most, field)
 
     try:
-        tokens = worker.encoder.encode_text(text, scope=salt, max_tokens=most) if isinstance(text, str) else array("I", text)
+        known = None if wanted is not None else most
+        tokens = worker.encoder.encode_text(text, scope=salt, max_tokens=known) if isinstance(text, str) else array("I", text)
     except PromptTooLong as error:
-        raise too_long(f"at least {error.min_tokens}") from error
+        raise refusal(f"at least {error.min_tokens}") from error
     except PromptError as error:
         raise invalid(f"{name}: {error.reason}", param=field) from error
+    if wanted is not None:
+        tokens = truncate_prompt(tokens, most if wanted < 0 else wanted, None, most, request.truncation_side == "right")
     worker.check_tokens(tokens, name)
     if len(tokens) > most:
-        raise too_long(str(len(tokens)))
+        raise refusal(str(len(tokens)))
     return tokens
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.schema import TokenId
+from fairlead_worker.api.schema import Limit, TokenId
 
 MAX_TEXTS = 2048
 """Limit of one request: OpenAI's bound."""
@@ -19,22 +19,41 @@ class PooledRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: Annotated[str, Meta(max_length=256)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    truncate_prompt_tokens: Any = None
-
-    def __post_init__(self) -> None:
-        if self.truncate_prompt_tokens is not None:
-            raise invalid("truncate_prompt_tokens: not supported; shorten the text", param="truncate_prompt_tokens")
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
 
 class EmbeddingRequest(PooledRequest, frozen=True, kw_only=True):
     input: str | list[str | TokenId | list[TokenId]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template: Annotated[str, Meta(min_length=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["little", "native"] | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("normalize", "use_activation"):
+            if getattr(self, name) is False:
+                raise invalid(f"{name}: embeddings always have unit length; leave it out, or give true", param=name)
 
 
 class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
+    """The two sides under any of their names, as in vLLM."""
+
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -44,5 +63,5 @@ class Document(msgspec.Struct, frozen=True):
 class RerankRequest(PooledRequest, frozen=True, kw_only=True):
     query: str | None = None
     documents: list[str | Document] | None = None
-    top_n: Annotated[int, Meta(ge=1)] | None = None
+    top_n: Annotated[int, Meta(ge=0)] | None = None
     return_documents: bool | None = None

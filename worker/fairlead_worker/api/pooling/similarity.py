@@ -12,13 +12,17 @@ from fairlead_worker.api.pooling.schema import RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.worker import Worker
 
+SIDES = (("text_1", "data_1", "queries"), ("text_2", "data_2", "documents", "items"))
+"""Names of the two sides of a score: vLLM's older ones first."""
+
 
 async def score(worker: Worker, context: RequestContext) -> None:
-    """Score each of `text_2` with the only `text_1`, or with the one at the same index."""
+    """Score each text of the second side with the only text of the first, or with the one at the same index."""
     request = parse(await context.read_body(worker.config.limits.max_body_bytes), ScoreRequest)
-    first, second = _list_texts("text_1", request.text_1), _list_texts("text_2", request.text_2)
+    (left_name, first), (right_name, second) = (_find_side(request, names) for names in SIDES)
     if len(first) not in (1, len(second)):
-        raise invalid(f"text_1: has {len(first)} texts and text_2 {len(second)}; give one, or as many as text_2", param="text_1")
+        message = f"{left_name}: has {len(first)} texts and {right_name} {len(second)}; give one, or as many as {right_name}"
+        raise invalid(message, param=left_name)
     result = await compute_embeddings(worker, context, request, first + second)
     left, right = result.vectors[: len(first)], result.vectors[len(first) :]
     scores = await _compute_cosines(left, right)
@@ -39,7 +43,7 @@ async def rerank(worker: Worker, context: RequestContext) -> None:
     result = await compute_embeddings(worker, context, request, [("query", request.query), *named])
     query, *others = result.vectors
     scores = await _compute_cosines([query], others)
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     results = [
         {"index": index, "relevance_score": scores[index]}
         | ({} if request.return_documents is False else {"document": {"text": texts[index]}})
@@ -68,7 +72,13 @@ async def _compute_cosines(left: "Sequence[array[float]]", right: "Sequence[arra
     return await asyncio.to_thread(compute_cosines, left, right)
 
 
-def _list_texts(name: str, given: str | list[str] | None) -> list[tuple[str, str]]:
-    if not given:
+def _find_side(request: ScoreRequest, names: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the name that the client uses for one side, and its texts with their names. Raise ApiError 400."""
+    given = [name for name in names if getattr(request, name) is not None]
+    if len(given) > 1:
+        raise invalid(f"{given[1]}: is another name of {given[0]}; give one of them", param=given[1])
+    name = given[0] if given else names[0]
+    texts: str | list[str] | None = getattr(request, name)
+    if not texts:
         raise invalid(f"{name}: is missing or empty; give a text or a list of texts", param=name)
-    return [(name, given)] if isinstance(given, str) else [(f"{name}[{index}]", text) for index, text in enumerate(given)]
+    return name, [(name, texts)] if isinstance(texts, str) else [(f"{name}[{index}]", text) for index, text in enumerate(texts)]

@@ -1,8 +1,9 @@
-"""`POST /v1/responses`: OpenAI's Responses API without stored state."""
+"""`POST /v1/responses`: OpenAI's Responses API."""
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_common.protocols.responses import RENAMED, ResponsesBody, chat_body
@@ -15,6 +16,7 @@ from fairlead_worker.api.openai.chat import prepare_chat
 from fairlead_worker.api.protocols.chat_body import rename_error_fields, to_chat_request
 from fairlead_worker.api.protocols.named_events import encode_named_event
 from fairlead_worker.api.protocols.openai_response_items import Json, ResponseItems, Status
+from fairlead_worker.api.protocols.stored_responses import read_conversation, save_response
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.router_headers import USAGE
 from fairlead_worker.api.schema import parse
@@ -30,9 +32,19 @@ _ECHOED = (
 class ResponsesWriter:
     """Writes the JSON of responses."""
 
-    def __init__(self, id: str, model: str, body: ResponsesBody, generation_request: GenerationRequest, encoder: PromptEncoder) -> None:
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        body: ResponsesBody,
+        generation_request: GenerationRequest,
+        encoder: PromptEncoder,
+        save: Callable[[Json], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`save`: stores the whole response, and returns whether that worked."""
         self._model, self._body, self._generation_request, self._encoder = model, body, generation_request, encoder
-        self._id = id
+        self._id, self._save, self._stored = id, save, save is not None
+        self._finished: tuple[list[Json], Json] | None = None
         self._created = int(time.time())
         self._items = ResponseItems(id)
         self._number = 0
@@ -66,8 +78,19 @@ class ResponsesWriter:
         logprobs = format_chat_logprobs(self._encoder, delta)
         return self._items.add(delta.events, logprobs["content"] if logprobs else [])
 
+    async def save(self) -> None:
+        """Store the response if the client asked for it. A client may refer to it as soon as it has the end of the answer."""
+        if self._save is not None:
+            response = self._finish()[1]
+            response["store"] = await self._save(response)
+
     def _finish(self) -> tuple[list[Json], Json]:
         """Return the last events and the whole response."""
+        if self._finished is None:
+            self._finished = self._build_end()
+        return self._finished
+
+    def _build_end(self) -> tuple[list[Json], Json]:
         status: Status = "incomplete" if self._generation_request.choices[0].client_finish_reason == "length" else "completed"
         events = list(self._items.finish(status))
         response = self._response(status) | {"usage": self._usage()}
@@ -80,7 +103,7 @@ class ResponsesWriter:
     def _response(self, status: str) -> Json:
         body, sampling = self._body, self._generation_request.submissions[0].sampling
         return {
-            "id": f"resp_{self._id}",
+            "id": self._id if self._id.startswith("resp_") else f"resp_{self._id}",
             "object": "response",
             "created_at": self._created,
             "completed_at": None,
@@ -90,9 +113,9 @@ class ResponsesWriter:
             "model": self._model,
             "output": list(self._items.items),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None} | (body.reasoning or {}),
-            "store": False,
+            "store": self._stored,
             "background": False,
             "service_tier": "default",
             "temperature": sampling.temperature,
@@ -128,11 +151,13 @@ async def responses(worker: Worker, context: RequestContext) -> None:
     """Handle one request."""
     prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
+    conversation = await read_conversation(worker, context, body)
+    id = await worker.response_store.new_id() if body.store and worker.response_store is not None else None
     with rename_error_fields(RENAMED):
-        async with prepare_chat(worker, context, to_chat_request(chat_body(body)), prompt_tokens, len(raw)) as (
-            model,
-            generation_request,
-            _,
-        ):
-            writer = ResponsesWriter(context.request_id, model, body, generation_request, worker.encoder)
-            await send_answer(context, worker, generation_request, writer, stream=bool(body.stream), usage_comment=USAGE in context.headers)
+        chat = to_chat_request(chat_body(conversation))
+        async with prepare_chat(worker, context, chat, prompt_tokens, len(raw)) as (model, generation_request, _):
+            save = None if id is None else partial(save_response, worker, context, conversation)
+            writer = ResponsesWriter(id or context.request_id, model, body, generation_request, worker.encoder, save)
+            before_end = None if save is None else writer.save
+            comment, stream = USAGE in context.headers, bool(body.stream)
+            await send_answer(context, worker, generation_request, writer, stream=stream, usage_comment=comment, before_end=before_end)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fairlead_common.protocols.paths import EMBEDDINGS, RERANKS, SCORES
+from fairlead_common.protocols.paths import EMBEDDINGS, POOLING, RERANKS, SCORES
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -30,7 +30,9 @@ NOTES = {
     "guided_json": "a JSON schema, or one as a string; same as `structured_outputs.json`",
     "guided_regex": "same as `structured_outputs.regex`",
     "guided_whitespace_pattern": "same as `structured_outputs.whitespace_pattern`",
+    "ebnf": "SGLang's name of `guided_grammar`",
     "include_stop_str_in_output": "also includes the text of a stop token, if it has one",
+    "json_schema": "SGLang's name of `guided_json`",
     "logit_bias": "token ids as keys, values from -100 to 100, at most 1024 entries",
     "max_completion_tokens": "default: `max_tokens`; without both, up to the end of the context",
     "min_tokens": "at most `max_tokens`",
@@ -38,6 +40,7 @@ NOTES = {
     "priority": _PRIORITY,
     "prompt": "at most 1024 sequences, counted times `n` or `best_of`",
     "prompt_logprobs": "only without `stream`",
+    "regex": "SGLang's name of `guided_regex`",
     "request_id": "1 to 128 visible ASCII characters; the `id` of the answer, after its prefix; default: the X-Request-Id header",
     "response_format": "`text`, `json_object`, `json_schema` or `structural_tag`",
     "return_token_ids": "adds `token_ids` to choices and chunks, and `prompt_token_ids`",
@@ -54,7 +57,8 @@ NOTES = {
     "reasoning_effort": "a variable of the chat template; `none` also sets `enable_thinking` and `thinking` to false",
     "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`",
     "tools": "functions, at most 512",
-    "truncate_prompt_tokens": "keeps the last tokens of the prompt; -1: as many as leave room for `max_tokens`; 0 is refused",
+    "truncate_prompt_tokens": "keeps this many tokens of the prompt; -1: as many as leave room for `max_tokens`; 0 is refused",
+    "truncation_side": "`left` (default) keeps the last tokens of a truncated prompt, `right` the first",
     "user": _USER,
     "top_logprobs": "only with `logprobs`",
 }
@@ -77,26 +81,42 @@ VALUES = {
 }
 """Texts for fields whose schema types would not read well."""
 POOLED_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {
-    (EMBEDDINGS,): EmbeddingRequest,
+    (EMBEDDINGS, POOLING): EmbeddingRequest,
     SCORES: ScoreRequest,
     RERANKS: RerankRequest,
 }
 """Requests that are answered from hidden states, by all their paths. Each of their fields has a note of its own."""
+_FIRST, _SECOND = "a text, or as many texts as the other side has", "a text, or an array of texts"
 POOLED_NOTES = {
+    "add_generation_prompt": "default: false; only with `messages`",
+    "add_special_tokens": "default: false; only with `messages`",
     "cache_salt": "string; same as in completions",
+    "chat_template": _TEMPLATE,
+    "chat_template_kwargs": _TEMPLATE_VARIABLES,
+    "continue_final_message": "default: false; true leaves the last message open",
+    "data_1": "same as `text_1`",
+    "data_2": "same as `text_2`",
     "dimensions": "returns the first values, normalised again; only for models trained for it (`is_matryoshka` or "
     "`matryoshka_dimensions` in the model's config, or `--matryoshka`), else 400",
-    "documents": "texts, or objects with a `text`; at most 2047",
+    "documents": "texts; rerank: or objects with a `text`, at most 2047; score: same as `text_2`",
+    "embed_dtype": "`float32`",
     "encoding_format": "`float` (default) or `base64` (little-endian float32)",
+    "endianness": "`little` or `native`",
     "input": "a text, token ids, or an array of either, at most 2048; none empty or longer than the context",
+    "items": "same as `text_2`",
+    "messages": "same as in chat completions; give either `messages` or `input`",
     "model": _MODEL,
+    "normalize": "true: embeddings have unit length; false is refused",
     "priority": _PRIORITY,
+    "queries": "same as `text_1`",
     "query": "a text",
     "return_documents": "default: true",
-    "text_1": "a text, or as many texts as `text_2`",
-    "text_2": "a text, or an array of texts",
-    "top_n": "default: all",
-    "truncate_prompt_tokens": "refused with 400: shorten the text",
+    "text_1": f"{_FIRST}; `queries` and `data_1` are other names of it",
+    "text_2": f"{_SECOND}; `documents`, `items` and `data_2` are other names of it",
+    "top_n": "default, or 0: all",
+    "truncate_prompt_tokens": "keeps this many tokens of each text; -1: as many as the context holds; 0 is refused",
+    "truncation_side": "`left` (default) keeps the last tokens of a truncated text, `right` the first",
+    "use_activation": "true: embeddings have unit length; false is refused",
     "user": _USER,
 }
 TOKEN_BY_PATH: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}

@@ -7,7 +7,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from fairlead_common.protocols.fields import SHARED_FIELDS
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RERANKS, RESPONSES
 from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
@@ -30,8 +30,6 @@ REQUIRED: dict[str, list[str]] = {
     RESPONSES: ["input"],
     MESSAGES: ["messages", "max_tokens"],
     COUNT_TOKENS: ["messages"],
-    EMBEDDINGS: ["input"],
-    **{path: ["text_1", "text_2"] for path in SCORES},
     **{path: ["query", "documents"] for path in RERANKS},
 }
 """Required fields. The structs make them optional, so that the error can say more than that a field is missing, and because one struct
@@ -67,7 +65,6 @@ def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, 
             _describe(properties, HINTS, OWN_NOTES[path], NOTES)
         elif path in POOLED_PATHS:
             _describe(properties, POOLED_NOTES)
-            _restrict(properties["truncate_prompt_tokens"], [None], "shorten the text")
         elif (path,) in TOKEN_BY_PATH:
             _describe(properties, TOKEN_NOTES)
     paths: dict[str, Any] = {}

@@ -1,0 +1,107 @@
+"""Responses with `store: true`: they are read, continued and deleted, by their tenant only, and their number and size are bounded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.servers.redis_server import RedisServer
+from tests.worker.api.process import WorkerProcess
+
+ASK: dict[str, Any] = {"input": "one two", "max_output_tokens": 6, "temperature": 0, "store": True}
+Start = Callable[..., WorkerProcess]
+
+
+def create(worker: WorkerProcess, tenant: str = "", **fields: Any) -> dict[str, Any]:
+    response = worker.client.post("/v1/responses", json=ASK | fields, headers={"x-fairlead-tenant": tenant} if tenant else {})
+    assert response.status_code == 200, response.text
+    made: dict[str, Any] = response.json()
+    return made
+
+
+def read(worker: WorkerProcess, path: str, tenant: str = "", method: str = "GET") -> httpx.Response:
+    headers = {"x-fairlead-tenant": tenant} if tenant else {}
+    return worker.client.request(method, f"/v1/responses/{path}", headers=headers)
+
+
+def test_a_stored_response_is_read_and_deleted(shared: WorkerProcess) -> None:
+    made = create(shared)
+    assert made["store"] is True and made["id"].startswith("resp_")
+    assert read(shared, made["id"]).json() == made
+    items = read(shared, f"{made['id']}/input_items").json()["data"]
+    assert [item["content"] for item in items] == [[{"type": "input_text", "text": "one two"}]]
+    assert read(shared, made["id"], method="DELETE").json() == {"id": made["id"], "object": "response", "deleted": True}
+    for path, method in ((made["id"], "GET"), (made["id"], "DELETE"), (f"{made['id']}/input_items", "GET")):
+        assert read(shared, path, method=method).status_code == 404
+
+
+def test_a_conversation_continues_from_a_stored_response(shared: WorkerProcess) -> None:
+    """The prompt is that of the whole conversation in one request, also of three turns, without the earlier instructions."""
+    first = create(shared, instructions="Be brief.")
+    second = create(shared, input="three", previous_response_id=first["id"])
+    third = create(shared, input=[{"role": "user", "content": "four"}], previous_response_id=second["id"])
+    assert second["previous_response_id"] == first["id"]
+    said: list[Any] = [{"role": "user", "content": "one two"}, *first["output"], {"role": "user", "content": "three"}]
+    for answer, conversation in ((second, said), (third, [*said, *second["output"], {"role": "user", "content": "four"}])):
+        whole = create(shared, input=conversation, store=False)
+        assert whole["store"] is False and whole["usage"]["input_tokens"] == answer["usage"]["input_tokens"]
+        assert [item.get("content") for item in whole["output"]] == [item.get("content") for item in answer["output"]]
+    assert len(read(shared, f"{third['id']}/input_items").json()["data"]) == 5
+
+
+def test_the_end_of_a_stream_comes_after_the_response_is_stored(shared: WorkerProcess) -> None:
+    sdk = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none")
+    *_, last = list(sdk.responses.create(model="tiny", stream=True, **ASK))
+    assert last.type in ("response.completed", "response.incomplete")
+    stored = sdk.responses.retrieve(last.response.id)
+    assert stored.output_text == last.response.output_text and stored.id == last.response.id
+    assert [item.id for item in sdk.responses.input_items.list(stored.id)] == ["msg_0"]
+    with pytest.raises(openai.BadRequestError, match="only a background response can be cancelled"):
+        sdk.responses.cancel(stored.id)
+    sdk.responses.delete(stored.id)
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve(stored.id)
+
+
+def test_tenants_cannot_reach_each_others_responses(shared: WorkerProcess) -> None:
+    made = create(shared, tenant="first")
+    for tenant in ("", "second"):
+        for path, method in (("", "GET"), ("", "DELETE"), ("/input_items", "GET"), ("/cancel", "POST")):
+            assert read(shared, made["id"] + path, tenant, method).status_code == 404
+        headers = {"x-fairlead-tenant": tenant} if tenant else {}
+        refused = shared.client.post("/v1/responses", json=ASK | {"previous_response_id": made["id"]}, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
+    assert read(shared, made["id"], "first").json() == made
+
+
+@pytest.mark.parametrize("id", ["resp_1", "resp_0_" + "0" * 32, "resp_1:x_" + "0" * 32, "..", "resp_99999999_" + "0" * 32])
+def test_an_unknown_id_is_not_found(shared: WorkerProcess, id: str) -> None:
+    assert read(shared, id).status_code == 404
+    assert shared.post("/v1/responses", **ASK, previous_response_id=id).status_code == 404
+
+
+def test_number_and_size_are_bounded_and_expire(start: Start, redis: RedisServer) -> None:
+    limits = "stored_responses=2,stored_response_bytes=4000,stored_response_seconds=500"
+    worker = start("--limits", limits, FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/bounded").wait_ready()
+    ids = [create(worker)["id"] for _ in range(3)]
+    assert [read(worker, id).status_code for id in ids] == [404, 200, 200]
+    client = redis.client()
+    keys = client.keys("*bounded*answers:*")
+    assert len(keys) == 2 and all(0 < client.ttl(key) <= 500 for key in keys)
+    large = create(worker, input="word " * 900)
+    assert large["store"] is False and read(worker, large["id"]).status_code == 404
+
+
+def test_without_redis_nothing_is_stored_and_the_answer_says_so(start: Start) -> None:
+    own = RedisServer().start()
+    worker = start(FAIRLEAD_REDIS_URL=own.url, FAIRLEAD_INDEX_NAMESPACE="test/away").wait_ready()
+    made = create(worker)
+    own.stop()
+    assert create(worker)["store"] is False
+    assert read(worker, made["id"]).status_code == 503
+    alone = start().wait_ready()
+    assert create(alone)["store"] is False
+    refused = alone.post("/v1/responses", **ASK, previous_response_id=made["id"])
+    assert refused.status_code == 400 and "needs stored responses" in refused.json()["error"]["message"]
+    assert read(alone, made["id"]).status_code == 404

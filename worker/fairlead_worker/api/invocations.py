@@ -1,0 +1,44 @@
+"""`POST /invocations`, the only inference path of SageMaker: the fields of the body choose the API, as in vLLM."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.openai.chat import chat_completions
+from fairlead_worker.api.openai.completions import completions
+from fairlead_worker.api.pooling.embeddings import embeddings
+from fairlead_worker.api.pooling.similarity import SIDES, rerank, score
+from fairlead_worker.api.worker import Worker
+
+Handler = Callable[[Worker, RequestContext], Awaitable[None]]
+
+
+async def invocations(worker: Worker, context: RequestContext) -> None:
+    """Handle one request."""
+    body = await context.read_body(worker.config.limits.max_body_bytes)
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = {}
+    handler = _find_handler(fields if isinstance(fields, dict) else {}, worker.ready.generates)
+    context.replay_body(body)
+    await handler(worker, context)
+
+
+def _find_handler(fields: dict[str, Any], generates: bool) -> Handler:
+    """Return the handler of the API that has these fields. `generates`: the model has a language-modelling head."""
+    given = {name for name, value in fields.items() if value is not None}
+    if "messages" in given:
+        return chat_completions if generates else embeddings
+    if "prompt" in given:
+        return completions
+    if "input" in given:
+        return embeddings
+    if "query" in given:
+        return rerank
+    if all(given.intersection(names) for names in SIDES):
+        return score
+    raise invalid("body: give messages (a chat), prompt (a completion), input (embeddings), query and documents, or text_1 and text_2")

@@ -1,0 +1,94 @@
+"""Stored responses of the Responses API: conversations that continue one, and `/v1/responses/ID`."""
+
+from typing import Any
+
+import msgspec
+
+from fairlead_common.protocols.paths import RESPONSES
+from fairlead_common.protocols.responses import ResponsesBody
+from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.http import RequestContext
+from fairlead_worker.api.response_store import ResponseStore, StoredResponse
+from fairlead_worker.api.router_headers import TENANT
+from fairlead_worker.api.worker import Worker
+
+Json = dict[str, Any]
+
+
+async def read_conversation(worker: Worker, context: RequestContext, body: ResponsesBody) -> ResponsesBody:
+    """Return the body with the whole conversation as its input. Instructions of earlier responses are not carried over, as in OpenAI's API.
+
+    Raise ApiError 404 for an unknown `previous_response_id`. Without a store the body is unchanged, and `chat_body` refuses the field.
+    """
+    previous, store = body.previous_response_id, worker.response_store
+    if previous is None or store is None:
+        return body
+    if not isinstance(previous, str):
+        raise invalid("previous_response_id: must be a string", param="previous_response_id")
+    stored = await store.load(previous, _tenant(context), param="previous_response_id")
+    items = [*stored.input, *stored.response["output"], *_input_items(body)]
+    return msgspec.structs.replace(body, input=items, previous_response_id=None)
+
+
+async def save_response(worker: Worker, context: RequestContext, conversation: ResponsesBody, response: Json) -> bool:
+    """Store a response with the conversation before it. Return whether it is stored."""
+    assert worker.response_store is not None, "only a store makes the id of a response to save"
+    return await worker.response_store.save(_tenant(context), StoredResponse(response, _input_items(conversation)))
+
+
+async def get_response(worker: Worker, context: RequestContext) -> None:
+    """`GET /v1/responses/ID`."""
+    stored = await _store(worker).load(_id(context), _tenant(context))
+    await context.respond_json(stored.response)
+
+
+async def delete_response(worker: Worker, context: RequestContext) -> None:
+    """`DELETE /v1/responses/ID`."""
+    await _store(worker).delete(_id(context), _tenant(context))
+    await context.respond_json({"id": _id(context), "object": "response", "deleted": True})
+
+
+async def list_input_items(worker: Worker, context: RequestContext) -> None:
+    """`GET /v1/responses/ID/input_items`: the whole conversation before the response on one page, the newest item first."""
+    stored = await _store(worker).load(_id(context), _tenant(context))
+    data = [_described(item, f"msg_{number}") for number, item in enumerate(stored.input)][::-1]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    await context.respond_json({"object": "list", "data": data, "has_more": False, "first_id": first, "last_id": last})
+
+
+async def cancel_response(worker: Worker, context: RequestContext) -> None:
+    """`POST /v1/responses/ID/cancel`: refused as by OpenAI, because no response here is a background response."""
+    await _store(worker).load(_id(context), _tenant(context))
+    message = "only a background response can be cancelled, and there are none here; to end a running response, close its connection"
+    raise invalid(message, code="cannot_cancel")
+
+
+def _input_items(body: ResponsesBody) -> list[Any]:
+    given = body.input
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+
+
+def _described(item: Any, id: str) -> Json:
+    """Return an input item in the form in which OpenAI lists it: with an id, and text as parts."""
+    shown: Json = {"id": id, "type": "message", "status": "completed"} | item
+    if isinstance(shown.get("content"), str):
+        kind = "output_text" if shown.get("role") == "assistant" else "input_text"
+        extra: Json = {"annotations": []} if kind == "output_text" else {}
+        shown["content"] = [{"type": kind, "text": shown["content"]} | extra]
+    return shown
+
+
+def _store(worker: Worker) -> ResponseStore:
+    if worker.response_store is None:
+        raise ApiError(404, "responses are not stored here: that needs Redis and --limits stored_responses above 0", code="not_found")
+    return worker.response_store
+
+
+def _id(context: RequestContext) -> str:
+    return context.path.removeprefix(f"{RESPONSES}/").partition("/")[0]
+
+
+def _tenant(context: RequestContext) -> str:
+    """Return the tenant that the router has authenticated; empty without tenants. A client cannot set the header through a router."""
+    tenant: bytes = context.headers.get(TENANT, b"")
+    return tenant.decode("latin-1")
