@@ -1,6 +1,6 @@
 """Statistics of the engine: totals, and the recent speed by the step times that the runner measured."""
 
-_KEEP = 0.9
+KEEP = 0.9
 """Weight of the past at each step: half of a reported value comes from the last seven steps."""
 
 
@@ -44,11 +44,11 @@ class EngineStats:
         """Count one step."""
         self.steps += 1
         if prefill_tokens:
-            self._prefill_tokens = _KEEP * self._prefill_tokens + prefill_tokens
-            self._prefill_seconds = _KEEP * self._prefill_seconds + seconds
+            self._prefill_tokens = KEEP * self._prefill_tokens + prefill_tokens
+            self._prefill_seconds = KEEP * self._prefill_seconds + seconds
         if decodes:
-            self._decode_steps = _KEEP * self._decode_steps + 1
-            self._decode_seconds = _KEEP * self._decode_seconds + seconds
+            self._decode_steps = KEEP * self._decode_steps + 1
+            self._decode_seconds = KEEP * self._decode_seconds + seconds
             self._fastest_decode = min(seconds, self._fastest_decode or seconds)
 
     def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
