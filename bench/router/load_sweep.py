@@ -1,4 +1,4 @@
-"""Fairlead beside the best peer policy from 0.3 to 3 times capacity, on every workload of the simulator, in one plot.
+"""Fairlead over the best peer policy on six workloads, from 0.3 to 3 times capacity.
 
 A ratio is that of the worst seed, to the peer that is best at that load. The load of a trace is set by its speed.
 """
@@ -17,10 +17,8 @@ from fairlead.simulate.workloads.request import Request
 
 PODS = 16
 POLICIES = ("fairlead", "bounded-load", "sglang-like", "dynamo-like", "llm-d-like")
-MOST_TRIES = 6
-"""Speeds tried until the load is within 2 % of the wanted one."""
-MOST_GROWTH = 4
-"""Agents begin one after the other, so short runs do not reach high loads: a cell may have this many times the requests."""
+MOST_TRIES = 5
+"""Speeds tried until the load is within 2 % of the wanted one. Agents begin one after the other, so short runs do not reach high loads."""
 
 _WIDTH, _HEIGHT, _COLUMNS = 420, 260, 3
 _EDGE, _TOP = 44, 40
@@ -65,16 +63,13 @@ def _play(workload: str, wanted: float, repeats: int, count: int) -> Cell:
 
 def _reach(workload: str, wanted: float, repeats: int, count: int, model: PodModel) -> tuple[float, list[list[Request]]]:
     """Return the speed at which the workload has the wanted load, and the requests of each run."""
-    speed, most, played = wanted, MOST_GROWTH * count, []
+    speed, played = wanted, []
     for _ in range(MOST_TRIES):
         played = load(workload, count=count, speed=speed, pods=PODS, model=model, seeds=list(range(repeats)))
         found = fmean(offered_load(requests, PODS, model) for requests in played)
         if abs(found - wanted) <= 0.02 * wanted:
             break
-        if workload in GENERATORS and found < speed / 2 and count < most:
-            count *= 2
-        else:
-            speed *= wanted / found
+        speed *= wanted / found
     return speed, played
 
 
