@@ -25,6 +25,8 @@ from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
 from fairlead.simulate.workloads.request import Request, necessary_tokens
 from fairlead_operator.api.scaling import DEFAULT_STABILIZATION_WINDOW_SECONDS, Scaling
 
+MOST_SECONDS = 86_400
+
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     simulate = commands.add_parser("simulate", help="compare routing policies on a workload with modelled pods")
@@ -65,6 +67,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add("--redis-away", metavar="A:B", help="Redis outage for the policy fairlead, as shares of the run, such as 0.25:0.75")
     add("--num-prompts", type=int, metavar="N", help="replay the first N requests (default all; generators: 6000)")
+    add("--seconds", type=float, metavar="S", help="replay as many requests as arrive in S seconds, so that all speeds have the same span")
     add("--prefill-rate", type=float, default=8000.0, metavar="R", help="prompt tokens per second of one pod (default 8000)")
     add("--cache-blocks", type=int, default=1500, metavar="C", help="cache size of one pod in blocks of 512 tokens (default 1500)")
     add("--step-seconds", type=float, default=0.01, metavar="S", help="seconds of a step without prompt and context (default 0.01)")
@@ -118,7 +121,9 @@ def _play(arguments: argparse.Namespace, speed: float) -> Cell:
     """Replay the workload with each policy at one speed."""
     model, pods = _model(arguments), arguments.pods
     seeds = [arguments.seed + repeat for repeat in range(arguments.repeats)]
-    played = load(arguments.workload, count=arguments.num_prompts, speed=speed, pods=pods, model=model, seeds=seeds)
+    played = load(
+        arguments.workload, count=arguments.num_prompts, speed=speed, pods=pods, model=model, seeds=seeds, seconds=arguments.seconds
+    )
     chosen = list(POLICIES) if not arguments.policy or "all" in arguments.policy else list(dict.fromkeys(arguments.policy))
     runs: dict[str, list[Outcome]] = {policy: [] for policy in chosen}
     static: dict[str, list[Outcome]] = {policy: [] for policy in chosen if arguments.autoscale}
@@ -191,6 +196,10 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be finite and not below 0")
     if arguments.num_prompts is not None and arguments.num_prompts < 1:
         raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
+    if arguments.seconds is not None and not 0 < arguments.seconds <= MOST_SECONDS:
+        raise UserError(f"--seconds {arguments.seconds}: must be above 0 and at most {MOST_SECONDS}")
+    if arguments.seconds is not None and arguments.num_prompts is not None:
+        raise UserError("--seconds and --num-prompts exclude each other: give one of them")
     if arguments.step_seconds * arguments.prefill_rate >= arguments.chunk_tokens:
         raise UserError(
             f"--step-seconds {arguments.step_seconds}: must be below --chunk-tokens / --prefill-rate, the "

@@ -1,5 +1,6 @@
-"""Fairlead's own routing: the score of route.lua while Redis is available, and the router's local fallback otherwise."""
+"""Fairlead's own routing: the score of route.lua while Redis is available, the router's mirror while not, or no index at all."""
 
+import pickle
 import random
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
@@ -7,10 +8,12 @@ from fairlead.simulate.router_view import RouterView
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
+from fairlead_index.mirror.prefix_table import PrefixTable
 from fairlead_index.score import ScoredWorker, rank_candidates
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.routing.local_fallback import choose_soonest
+from fairlead_router.routing.local_fallback import choose_soonest, score_locally
 from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 
 ARRIVAL_SECONDS = 0.25  # route.lua: the load includes reservations that are older than it by at least this time
 RETURN_SECONDS = 4.0
@@ -75,14 +78,48 @@ class WithoutRedis:
         return self._view.workers[number] if number in self._fleet.usable else None
 
 
+class FromMirror:
+    """PrefixAware while Redis is away: the mirror's last snapshot, what this router has sent since, and the loads of `WithoutRedis`."""
+
+    reserves = False
+
+    def __init__(self, fleet: Fleet, view: RouterView, draw: random.Random) -> None:
+        self._fleet, self._view, self._draw = fleet, view, draw
+        self._addresses = [worker.address for worker in view.workers]
+        self._ring = Ring(self._addresses)
+        self._snapshot: PrefixTable = pickle.loads(pickle.dumps(fleet.table))  # deepcopy would share the table's bound methods
+        self._sent = SentPrefixes()
+
+    def choose(self, request: Request, now: float) -> tuple[int, int]:
+        fleet, workers = self._fleet, dict(zip(self._fleet.usable, self._view.usable(now), strict=True))
+        whole = request.blocks[: request.prompt_tokens // fleet.block_tokens]
+        found = self._snapshot.match(whole)
+        snapshot = {worker.address: found.get(str(number), 0) * fleet.block_tokens for number, worker in workers.items()}
+        held = self._sent.add_to(snapshot, whole)
+        homes = {worker.address: worker for worker in workers.values()}
+        expected = expect_at_homes(held, whole, lambda _: fleet.block_tokens, lambda place: homes.get(self._ring.homes(place, 1)[0]))
+        scored = [score_locally(worker, fleet.block_tokens, now) for worker in workers.values()]
+        for each in scored:
+            each.depth = expected.get(each.address, 0) // fleet.block_tokens
+        best = rank_candidates(scored, hash_bytes(whole), request.prompt_tokens, self._draw.randbytes(8), 1)[0]
+        self._sent.add(homes[best.address], fleet.block_tokens, whole)
+        return self._addresses.index(best.address), min(best.cached, held.get(best.address, 0))
+
+
 class WithRedisOutage:
-    """`Fairlead`, replaced by `WithoutRedis` during an outage of Redis. `away`: its start and end in seconds of the run."""
+    """`Fairlead`, replaced by `FromMirror` during an outage of Redis. `away`: its start and end in seconds of the run."""
 
     def __init__(self, fleet: Fleet, inflight: InflightRequests, draw: random.Random, away: tuple[float, float]) -> None:
-        self._with, self._without = Fairlead(fleet, inflight, draw), WithoutRedis(fleet, inflight, draw)
+        self._fleet, self._view, self._draw = fleet, RouterView(fleet, inflight, draw), draw
+        self._with = Fairlead(fleet, inflight, draw)
+        self._mirror: FromMirror | None = None
         self._from, self._to = away[0], away[1] + RETURN_SECONDS
         self.reserves = True
 
     def choose(self, request: Request, now: float) -> tuple[int, int]:
         self.reserves = not self._from <= now < self._to
-        return (self._with if self.reserves else self._without).choose(request, now)
+        if self.reserves:
+            return self._with.choose(request, now)
+        if self._mirror is None:
+            self._mirror = FromMirror(self._fleet, self._view, self._draw)
+        return self._mirror.choose(request, now)

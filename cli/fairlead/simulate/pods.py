@@ -20,6 +20,7 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Sampling
 from fairlead_worker.scheduler.request import Request as EngineRequest
+from fairlead_worker.scheduler.stats import KEEP
 
 _SAMPLING = Sampling(max_tokens=1)
 _ALMOST = 1e-6
@@ -101,6 +102,7 @@ class Pod:
         self._now = started
         self._steps = 0.0  # steps so far: a decode gets one token in each
         self._context = 0.0  # tokens of context of all decodes
+        self._recent_step = model.step_seconds  # mean of the recent steps with decodes, as the engine measures it
         self._prefill: _Running | None = None
         self._decodes: list[_Running] = []  # a heap by end
         self._times: list[float] = [started - 1.0]  # of each change, with the load from then on
@@ -187,8 +189,11 @@ class Pod:
 
     def _flow(self, now: float) -> None:
         """Compute the steps up to `now`."""
-        steps = max(0.0, now - self._now) / self._step_seconds
+        step = self._step_seconds
+        steps = max(0.0, now - self._now) / step
         self._now = max(now, self._now)
+        if self._decodes:
+            self._recent_step = step + (self._recent_step - step) * KEEP**steps
         self._steps += steps
         if self._prefill is not None:
             self._prefill.left -= steps * self.model.chunk_tokens
@@ -235,6 +240,6 @@ class Pod:
         rate = self.model.chunk_tokens / (self.model.chunk_tokens / self.model.rate + self._context * self.model.context_seconds)
         running = len(self._decodes) + (self._prefill is not None)
         self._times.append(self._now)
-        step = self._step_seconds if self._decodes else self.model.step_seconds
+        step = self._recent_step if running else self.model.step_seconds
         arrivals = self._arrivals.per_second(self._now)
         self._changes.append((len(self._queue), running, max(0.0, tokens), left, rate, step, self.cache.available, arrivals))

@@ -17,6 +17,7 @@ from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker,
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.local_fallback import BLOCK_TOKENS, score_locally
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
+from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 from fairlead_router.supervision import supervise
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,10 @@ MAX_UNINDEXED = 4
 
 
 class MirrorRouting:
-    """Routing by a mirror. `choose` returns None without a snapshot. While Redis is unavailable, the last snapshot serves."""
+    """Routing by a mirror. `choose` returns None without a snapshot.
+
+    While Redis is unavailable, the last snapshot serves, with the prompts that this router sent since.
+    """
 
     def __init__(
         self, table: WorkerTable, redis: RedisAccess, namespace: str, max_blocks: int | None, failures: Counter, trusts: Trust
@@ -39,6 +43,7 @@ class MirrorRouting:
         self._failures, self._trusts = failures, trusts
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
         self._mirror: MirrorReader | None = None
+        self._sent = SentPrefixes()
         self._size_check: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,7 +76,12 @@ class MirrorRouting:
         best = starts[0]
         worker = self._table.get(best.address)
         assert worker is not None  # nothing was awaited since it was listed
-        return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+        if self.is_current:
+            self._sent.clear()
+            return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+        cached = min(best.cached, self.predict(request).get(best.address, 0))  # what is only expected at a home may not be there
+        self._sent.add(worker, self._block_tokens(worker), request.hashes)
+        return Choice(worker, cached, self.fleet.reserve(best.address, request.prompt_tokens - cached))
 
     def rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> list[StartEstimate]:
         """Return the `wanted` best workers, best first; none without a snapshot."""
@@ -81,7 +91,7 @@ class MirrorRouting:
         allowed = table.usable(tried, request.model)
         try:
             if len(allowed) <= SMALL_FLEET:
-                held = mirror.match(request.hashes)
+                held = self._complete(mirror.match(request.hashes), request, tried)
                 cold = request.hashes and not any(worker.address in held for worker in allowed)
                 homes = table.homes(request.hashes[0], 2, table.eligible_addresses(tried, request.model)) if cold else []
                 workers: Iterable[Worker] = allowed
@@ -106,7 +116,7 @@ class MirrorRouting:
         soonest_here = [worker.address for worker in table.soonest(MAX_UNINDEXED if fresh else CONSIDERED, tried, model)]
         soonest = [address for address in soonest_here if not fresh or address not in self.fleet.workers]
         soonest += islice((address for address in self.fleet.soonest if address in allowed), CONSIDERED - len(soonest)) if fresh else ()
-        held = mirror.deepest(request.hashes, CONSIDERED, allowed, soonest)
+        held = self._complete(mirror.deepest(request.hashes, CONSIDERED, allowed, soonest), request, tried)
         homes = table.homes(request.hashes[0], 2, allowed) if request.hashes and not held else []
         found: dict[str, Worker] = {}
         for address in chain(homes, islice(held, HOLDERS), soonest):
@@ -120,8 +130,10 @@ class MirrorRouting:
             return {}
         try:
             if len(self._table.usable((), request.model)) <= SMALL_FLEET:
-                return self._mirror.match(request.hashes)
-            return self._mirror.deepest(request.hashes, CONSIDERED, self._table.eligible_addresses((), request.model))
+                held = self._mirror.match(request.hashes)
+            else:
+                held = self._mirror.deepest(request.hashes, CONSIDERED, self._table.eligible_addresses((), request.model))
+            return held if self.is_current else self._sent.add_to(held, request.hashes)
         except IndexUnavailable:
             return {}
 
@@ -145,6 +157,22 @@ class MirrorRouting:
         if self._mirror is not None:
             await self._mirror.close()
 
+    def _complete(self, held: dict[str, int], request: RoutingRequest, tried: Tried) -> dict[str, int]:
+        """Return the tokens by address, the most first, with what an outdated mirror lacks."""
+        if self.is_current or not request.hashes:
+            return held
+        known, allowed = self._sent.add_to(held, request.hashes), self._table.eligible_addresses(tried, request.model)
+
+        def home_of(place: int) -> Worker | None:
+            return self._table.home(place, allowed)
+
+        expected = expect_at_homes(known, request.hashes, self._block_tokens, home_of)
+        return dict(sorted(expected.items(), key=lambda each: -each[1]))
+
+    def _block_tokens(self, worker: Worker) -> int:
+        """Return the worker's block size in tokens, or a usual one if the mirror does not know it."""
+        return (self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0) or BLOCK_TOKENS
+
     def _score(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
         """Return the score input: the index's load and all routers' reservations.
 
@@ -158,9 +186,7 @@ class MirrorRouting:
                 scored.reserved_tokens, worker.pending_tokens - backlog
             )  # no load report covers this router's pending tokens yet
         else:
-            known = self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0
-            block_tokens = known or BLOCK_TOKENS
-            scored = score_locally(worker, block_tokens)
+            scored = score_locally(worker, self._block_tokens(worker))
         scored.depth = held // scored.block_tokens
         return scored
 

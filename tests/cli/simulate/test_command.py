@@ -123,6 +123,8 @@ def test_a_sweep_prints_ratios_and_verdicts_and_draws_every_policy(tmp_path: Pat
         ("", ["--pods", "0"], "--pods 0: must be above 0"),
         ("", ["--class", "a:1:1:1:1", "--class", "a:1:2:1:1"], "--class: a is given twice"),
         ("", ["--autoscale", "6:1"], "minReplicas must be at most spec.scaling.maxReplicas"),
+        ("", ["--seconds", "nan"], "--seconds nan: must be above 0"),
+        ("", ["--seconds", "9", "--num-prompts", "9"], "--seconds and --num-prompts exclude each other"),
         ("", ["--routers", "0"], "--routers 0: must be above 0"),
         ("", ["--speed", "nan"], "--speed nan: must be above 0"),
         ("", ["--sweep", "1,0"], "1,0: every speed must be above 0"),

@@ -116,6 +116,19 @@ def test_the_index_is_what_pods_cache_and_promise() -> None:
         assert all(block % 100 == 1 or block - 1 in shown for block in shown), "prefix-closed"
 
 
+def test_the_reported_step_is_the_mean_of_recent_ones_as_in_the_engine() -> None:
+    model = PodModel(rate=512.0, cache_blocks=64, step_seconds=0.1, context_seconds=0.0, chunk_tokens=256, report_seconds=0.0)
+    pod = Pod(model, 0.0)
+    pod.add(prompt(1, output=1001), 0.0)
+    pod.advance(pod.next_event())
+    pod.add(prompt(2, 3, output=1001), 1.0)  # four steps of 0.5 s
+    pod.advance(pod.next_event())
+    shortly_after = pod.load_at(3.0 + 1e-9)
+    assert shortly_after.running == 2 and shortly_after.step_seconds == pytest.approx(0.1 + 0.4 * (1 - 0.9**4))
+    pod.add(prompt(4), 10.0)
+    assert pod.load_at(10.0 + 1e-9).step_seconds == pytest.approx(0.1, abs=1e-3), "70 steps later"
+
+
 def test_reports_have_waiting_requests_and_uncached_tokens_and_are_as_old_as_the_period() -> None:
     model = PodModel(rate=512.0, cache_blocks=8, step_seconds=0.001, context_seconds=0.0, report_seconds=2.0)
     pod = Pod(model, phase=0.0)

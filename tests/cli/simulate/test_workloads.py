@@ -34,6 +34,13 @@ def test_the_load_is_the_speed(name: str) -> None:
     assert offered_load(generate(name, speed=1.6), PODS, MODEL) == pytest.approx(1.6, rel=0.02)
 
 
+@pytest.mark.parametrize("name", GENERATORS)
+def test_seconds_give_every_load_the_same_span(name: str) -> None:
+    for speed in (0.5, 1.5):
+        requests = load(name, count=None, speed=speed, pods=PODS, model=MODEL, seeds=[0], seconds=96.0)[0]
+        assert requests[-1].at == pytest.approx(96.0, rel=0.05), speed
+
+
 def test_necessary_tokens_are_those_that_no_cache_has() -> None:
     first, *_ = generate("zipf", count=1)
     longer = Request(1.0, first.prompt_tokens + BLOCK_TOKENS, 1, first.blocks + array("Q", [1]))

@@ -206,6 +206,9 @@ async def test_a_mirror_routes_by_its_last_state_while_redis_is_down(fleet: Flee
     answers = [await router.complete(talk + "and the next turn") for talk in talks]
     assert [answer.headers["x-fairlead-pod"] for answer in answers] == homes
     assert all(int(answer.headers["x-fairlead-predicted-tokens"]) > 400 for answer in answers)
+    new = [await router.complete("a talk that began meanwhile " * turns) for turns in (20, 21, 22)]
+    assert len({answer.headers["x-fairlead-pod"] for answer in new}) == 1 and int(new[2].headers["x-fairlead-predicted-tokens"]) > 500
+    assert int(new[0].headers.get("x-fairlead-predicted-tokens", 0)) == 0, "what is only expected at a home is not predicted"
     workers[0].ready = False  # the router's own health check
     await router.usable(3)
     answers = [await router.complete(talk + "and one more") for talk in talks]

@@ -1,6 +1,6 @@
 """Statistics of the engine: totals, and the recent speed by the step times that the runner measured."""
 
-_KEEP = 0.9
+KEEP = 0.9
 """Weight of the past at each step: half of a reported value comes from the last seven steps."""
 _FULL = 512
 """Prefill tokens of a step with full weight in the prefill rate. The time of a smaller step says less about it."""
@@ -61,8 +61,8 @@ class EngineStats:
         if prefill_tokens:
             self._record_prefill(prefill_tokens, seconds)
         if decodes:
-            self._decode_steps = _KEEP * self._decode_steps + 1
-            self._decode_seconds = _KEEP * self._decode_seconds + seconds
+            self._decode_steps = KEEP * self._decode_steps + 1
+            self._decode_seconds = KEEP * self._decode_seconds + seconds
             self._fastest_decode = min(seconds, self._fastest_decode or seconds)
 
     def record_warmup(self, prefill_tokens: int, seconds: float) -> None:
@@ -92,7 +92,7 @@ class EngineStats:
         if self._squares:
             seconds = min(seconds, _OUTLIER * (self._fastest_decode + self._seconds_per_token * tokens) or seconds)
         weight = min(1.0, tokens / _FULL) ** 2
-        keep = _KEEP**weight
+        keep = KEEP**weight
         self._squares = keep * self._squares + tokens * tokens
         self._token_seconds = keep * self._token_seconds + tokens * max(0.0, seconds - self._fastest_decode)
 
