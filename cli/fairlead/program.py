@@ -45,8 +45,8 @@ def describe(text: str, *examples: str) -> str:
     return f"{text}\n\n[bold]Examples[/]\n\n\b\n{lines}" if examples else text
 
 
-def make_program(summary: str, commands: Sequence[Command]) -> Any:
-    """Return the click command of a program with these subcommands, `--version` and shell completion."""
+def make_program(summary: str, commands: Sequence[Command], *, completes: bool = True) -> Any:
+    """Return the click command of a program with these subcommands, `--version`, and if it `completes`, shell completion."""
     by_name = {command.name: command for command in commands}
 
     class Group(TyperGroup):
@@ -61,7 +61,12 @@ def make_program(summary: str, commands: Sequence[Command]) -> Any:
             return name, load_command(by_name[command.name or ""]) if command else None, rest
 
     program = typer.Typer(
-        cls=Group, help=summary, epilog=EXIT_STATUSES, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+        cls=Group,
+        add_completion=completes,
+        help=summary,
+        epilog=EXIT_STATUSES,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     @program.callback(invoke_without_command=True)
