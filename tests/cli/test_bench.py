@@ -5,17 +5,21 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import typer
 from aiohttp import web
 
 from fairlead.bench.client import Outcome
 from fairlead.bench.command import serve
 from fairlead.bench.datasets import TRACE_BLOCK, Prompt, prefix_repetition_prompts, random_prompts, trace_prompts
 from fairlead.bench.load import schedule_arrivals
+from fairlead.bench.options import BenchOptions
 from fairlead.bench.report import compute_figures, percentile
 from fairlead.errors import UserError
-from fairlead.main import build_parser
+from fairlead.options import takes
+from fairlead.program import new_app
 
 TTFT, ITL, TOKENS = 0.12, 0.03, 6
 WORDS = range(10, 500)
@@ -45,6 +49,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
+        self.keys: list[str] = []
         self.now = self.peak = 0
         self.line_end = "\n"
 
@@ -54,6 +59,7 @@ class StandIn:
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat)
         return app
 
     async def models(self, _: web.Request) -> web.Response:
@@ -64,6 +70,18 @@ class StandIn:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": " ".join(str(token) for token in (await request.json())["tokens"])})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        self.keys.append(request.headers.get("Authorization", ""))
+        self.bodies.append(await request.json())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        deltas = [{"role": "assistant", "content": ""}, *({"content": "x"} for _ in range(TOKENS))]
+        for delta in deltas:
+            await response.write(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode())
+        usage = {"prompt_tokens": 7, "completion_tokens": TOKENS}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -102,11 +120,32 @@ async def server() -> AsyncIterator[tuple[str, StandIn]]:
     await runner.cleanup()
 
 
+def parse(*flags: str) -> BenchOptions:
+    """Return the options of a command line."""
+    app, parsed = new_app(), list[BenchOptions]()
+    app.command()(takes(BenchOptions)(lambda options: parsed.append(options) or 0))  # type: ignore[func-returns-value]
+    typer.main.get_command(app).main(list(flags), standalone_mode=False)
+    return parsed[0]
+
+
 async def bench(url: str, *flags: str) -> dict[str, object]:
     from rich.console import Console
 
-    arguments = build_parser().parse_args(["bench", "serve", "--base-url", url, *flags])
-    return await serve(arguments, Console(quiet=True))
+    return await serve(parse("--base-url", url, *flags), Console(quiet=True))
+
+
+async def test_a_chat_with_a_key_sends_messages_and_its_report_is_one_file(server: tuple[str, StandIn], tmp_path: Path) -> None:
+    url, stand_in = server
+    key, report = tmp_path / "key", tmp_path / "report.html"
+    key.write_text("secret\n")
+    flags = ("--num-prompts", "4", "--random-input-len", "8", "--random-output-len", str(TOKENS), "--request-rate", "200")
+    result = await bench(url, "--backend", "openai-chat", *flags, "--api-key-file", str(key), "--html", str(report))
+    assert result["completed"] == 4 and stand_in.keys == ["Bearer secret"] * 4
+    assert all(isinstance(body["messages"], list) and "prompt" not in body for body in stand_in.bodies)
+    assert [len(gaps) for gaps in result["itls"]] == [TOKENS - 1] * 4, "the event of the role is no token"  # type: ignore[attr-defined]
+    document = report.read_text()
+    assert document.count("<svg") == 5 and "<script" not in document and "src=" not in document and "href=" not in document
+    ElementTree.fromstring(document[document.index("<svg") : document.index("</svg>") + 6])
 
 
 async def test_measured_times_match_the_servers_delays_and_fields_match_vllms(server: tuple[str, StandIn], tmp_path: Path) -> None:
@@ -226,6 +265,5 @@ def test_the_peak_of_concurrent_requests_counts_a_departure_before_a_simultaneou
     ],
 )
 def test_an_invalid_flag_is_named_before_anything_is_sent(wrong: list[str]) -> None:
-    arguments = build_parser().parse_args(["bench", "serve", "--base-url", "http://127.0.0.1:9", *wrong])
     with pytest.raises(UserError, match=f"{wrong[0]} {wrong[1]}: "):
-        arguments.run(arguments)
+        parse("--base-url", "http://127.0.0.1:9", *wrong).check()
