@@ -27,7 +27,9 @@ def check_http_url(source: str, url: str) -> str:
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Parse the command line, run its command and exit with its status."""
-    arguments, unknown = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    arguments, unknown = parser.parse_known_args(words[:end], argparse.Namespace(flags=words[end + 1 :]))
     if unknown:
         command = f"{parser.prog} {arguments.command}"
         print(f"{command}: unknown argument {' '.join(unknown)}; `{command} --help` lists the arguments", file=sys.stderr)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from fairlead.bench import command as bench
+from fairlead.chat import command as chat
 from fairlead.demo import command as demo
 from fairlead.errors import run_command
 from fairlead.keys import command as keys
@@ -11,6 +12,7 @@ from fairlead.kube import command as kube
 from fairlead.local import up
 from fairlead.random_model import command as make_model
 from fairlead.schedule import command as schedule
+from fairlead.serve import command as serve
 from fairlead.simulate import command as simulate
 from fairlead.tools import doctor, status, verify
 
@@ -18,7 +20,7 @@ from fairlead.tools import doctor, status, verify
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (up, demo, status, verify, bench, simulate, schedule, make_model, keys, doctor):
+    for module in (serve, chat, up, demo, status, verify, bench, simulate, schedule, make_model, keys, doctor):
         module.add_parser(commands)
     kube.add_top_parser(commands)
     kube.add_explain_parser(commands)

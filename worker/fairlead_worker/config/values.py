@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +62,11 @@ def to_model_uri(value: str) -> str:
         return value
     folder = Path(value).expanduser()
     if folder.is_dir() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
-        return Path(os.path.abspath(folder)).as_uri()
+        return (folder.resolve() if ".." in folder.parts else folder.absolute()).as_uri()  # a link keeps its name, the model's default name
     if re.fullmatch(_REPOSITORY, value):
         return f"hf://{value}"
-    raise ValueError("is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder or file:///path")
+    if value.startswith("oci://"):
+        raise ValueError("is an image, which only a cluster mounts (spec.model.uri); copy the model's folder here and give that folder")
+    raise ValueError(
+        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder or file:///path"
+    )

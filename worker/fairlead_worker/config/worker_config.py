@@ -20,7 +20,7 @@ from fairlead_worker.config.leader_worker_set import GroupEnvironment
 from fairlead_worker.config.limits import Limits
 from fairlead_worker.config.options import ENV_PREFIX, env_only, flag, setting_name, variable_name
 from fairlead_worker.config.speculative import SpeculativeConfig
-from fairlead_worker.config.values import to_model_uri, parse_json, parse_json_or_list
+from fairlead_worker.config.values import parse_json, parse_json_or_list, to_model_uri
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, select_parsers
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -40,7 +40,9 @@ class WorkerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
 
     # Model
-    model: Annotated[str, flag("Model", "model to serve: a folder, ORG/NAME on the hub, hf://org/name[@revision], s3://bucket/folder or file:///path")]
+    model: Annotated[
+        str, flag("Model", "model to serve: a folder, ORG/NAME on the hub, hf://org/name[@revision], s3://bucket/folder or file:///path")
+    ]
     served_model_name: Annotated[str, flag("Model", "name of the model in the API, or several with commas; default: from --model")] = ""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

@@ -36,7 +36,7 @@ class HubModel:
 
 
 def check_exists(uri: str, source: HubModel) -> None:
-    """Ask the hub for the repository, for `CHECK_SECONDS` at most. Raises ModelLoadError if it refuses, and returns if it does not answer."""
+    """Ask the hub for the repository. Raises ModelLoadError if it refuses. Returns if it does not answer within `CHECK_SECONDS`."""
     try:
         HfApi().model_info(source.repository, revision=source.revision, timeout=CHECK_SECONDS)
     except REFUSALS as error:
