@@ -1,32 +1,30 @@
-"""The `fairlead` command. Each subcommand has its own folder. Importing it is cheap: heavy imports wait until it runs."""
+"""The `fairlead` command. Each subcommand has its own folder and is imported only when it runs (see `fairlead.program`)."""
 
-import argparse
 from collections.abc import Sequence
 
-from fairlead.bench import command as bench
-from fairlead.chat import command as chat
-from fairlead.demo import command as demo
-from fairlead.errors import run_command
-from fairlead.keys import command as keys
-from fairlead.kube import command as kube
-from fairlead.local import up
-from fairlead.random_model import command as make_model
-from fairlead.schedule import command as schedule
-from fairlead.serve import command as serve
-from fairlead.simulate import command as simulate
-from fairlead.tools import doctor, status, verify
+from fairlead.program import Command, make_program, run_program
 
+SERVE, INSPECT, MEASURE, TOOLS = "Serve", "Inspect", "Measure", "Tools"
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, chat, up, demo, status, verify, bench, simulate, schedule, make_model, keys, doctor):
-        module.add_parser(commands)
-    kube.add_top_parser(commands)
-    kube.add_explain_parser(commands)
-    return parser
+COMMANDS = (
+    Command("serve", "fairlead.serve.command", SERVE, "Serve one model on this machine."),
+    Command("chat", "fairlead.chat.command", SERVE, "Talk to a model of any OpenAI-compatible server."),
+    Command("up", "fairlead.local.up", SERVE, "Run a manifest on this machine without a cluster: pods are processes."),
+    Command("demo", "fairlead.demo.command", SERVE, "Compare prefix-aware with random routing on two workers; ends by itself."),
+    Command("status", "fairlead.tools.status", INSPECT, "Services, pods and workers on this machine, behind a router, or in a cluster."),
+    Command("top", "fairlead.tools.live", INSPECT, "Live load of services and pods, on this machine or in a cluster."),
+    Command("explain", "fairlead.tools.why", INSPECT, "Why a service is not ready, and what to do next."),
+    Command("verify", "fairlead.tools.verify", INSPECT, "Test a service: send one completion twice; the second must hit the prefix cache."),
+    Command("doctor", "fairlead.tools.doctor", INSPECT, "Check this machine for local mode: what is missing, and what to do."),
+    Command("bench", "fairlead.bench.command", MEASURE, "Measure a server's latency and throughput."),
+    Command("simulate", "fairlead.simulate.command", MEASURE, "Compare routing policies on a workload with modelled pods."),
+    Command("schedule", "fairlead.schedule.command", MEASURE, "Draw a worker's steps: which requests prefilled or decoded, and how long."),
+    Command("make-model", "fairlead.random_model.command", TOOLS, "Create a random-weight model with tokenizer and chat template."),
+    Command("keys", "fairlead.keys.command", TOOLS, "API keys of tenants, for a service's Secret."),
+)
+"""One line for each subcommand: name, module of its Typer (`app`), heading in `--help`, and summary."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. Exit status: 0 success, 1 the command failed, 2 wrong argument or manifest, 130 interrupted."""
-    run_command(build_parser(), argv)
+    run_program(make_program("Kubernetes-native LLM inference: local mode, benchmarks and tools.", COMMANDS), "fairlead", argv)

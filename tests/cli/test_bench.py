@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import typer
 from aiohttp import web
 
 from fairlead.bench.client import Outcome
 from fairlead.bench.command import serve
 from fairlead.bench.datasets import TRACE_BLOCK, Prompt, prefix_repetition_prompts, random_prompts, trace_prompts
 from fairlead.bench.load import schedule_arrivals
+from fairlead.bench.options import BenchOptions
 from fairlead.bench.report import compute_figures, percentile
 from fairlead.errors import UserError
-from fairlead.main import build_parser
+from fairlead.options import takes
+from fairlead.program import new_app
 
 TTFT, ITL, TOKENS = 0.12, 0.03, 6
 WORDS = range(10, 500)
@@ -102,11 +105,18 @@ async def server() -> AsyncIterator[tuple[str, StandIn]]:
     await runner.cleanup()
 
 
+def parse(*flags: str) -> BenchOptions:
+    """Return the options of a command line."""
+    app, parsed = new_app(), list[BenchOptions]()
+    app.command()(takes(BenchOptions)(lambda options: parsed.append(options) or 0))  # type: ignore[func-returns-value]
+    typer.main.get_command(app).main(list(flags), standalone_mode=False)
+    return parsed[0]
+
+
 async def bench(url: str, *flags: str) -> dict[str, object]:
     from rich.console import Console
 
-    arguments = build_parser().parse_args(["bench", "serve", "--base-url", url, *flags])
-    return await serve(arguments, Console(quiet=True))
+    return await serve(parse("--base-url", url, *flags), Console(quiet=True))
 
 
 async def test_measured_times_match_the_servers_delays_and_fields_match_vllms(server: tuple[str, StandIn], tmp_path: Path) -> None:
@@ -226,6 +236,5 @@ def test_the_peak_of_concurrent_requests_counts_a_departure_before_a_simultaneou
     ],
 )
 def test_an_invalid_flag_is_named_before_anything_is_sent(wrong: list[str]) -> None:
-    arguments = build_parser().parse_args(["bench", "serve", "--base-url", "http://127.0.0.1:9", *wrong])
     with pytest.raises(UserError, match=f"{wrong[0]} {wrong[1]}: "):
-        arguments.run(arguments)
+        parse("--base-url", "http://127.0.0.1:9", *wrong).check()

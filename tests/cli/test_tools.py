@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from fairlead.errors import UserError
-from fairlead.main import build_parser, main
+from fairlead.main import main
 from fairlead.tools.doctor import check_machine, native_kernels, processor_level
 from fairlead.tools.score import read_score, request_body
-from fairlead.tools.status import read_workers, run
+from fairlead.tools.status import read_workers
 from fairlead_worker.native import build, library
 from fairlead_worker.platform import isa
 
@@ -154,9 +154,10 @@ def test_status_shows_the_terms_of_the_score_for_a_prompt(router: str, capsys: p
         assert all(f"{value:.3f}" in shown for value in (*TERMS.values(), 1.975, 1.77))
 
 
-def test_status_explains_a_prompt_that_it_cannot_score(router: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="needs --url"):
-        run(build_parser().parse_args(["status", "--prompt", "hello"]))
+def test_status_explains_a_prompt_that_it_cannot_score(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["status", "--prompt", "hello"])
+    assert left.value.code == 2 and "needs --url" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"@/no/such: .*Give a text, or @ and a file"):
         request_body("@/no/such")
     with pytest.raises(UserError, match="must be a JSON object"):
@@ -176,7 +177,7 @@ def test_an_unknown_argument_is_named_with_its_command(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as left:
         main(["status", "--nonsense"])
     assert left.value.code == 2
-    assert capsys.readouterr().err == "fairlead status: unknown argument --nonsense; `fairlead status --help` lists the arguments\n"
+    assert capsys.readouterr().err == "fairlead status: No such option: --nonsense. `fairlead status --help` lists the options\n"
 
 
 def test_status_with_nothing_running_says_what_to_do(

@@ -75,6 +75,8 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
                 return
             if message.get("choices"):
                 choice = message["choices"][0]
+                if _opens_message(choice):
+                    continue
                 parts.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
                 if not outcome.ttft:
                     outcome.ttft = now - outcome.started
@@ -91,11 +93,23 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> No
     outcome.output_tokens = outcome.output_tokens or len(outcome.itl) + 1
 
 
-def build_request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
-    """Return a `/v1/completions` body. The prompt is token ids, so its length is exact, unless `text` is given."""
+def _opens_message(choice: dict[str, Any]) -> bool:
+    """Return whether the event only names the role, as the first of a chat does before any token."""
+    delta = choice.get("delta") or {}
+    return "role" in delta and not any(delta.get(name) for name in ("content", "reasoning", "reasoning_content", "tool_calls"))
+
+
+def build_request_body(
+    model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None, chat: bool = False
+) -> dict[str, Any]:
+    """Return the body of a completion, or with `chat` of a chat completion of one message, which needs `text`.
+
+    Without `text` the prompt is token ids, so its length is exact.
+    """
+    asked = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text if text is not None else list(prompt.tokens)}
     body: dict[str, Any] = {
         "model": model,
-        "prompt": text if text is not None else list(prompt.tokens),
+        **asked,
         "max_tokens": prompt.output_len,
         "temperature": temperature,
         "stream": True,

@@ -1,34 +1,51 @@
 """`fairlead chat`: talk at a terminal, or one question from a pipe."""
 
-import argparse
 import contextlib
 import sys
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from fairlead.chat.client import ChatClient, ChatFailed
 from fairlead.chat.conversation import Conversation, talk
 from fairlead.errors import UserError, check_http_url
+from fairlead.options import KeyFile, key_headers, takes
+from fairlead.program import describe, new_app
 from fairlead.serve import DEFAULT_URL
 
 PROMPT = "> "
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="talk to a model of any OpenAI-compatible server")
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"URL of the server (default {DEFAULT_URL})")
-    parser.add_argument("--model", default="", metavar="NAME", help="model name (default: the only one of /v1/models)")
-    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with an API key, for servers that require one")
-    parser.set_defaults(run=run)
+app = new_app()
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Return 1 if the server does not answer, and 130 if Ctrl-C stopped the answer to a pipe. Raises UserError."""
-    client = ChatClient(check_http_url("--url", arguments.url), key_headers(arguments.api_key_file))
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """The options of `fairlead chat`."""
+
+    url: Annotated[str, typer.Option(metavar="URL", help="URL of the server.")] = DEFAULT_URL
+    model: Annotated[str, typer.Option(metavar="NAME", help="Model name (default: the only one of /v1/models).")] = ""
+    system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = ""
+    api_key_file: KeyFile = None
+
+
+@app.command(
+    help=describe(
+        "Talk to a model of any OpenAI-compatible server: Ctrl-C stops an answer, Ctrl-D ends. A pipe is one question. "
+        "Status 1: the server does not answer; 130: Ctrl-C stopped the answer to a pipe.",
+        "fairlead chat",
+        "fairlead chat --url https://models.example.com --model qwen --api-key-file key.txt",
+        "git diff | fairlead chat --system 'Summarize this change.'",
+    )
+)
+@takes(ChatOptions)
+def run(options: ChatOptions) -> int:
+    client = ChatClient(check_http_url("--url", options.url), key_headers(options.api_key_file))
     with contextlib.closing(client):
         try:
-            model = arguments.model or client.only_model()
-            conversation = Conversation(client, model, arguments.system, lambda text: print(text, end="", flush=True))
+            model = options.model or client.only_model()
+            conversation = Conversation(client, model, options.system, lambda text: print(text, end="", flush=True))
             if not sys.stdin.isatty():
                 return answer_pipe(conversation)
         except ChatFailed as error:
@@ -50,13 +67,3 @@ def answer_pipe(conversation: Conversation) -> int:
     is_whole = conversation.ask(question)
     print()
     return 0 if is_whole else 130
-
-
-def key_headers(file: Path | None) -> dict[str, str]:
-    """Return the Authorization header of the key in `file`; nothing without a file. Raises UserError."""
-    if file is None:
-        return {}
-    try:
-        return {"Authorization": f"Bearer {file.read_text().strip()}"}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--api-key-file {file}: {getattr(error, 'strerror', None) or error}") from None

@@ -1,6 +1,5 @@
 """`fairlead demo`: two workers, a router and three conversations, with prefix-aware and with random routing. It ends by itself."""
 
-import argparse
 import asyncio
 import os
 import subprocess
@@ -8,9 +7,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from fairlead.console import make_console
@@ -23,6 +24,8 @@ from fairlead.local.kubelet import free_port
 from fairlead.local.manifest import Manifest, read_manifest
 from fairlead.local.screen import Screen
 from fairlead.local.up import run_until_stopped, stop_on_signals
+from fairlead.options import takes
+from fairlead.program import describe, new_app
 from fairlead_operator.api.spec import Routing
 
 MODEL = ("--arch", "qwen3", "--hidden", "512", "--layers", "6", "--heads", "8", "--intermediate", "1536", "--max-positions", "4096")
@@ -36,21 +39,29 @@ USABLE_SECONDS = 30.0
 """Longest time until the router uses all ready workers."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("demo", help="compare prefix-aware with random routing on two workers; ends by itself")
-    parser.add_argument("--model-root", type=Path, metavar="DIR", help="directory of the model (default: ~/.cache/fairlead/demo)")
-    parser.add_argument("--port", type=int, default=0, metavar="P", help="port of the router (default: a free one)")
-    parser.add_argument(
-        "--ready-timeout", type=float, default=600, metavar="S", help="seconds until the workers must be ready (default 600)"
+app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The options of `fairlead demo`."""
+
+    model_root: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the model [~/.cache/fairlead/demo].")] = None
+    port: Annotated[int, typer.Option(metavar="P", help="Port of the router; 0: a free one.")] = 0
+    ready_timeout: Annotated[float, typer.Option(metavar="S", help="Seconds until the workers must be ready.")] = 600
+
+
+@app.command(
+    help=describe(
+        "Compare prefix-aware with random routing: two workers, a router and three conversations. It ends by itself.", "fairlead demo"
     )
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
+)
+@takes(DemoOptions)
+def run(options: DemoOptions) -> int:
     console = make_console()
     began = time.monotonic()
     try:
-        status = asyncio.run(demo(arguments, console))
+        status = asyncio.run(demo(options, console))
     except (PodFailed, TurnFailed, TimeoutError) as error:
         console.print(f"the demo failed: {error}", style="red", markup=False, soft_wrap=True)
         return 1
@@ -58,13 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-async def demo(arguments: argparse.Namespace, console: Console) -> int:
-    root = make_demo_model(arguments.model_root or default_root(), console)
+async def demo(options: DemoOptions, console: Console) -> int:
+    root = make_demo_model(options.model_root or default_root(), console)
     prefix_aware = read_manifest(MANIFEST)
     stop = stop_on_signals()
     cluster = LocalCluster(
         "demo",
-        port=arguments.port or free_port(set()),
+        port=options.port or free_port(set()),
         host_env=dict(os.environ),
         cpus=os.cpu_count() or 1,
         model_root=root,
@@ -75,7 +86,7 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
 
     async def run_both_policies() -> None:
         for manifest in (prefix_aware, with_policy(prefix_aware, "Random")):
-            runs.append(await run_conversations(cluster, manifest, screen, console, arguments.ready_timeout))
+            runs.append(await run_conversations(cluster, manifest, screen, console, options.ready_timeout))
 
     async with cluster:
         if not await run_until_stopped(run_both_policies(), stop):

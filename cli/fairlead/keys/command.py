@@ -1,17 +1,20 @@
 """`fairlead keys new TENANT` creates an API key, and `fairlead keys check FILE` checks a key file (docs/guides/keys-and-tenants.md)."""
 
-import argparse
 import hashlib
 import os
 import re
 import secrets
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
 from fairlead.errors import UserError
+from fairlead.options import Output, print_data, takes
+from fairlead.program import describe, new_app
 from fairlead_router.tenancy.tenants import Caller, KeyFileError, read_keys
 
 PREFIX = "fl-"
@@ -19,41 +22,50 @@ PREFIX = "fl-"
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("keys", help="API keys of tenants, for a service's Secret")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="create a key: print it once, and write its hash to the file")
-    new.add_argument("tenant", metavar="TENANT")
-    new.add_argument(
-        "-f", "--file", type=Path, default=Path("keys.yaml"), metavar="FILE", help="key file, created if absent (default keys.yaml)"
-    )
-    new.add_argument("--name", metavar="NAME", help="name of the key, shown in logs (default: key-N)")
-    new.add_argument(
-        "--priority", type=int, metavar="N", help="most urgent priority of its requests; lower numbers go first (default: the tenant's)"
-    )
-    new.add_argument("--tokens-per-minute", type=int, metavar="N", help="token rate of the tenant, for all its keys together")
-    new.add_argument("--weight", type=float, metavar="W", help="the tenant's weight under fair queueing (default 1)")
-    new.set_defaults(run=run_new)
-    check = actions.add_parser("check", help="check whether routers accept a key file, and list its keys")
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.set_defaults(run=run_check)
+app = new_app(
+    help=describe("API keys of tenants, for a service's Secret.", "fairlead keys new team-a -f keys.yaml", "fairlead keys check keys.yaml")
+)
 
 
-def run_new(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class NewKey:
+    """The options of `fairlead keys new`."""
+
+    tenant: Annotated[str, typer.Argument(metavar="TENANT")]
+    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Key file, created if absent.")] = Path("keys.yaml")
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the key, shown in logs (default: key-N).")] = None
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", help="Most urgent priority of its requests; lower goes first (default: the tenant's).")
+    ] = None
+    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="Token rate of the tenant, for all its keys together.")] = None
+    weight: Annotated[float | None, typer.Option(metavar="W", help="The tenant's weight under fair queueing (default 1).")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFile:
+    """The options of `fairlead keys check`."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE")]
+    output: Output = "table"
+
+
+@app.command("new", help="Create a key: print it once, and write its hash to the file.")
+@takes(NewKey)
+def run_new(options: NewKey) -> int:
     """Create a key. Only the key goes to stdout, so that it can be piped; the next steps go to stderr."""
-    found = _read(arguments.file)
+    found = _read(options.file)
     key = PREFIX + secrets.token_urlsafe(32)
-    add_key(found, arguments.tenant, key, arguments.name, arguments.priority, arguments.tokens_per_minute, arguments.weight)
+    add_key(found, options.tenant, key, options.name, options.priority, options.tokens_per_minute, options.weight)
     text = yaml.safe_dump(found, sort_keys=False)
     try:
         read_keys(text.encode())
     except KeyFileError as error:
-        raise UserError(f"{arguments.file} would be invalid: {error}") from None
-    _write(arguments.file, text)
+        raise UserError(f"{options.file} would be invalid: {error}") from None
+    _write(options.file, text)
     print(key)
     print(
-        f"# {arguments.file} has the key's hash only: store the key now. To give the file to a service's routers:\n"
-        f"#   kubectl create secret generic NAME-keys --from-file=keys.yaml={arguments.file}"
+        f"# {options.file} has the key's hash only: store the key now. To give the file to a service's routers:\n"
+        f"#   kubectl create secret generic NAME-keys --from-file=keys.yaml={options.file}"
         " --dry-run=client -o yaml | kubectl apply -f -\n"
         "# and in the InferenceService: spec.access.keysSecretRef: {name: NAME-keys}",
         file=sys.stderr,
@@ -61,19 +73,31 @@ def run_new(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_check(arguments: argparse.Namespace) -> int:
+@app.command("check", help="Check whether routers accept a key file, and list its keys.")
+@takes(KeyFile)
+def run_check(options: KeyFile) -> int:
     try:
-        callers = read_keys(arguments.file.read_bytes())
+        callers = read_keys(options.file.read_bytes())
     except OSError as error:
-        raise UserError(f"{arguments.file}: {error.strerror}") from None
+        raise UserError(f"{options.file}: {error.strerror}") from None
     except KeyFileError as error:
-        raise UserError(f"{arguments.file} cannot be used: {error}") from None
+        raise UserError(f"{options.file} cannot be used: {error}") from None
     tenants = {caller.tenant.name: caller.tenant for caller in callers.values()}
+    if options.output != "table":
+        print_data([_as_data(caller) for caller in callers.values()], options.output)
+        return 0
     for name, tenant in sorted(tenants.items()):
         rate = f"{tenant.rate * 60:.0f} tokens per minute" if tenant.rate else "no token rate"
         keys = sorted(_describe(caller) for caller in callers.values() if caller.tenant.name == name)
         print(f"{name}: {rate}, weight {tenant.weight:g}; {', '.join(keys)}")
     return 0
+
+
+def _as_data(caller: Caller) -> dict[str, Any]:
+    tenant = caller.tenant
+    rate = tenant.rate * 60 if tenant.rate else None
+    settings = {"tenant": tenant.name, "tokensPerMinute": rate, "weight": tenant.weight}
+    return settings | {"key": caller.key, "priority": caller.priority, "class": caller.slo_class or None}
 
 
 def _describe(caller: Caller) -> str:

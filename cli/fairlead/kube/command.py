@@ -1,13 +1,13 @@
 """`kubectl fairlead status | top | explain`; `fairlead` has the same commands."""
 
-import argparse
-import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
@@ -19,47 +19,58 @@ from fairlead.kube.explain import Report, explain
 from fairlead.kube.facts import read_facts
 from fairlead.kube.sections import Line
 from fairlead.kube.snapshot import ServiceRow, read
+from fairlead.options import Output, print_data
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: " "}
 
 
-def add_cluster(parser: argparse.ArgumentParser, *, everywhere: bool = True) -> None:
-    """Add kubectl's flags for the cluster and the namespace."""
-    parser.add_argument("-n", "--namespace", metavar="NS", default="", help="namespace (default: that of the context)")
-    if everywhere:
-        parser.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
-    parser.add_argument("--context", metavar="C", default="", help="context of the kubeconfig (default: the current one)")
-    parser.add_argument("--kubeconfig", metavar="FILE", default="", help="kubeconfig file (default: $KUBECONFIG, then ~/.kube/config)")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="json: for scripts")
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """The options of `explain`; those of a cluster have kubectl's names."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The InferenceService.")] = ""
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", metavar="NS", help="Namespace (default: that of the context).", rich_help_panel="Cluster")
+    ] = ""
+    context: Annotated[
+        str, typer.Option(metavar="C", help="Context of the kubeconfig (default: the current one).", rich_help_panel="Cluster")
+    ] = ""
+    kubeconfig: Annotated[
+        str, typer.Option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).", rich_help_panel="Cluster")
+    ] = ""
+    output: Output = "table"
 
 
-def add_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", default="", help="one service (default: all of the namespace)")
-    add_cluster(parser)
-    parser.add_argument("--no-pods", action="store_true", help="show services without their pods")
-    parser.add_argument("--no-live", action="store_true", help="do not read from the routers (reading needs the verb get on pods/proxy)")
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(ExplainOptions):
+    """The options that `status` and `top` share."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One service (default: all of the namespace).")] = ""
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Cluster")] = False
+    no_pods: Annotated[bool, typer.Option("--no-pods", help="Show services without their pods.")] = False
 
 
-def add_top_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("top", help="live load of services and pods in a cluster")
-    parser.add_argument("name", nargs="?", default="", help="one service (default: all of the namespace)")
-    add_cluster(parser)
-    parser.add_argument("--interval", type=_seconds, default=2.0, metavar="S", help="seconds between two refreshes (default 2)")
-    parser.add_argument("--no-pods", action="store_true", help="show services without their pods")
-    parser.add_argument("--once", action="store_true", help="print one table and exit")
-    parser.set_defaults(run=run_top)
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions(ClusterOptions):
+    """The options of `status`."""
+
+    no_live: Annotated[bool, typer.Option("--no-live", help="Do not read from the routers (reading needs the verb get on pods/proxy).")] = (
+        False
+    )
 
 
-def add_explain_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("explain", help="why a service is not ready, and what to do next; exit status 1 if not ready")
-    parser.add_argument("name", help="the InferenceService")
-    add_cluster(parser, everywhere=False)
-    parser.set_defaults(run=run_explain)
+@dataclass(frozen=True, kw_only=True)
+class TopOptions(ClusterOptions):
+    """The options of `top`."""
+
+    interval: Annotated[float, typer.Option(metavar="S", min=0.1, max=3600, help="Seconds between two refreshes.")] = 2.0
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False
 
 
-def names_cluster(arguments: argparse.Namespace) -> bool:
+def names_cluster(options: ExplainOptions) -> bool:
     """Return whether the command line selects a cluster."""
-    return bool(arguments.name or arguments.namespace or arguments.all_namespaces or arguments.context or arguments.kubeconfig)
+    everywhere = getattr(options, "all_namespaces", False)
+    return bool(options.namespace or everywhere or options.context or options.kubeconfig)
 
 
 def has_kubeconfig() -> bool:
@@ -68,16 +79,16 @@ def has_kubeconfig() -> bool:
     return bool(given or os.environ.get("KUBERNETES_SERVICE_HOST")) or (Path.home() / ".kube" / "config").exists()
 
 
-def run_status(arguments: argparse.Namespace) -> int:
+def run_status(options: StatusOptions) -> int:
     """Print the services. Return 0 if every service is ready, 1 if one is not or there is none."""
-    kube, namespace = _where(arguments)
-    rows = read(kube, namespace, arguments.name, live=not arguments.no_live)
-    if arguments.output == "json":
-        _print_json([row.as_json() for row in rows])
+    kube, namespace = _where(options)
+    rows = read(kube, namespace, options.name, live=not options.no_live)
+    if options.output != "table":
+        print_data([row.as_json() for row in rows], options.output)
     else:
         console = make_console()
         if rows:
-            console.print(table.build_table(rows, namespaces=not namespace, pods=not arguments.no_pods))
+            console.print(table.build_table(rows, namespaces=not namespace, pods=not options.no_pods, width=console.width))
             table.print_messages(console, rows)
         else:
             console.print(
@@ -86,29 +97,31 @@ def run_status(arguments: argparse.Namespace) -> int:
     return 0 if rows and all(row.ready for row in rows) else 1
 
 
-def run_top(arguments: argparse.Namespace) -> int:
-    kube, namespace = _where(arguments)
+def run_top(options: TopOptions) -> int:
+    kube, namespace = _where(options)
 
     def read_rows() -> list[ServiceRow]:
-        return read(kube, namespace, arguments.name)
+        return read(kube, namespace, options.name)
 
-    if arguments.output == "json":
-        rows, problem = next(top.frames(read_rows, arguments.interval))
+    if options.output != "table":
+        rows, problem = next(top.frames(read_rows, options.interval))
         if problem:
             raise UserError(problem)
-        _print_json([row.as_json() for row in rows])
+        print_data([row.as_json() for row in rows], options.output)
         return 0
     return top.run(
-        make_console(), read_rows, interval=arguments.interval, once=arguments.once, namespaces=not namespace, pods=not arguments.no_pods
+        make_console(), read_rows, interval=options.interval, once=options.once, namespaces=not namespace, pods=not options.no_pods
     )
 
 
-def run_explain(arguments: argparse.Namespace) -> int:
+def run_explain(options: ExplainOptions) -> int:
     """Print the report. Return 0 if the service is ready, else 1."""
-    kube = Kube.connect(arguments.kubeconfig, arguments.context)
-    report = explain(read_facts(kube, arguments.namespace or kube.namespace, arguments.name), datetime.now(UTC))
-    if arguments.output == "json":
-        _print_json(report.as_json())
+    if not options.name:
+        raise UserError("no service: give its NAME; `kubectl fairlead status -A` lists them")
+    kube = Kube.connect(options.kubeconfig, options.context)
+    report = explain(read_facts(kube, options.namespace or kube.namespace, options.name), datetime.now(UTC))
+    if options.output != "table":
+        print_data(report.as_json(), options.output)
     else:
         print_report(make_console(), report)
     return 0 if report.ready else 1
@@ -130,20 +143,9 @@ def _print_lines(console: Console, lines: Sequence[Line]) -> None:
         console.print(f"  {_MARKS[line.ok]} {escape(line.text)}", soft_wrap=True)
 
 
-def _where(arguments: argparse.Namespace) -> tuple[Kube, str]:
+def _where(options: ClusterOptions) -> tuple[Kube, str]:
     """Return the cluster and the namespace; empty: all namespaces."""
-    if arguments.name and arguments.all_namespaces:
-        raise UserError(f"{arguments.name} and -A: a service belongs to one namespace; give -n NAMESPACE instead of -A")
-    kube = Kube.connect(arguments.kubeconfig, arguments.context)
-    return kube, "" if arguments.all_namespaces else arguments.namespace or kube.namespace
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: between 0.1 and 3600 seconds")
-    return value
+    if options.name and options.all_namespaces:
+        raise UserError(f"{options.name} and -A: a service belongs to one namespace; give -n NAMESPACE instead of -A")
+    kube = Kube.connect(options.kubeconfig, options.context)
+    return kube, "" if options.all_namespaces else options.namespace or kube.namespace

@@ -1,25 +1,29 @@
 """`kubectl-fairlead`: kubectl runs it for `kubectl fairlead …` when it is on the PATH."""
 
-import argparse
 from collections.abc import Sequence
 
-from fairlead.errors import run_command
-from fairlead.kube import command
+from fairlead.kube.command import ExplainOptions, StatusOptions, TopOptions, run_explain, run_status, run_top
+from fairlead.options import takes
+from fairlead.program import Command, describe, make_program, new_app, run_program
 
+status, top, explain = new_app(), new_app(), new_app()
+status.command(help=describe("One table of services and pods; exit status 1 while one is not ready.", "kubectl fairlead status -A"))(
+    takes(StatusOptions)(run_status)
+)
+top.command(help=describe("Live load of services and pods.", "kubectl fairlead top -n team-a"))(takes(TopOptions)(run_top))
+explain.command(help=describe("Why a service is not ready, and what to do next.", "kubectl fairlead explain qwen -n team-a"))(
+    takes(ExplainOptions)(run_explain)
+)
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kubectl fairlead", description="InferenceServices of a cluster: what they do, and why they do not."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    status = commands.add_parser("status", help="one table of services and pods; exit 1 while one is not ready")
-    command.add_status(status)
-    status.set_defaults(run=command.run_status)
-    command.add_top_parser(commands)
-    command.add_explain_parser(commands)
-    return parser
+COMMANDS = (
+    Command("status", "fairlead.kube.plugin:status", "Commands", "One table of services and pods; exit status 1 while one is not ready."),
+    Command("top", "fairlead.kube.plugin:top", "Commands", "Live load of services and pods."),
+    Command("explain", "fairlead.kube.plugin:explain", "Commands", "Why a service is not ready, and what to do next."),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. The exit statuses are those of `fairlead`."""
-    run_command(build_parser(), argv)
+    run_program(
+        make_program("InferenceServices of a cluster: their state, and why they are not ready.", COMMANDS), "kubectl fairlead", argv
+    )

@@ -118,7 +118,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
         message=ready.get("message") or ("" if ready else "no operator has seen this service yet: check that fairlead-operator runs"),
         loading=_loading(status),
         revision=str(status.get("revision", "")),
-        figures=_sum_figures(workers, live, status.get("traffic") or {}),
+        figures=sum_figures(workers, live, status.get("traffic") or {}),
         pods=rows,
         notes=[*further, *_scaling(status)],
         conditions={name: one["status"] for name, one in conditions.items()},
@@ -139,12 +139,12 @@ def pod_row(pod: Body, live: Live, loading: str = "") -> PodRow:
         state=state,
         loading=loading or (str(seen.get("reason") or "") if state == "Loading" else ""),
         restarts=sum(int(one.get("restartCount") or 0) for one in status.get("containerStatuses") or []),
-        figures=_worker_figures(seen) if seen and is_ready(pod) else Figures(),
+        figures=worker_figures(seen) if seen and is_ready(pod) else Figures(),
         message=cause.message if cause and cause.fault and not metadata.get("deletionTimestamp") else "",
     )
 
 
-def _worker_figures(seen: Body) -> Figures:
+def worker_figures(seen: Body) -> Figures:
     load = seen.get("load") or {}
     total, prompt = load.get("pages_total") or 0, load.get("prompt_tokens")
     tokens = (prompt, load["cached_tokens"], load["output_tokens"]) if prompt is not None else None
@@ -157,7 +157,7 @@ def _worker_figures(seen: Body) -> Figures:
     )
 
 
-def _sum_figures(workers: Sequence[Figures], live: Live, traffic: Body) -> Figures:
+def sum_figures(workers: Sequence[Figures], live: Live, traffic: Body) -> Figures:
     """Sum up the workers' figures. The operator's figures of the last minute take precedence over counters since the workers' start."""
     known = [one for one in workers if one.running is not None]
     used = [one.kv_use for one in known if one.kv_use is not None]

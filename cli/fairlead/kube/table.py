@@ -6,31 +6,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairlead.console import fit_table
 from fairlead.kube.snapshot import Figures, ServiceRow
 
 COLUMNS = ("RUNNING", "QUEUE", "KV USE", "HIT RATE", "TOKENS/S")
+_OPTIONAL = ("LOADING", "HIT RATE", "KV USE", "TOKENS/S", "NAMESPACE")
+"""Columns that a narrow terminal leaves out, the first first."""
 _GOOD, _UNDER_WAY = {"Ready", "Serving"}, {"Starting", "Loading", "RollingOut", "Probing", "Draining", "Terminating", "NotReady", "Avoided"}
 
 
-def build_table(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True) -> Table:
-    """Return the table. `namespaces`: with a column of namespaces. `pods`: with a row for each pod."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    if namespaces:
-        table.add_column("NAMESPACE", no_wrap=True)
-    table.add_column("NAME", no_wrap=True)
-    for column in ("READY", "STATE", "LOADING"):
-        table.add_column(column, no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
+def build_table(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True, width: int = 1000) -> Table:
+    """Return the table. `namespaces`: with a column of namespaces. `pods`: with a row for each pod. `width`: of the terminal."""
+    lines = []
     for row in rows:
-        start = [row.namespace] if namespaces else []
-        table.add_row(*start, f"[bold]{row.name}[/]", row.counts, _state(row.reason, row.ready), row.loading, *_format(row.figures))
+        lines.append([row.namespace, f"[bold]{row.name}[/]", row.counts, _state(row.reason, row.ready), row.loading, *_format(row.figures)])
         for number, pod in enumerate(row.pods if pods else ()):
             branch = "└ " if number == len(row.pods) - 1 else "├ "
             restarts = f" ({pod.restarts} restarts)" if pod.restarts else ""
             state = _state(pod.state, pod.state == "Ready") + restarts
-            table.add_row(*([""] if namespaces else []), branch + pod.name, "", state, pod.loading, *_format(pod.figures))
-    return table
+            lines.append(["", branch + pod.name, "", state, pod.loading, *_format(pod.figures)])
+    headers = ["NAMESPACE", "NAME", "READY", "STATE", "LOADING", *COLUMNS]
+    first = 0 if namespaces else 1
+    return fit_table(headers[first:], [line[first:] for line in lines], left=5 - first, width=width, optional=_OPTIONAL)
 
 
 def print_messages(console: Console, rows: Sequence[ServiceRow]) -> None:

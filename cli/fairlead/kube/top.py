@@ -59,12 +59,12 @@ def run(console: Console, read_rows: ReadRows, *, interval: float, once: bool, n
         rows, problem = next(frames(read_rows, interval))
         if problem:
             raise UserError(problem)
-        console.print(table.build_table(rows, namespaces=namespaces, pods=pods) if rows else "no InferenceServices")
+        console.print(table.build_table(rows, namespaces=namespaces, pods=pods, width=console.width) if rows else "no InferenceServices")
         return 0
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         live.update(Text("reading …"), refresh=True)
         for rows, problem in frames(read_rows, interval):
             clock = Text(f"{time.strftime('%H:%M:%S')}  every {interval:g} s, Ctrl-C to quit", style="dim")
-            shown = table.build_table(rows, namespaces=namespaces, pods=pods)
+            shown = table.build_table(rows, namespaces=namespaces, pods=pods, width=console.width)
             live.update(Group(clock, shown, Text(problem, style="red")), refresh=True)
     return 0

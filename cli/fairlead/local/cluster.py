@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +14,7 @@ from fairlead.local.manifest import Manifest, objects_of
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.redis import LocalRedis
-from fairlead.local.rundir import RunRecord, make_run_directory, write_record
+from fairlead.local.rundir import PodRecord, RunRecord, make_run_directory, write_record
 from fairlead.local.workloads import LocalSettings, Workload, workloads
 
 LONGEST_TMP = 80
@@ -31,6 +32,7 @@ class LocalCluster:
         name: str,
         *,
         port: int,
+        host: str = LOOPBACK,
         host_env: Mapping[str, str],
         cpus: int,
         model_root: Path | None = None,
@@ -40,7 +42,10 @@ class LocalCluster:
     ) -> None:
         self.directory = make_run_directory(name)
         self.urls: dict[str, str] = {}
+        self.idle: tuple[str, ...] = ()
+        """Services without workers."""
         self._port = port
+        self._host = host
         self._host_env = {**host_env, **self._own_tmp()}
         self._cpus = cpus
         self._model_root = model_root
@@ -51,6 +56,7 @@ class LocalCluster:
         """Port of each service's batch server, fixed so that an edit of the manifest does not restart it."""
         self._changed = asyncio.Event()
         self._guard = Guard()
+        self._record: RunRecord | None = None
         self._redis: LocalRedis | None = None
         self._kubelet: Kubelet | None = None
 
@@ -105,7 +111,10 @@ class LocalCluster:
             self.kubelet.settings = self._settings(max(1, self._cpus // max(1, workers)))
         self.kubelet.apply(wanted)
         self.urls = urls
-        write_record(self.directory, RunRecord(pid=os.getpid(), manifest=str(manifest.path), urls=urls))
+        self.idle = tuple(workload.service for workload in wanted if workload.component == "worker" and not workload.replicas)
+        replicas = {workload.service: workload.replicas for workload in wanted if workload.component == "worker"}
+        self._record = RunRecord(pid=os.getpid(), manifest=str(manifest.path.absolute()), urls=urls, replicas=replicas)
+        self._write_pods()
 
     async def wait_ready(self, timeout: float) -> None:
         """Wait until every wanted pod is ready. Raises PodFailed as soon as one has ended twice.
@@ -131,7 +140,30 @@ class LocalCluster:
             self._changed.clear()
             await self._changed.wait()
 
+    def _write_pods(self) -> None:
+        """Write the state of the pods for `fairlead status`, `top` and `explain`."""
+        pods = [
+            PodRecord(
+                phase=member.pod.state.phase,
+                reason=member.pod.state.reason,
+                percent=member.pod.state.percent,
+                ready=member.pod.state.ready,
+                restarts=member.pod.state.restarts,
+                name=member.pod.name,
+                service=member.workload.service,
+                component=member.workload.component,
+                address=member.pod.address,
+                log=str(member.pod.log),
+            )
+            for member in self.kubelet.members
+        ]
+        if self._record and pods != self._record.pods:
+            self._record = replace(self._record, pods=pods)
+            write_record(self.directory, self._record)
+
     def _on_pod_change(self) -> None:
+        if self._kubelet and self.directory.is_dir():
+            self._write_pods()
         self._changed.set()
         self._on_change()
 
@@ -141,6 +173,7 @@ class LocalCluster:
             endpoints=self.directory / "endpoints",
             logs=self.directory / "logs",
             threads=threads,
+            router_host=self._host,
             model_root=self._model_root,
         )
 

@@ -11,9 +11,10 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead.errors import UserError
 
@@ -21,13 +22,33 @@ BATCH_SECRET = "batch-secret"
 """File that replaces the Secret which routers and batch servers share. Only this user can enter the directory."""
 
 
+class PodRecord(TypedDict):
+    """The state of a pod. `log`: path of its log."""
+
+    name: str
+    service: str
+    component: str
+    phase: str
+    reason: str
+    percent: int | None
+    ready: bool
+    restarts: int
+    address: str
+    log: str
+
+
 @dataclass(frozen=True)
 class RunRecord:
-    """What `fairlead status` reads about a run. `urls`: service name → base URL of its router."""
+    """What `fairlead status` reads about a run. `urls`: service name → base URL of its router; `replicas`: its wanted workers."""
 
     pid: int
     manifest: str
     urls: Mapping[str, str]
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    pods: Sequence[PodRecord] = ()
+
+    def pods_of(self, service: str) -> list[PodRecord]:
+        return [pod for pod in self.pods if pod["service"] == service]
 
 
 def runs_root() -> Path:

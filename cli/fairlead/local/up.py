@@ -1,15 +1,16 @@
 """`fairlead up -f FILE`: run a manifest on this machine until Ctrl-C, and apply the file again when it changes."""
 
-import argparse
 import asyncio
 import contextlib
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from fairlead.console import make_console
@@ -17,56 +18,59 @@ from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster, PodFailed, describe_failure
 from fairlead.local.containers import LOOPBACK
 from fairlead.local.manifest import Manifest, read_manifest
-from fairlead.local.rundir import remove_old_runs
+from fairlead.local.rundir import remove_old_runs, running
 from fairlead.local.screen import Screen
+from fairlead.options import takes
+from fairlead.program import describe, new_app
 
+EVERYWHERE = "0.0.0.0"
 FILE_CHECK_INTERVAL = 0.5
 """Seconds between two checks whether the manifest changed."""
+MISSING_CHECKS = 3
+"""A file is reported as deleted after this many checks: editors delete and create a file when they save."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("up", help="run a manifest on this machine without a cluster: pods are processes")
-    parser.add_argument(
-        "-f",
-        "--file",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="manifest with one or more InferenceServices; edits are applied while it runs",
-    )
-    parser.add_argument(
-        "-p", "--port", type=int, default=8080, metavar="P", help="port of the first router (default 8080); further services get P+1, …"
-    )
-    parser.add_argument(
-        "--model-root",
-        type=Path,
-        metavar="DIR",
-        help="models: pvc://CLAIM/PATH is DIR/CLAIM/PATH; file:///PATH is DIR/PATH if that exists",
-    )
-    parser.add_argument(
-        "--ready-timeout", type=float, default=3600, metavar="S", help="seconds until all pods must be ready (default 3600)"
-    )
-    parser.add_argument(
-        "--stop-grace",
-        type=float,
-        default=10,
-        metavar="S",
-        help="seconds for streams to end after Ctrl-C (default 10); Ctrl-C again: stop now",
-    )
-    parser.add_argument("--keep-files", action="store_true", help="keep logs and files of the run")
-    parser.set_defaults(run=run)
+app = new_app()
 
 
-def run(arguments: argparse.Namespace) -> int:
-    if not 1 <= arguments.port <= 65535:
-        raise UserError(f"--port {arguments.port}: must be 1 to 65535")
-    if not arguments.ready_timeout > 0:  # written so that nan is refused too
-        raise UserError(f"--ready-timeout {arguments.ready_timeout:g}: must be more than 0 seconds")
-    if not arguments.stop_grace >= 0:
-        raise UserError(f"--stop-grace {arguments.stop_grace:g}: must be 0 seconds or more")
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """The options of `fairlead up`."""
+
+    file: Annotated[
+        Path, typer.Option("--file", "-f", metavar="FILE", help="Manifest with InferenceServices; edits are applied while it runs.")
+    ]
+    port: Annotated[int, typer.Option("--port", "-p", metavar="P", help="Port of the first router; further services get P+1, ….")] = 8080
+    host: Annotated[str, typer.Option(metavar="ADDR", help="Address of the routers; 0.0.0.0 also serves other machines.")] = LOOPBACK
+    model_root: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Models: pvc://CLAIM/PATH is DIR/CLAIM/PATH; file:///PATH is DIR/PATH if that exists."),
+    ] = None
+    ready_timeout: Annotated[float, typer.Option(metavar="S", help="Seconds until all pods must be ready.")] = 3600
+    stop_grace: Annotated[float, typer.Option(metavar="S", help="Seconds for streams to end after Ctrl-C; Ctrl-C again: stop now.")] = 10
+    keep_files: Annotated[bool, typer.Option("--keep-files", help="Keep logs and files of the run.")] = False
+
+
+@app.command(
+    help=describe(
+        "Run a manifest on this machine without a cluster: pods are processes on loopback, Redis is embedded.",
+        "fairlead up -f examples/demo.yaml --model-root ~/.cache/fairlead/demo",
+        "fairlead up -f qwen.yaml --port 9000 --host 0.0.0.0",
+    )
+)
+@takes(UpOptions)
+def run(options: UpOptions) -> int:
+    if not 1 <= options.port <= 65535:
+        raise UserError(f"--port {options.port}: must be 1 to 65535")
+    if options.host not in (LOOPBACK, EVERYWHERE):
+        raise UserError(f"--host {options.host}: must be {LOOPBACK} (this machine only) or {EVERYWHERE} (all addresses)")
+    if not options.ready_timeout > 0:  # written so that nan is refused too
+        raise UserError(f"--ready-timeout {options.ready_timeout:g}: must be more than 0 seconds")
+    if not options.stop_grace >= 0:
+        raise UserError(f"--stop-grace {options.stop_grace:g}: must be 0 seconds or more")
     console = make_console()
     try:
-        return asyncio.run(up(arguments, console))
+        return asyncio.run(up(options, console))
     except PodFailed as error:
         console.print(f"{error}\n  Correct the error above, then start again. Nothing is left running.", markup=False, soft_wrap=True)
     except TimeoutError as error:
@@ -74,21 +78,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-async def up(arguments: argparse.Namespace, console: Console) -> int:
-    manifest = read_manifest(arguments.file)
-    if arguments.model_root and not arguments.model_root.is_dir():
-        raise UserError(f"--model-root {arguments.model_root} is not a directory: give the one with the manifest's file:// paths")
-    check_ports_free(arguments.port, len(manifest.services))
+async def up(options: UpOptions, console: Console) -> int:
+    manifest = read_manifest(options.file)
+    if options.model_root and not options.model_root.is_dir():
+        raise UserError(f"--model-root {options.model_root} is not a directory: give the one with the manifest's file:// paths")
+    check_ports_free(options.port, len(manifest.services), options.host)
     stop = stop_on_signals()
     remove_old_runs()
     cluster = LocalCluster(
         manifest.services[0].name,
-        port=arguments.port,
+        port=options.port,
+        host=options.host,
         host_env=dict(os.environ),
         cpus=os.cpu_count() or 1,
-        model_root=arguments.model_root.absolute() if arguments.model_root else None,
-        stop_grace=arguments.stop_grace,
-        keep_files=arguments.keep_files,
+        model_root=options.model_root.absolute() if options.model_root else None,
+        stop_grace=options.stop_grace,
+        keep_files=options.keep_files,
         on_change=lambda: screen.update(),
     )
     screen = Screen(console, cluster.pods)
@@ -98,13 +103,16 @@ async def up(arguments: argparse.Namespace, console: Console) -> int:
             console.print(f"skipped, because they need a cluster: {', '.join(manifest.skipped)}", style="dim", markup=False, soft_wrap=True)
         with screen:
             cluster.apply(manifest)
-            status = await run_until_stopped(cluster.wait_ready(arguments.ready_timeout), stop)
+            status = await run_until_stopped(cluster.wait_ready(options.ready_timeout), stop)
         if not status:
             console.print("stopping")
             return 0
         print_urls(console, cluster.urls, manifest)
+        print_zero(console, cluster.idle)
+        if options.host == EVERYWHERE:
+            console.print(f"  {EVERYWHERE}: other machines reach this port too, also its admin paths (/fairlead, /metrics)", style="yellow")
         screen.update()
-        await run_until_stopped(follow(arguments.file, cluster, console), stop)
+        await run_until_stopped(follow(options.file, cluster, console), stop)
         console.print("stopping")
     return 0
 
@@ -113,6 +121,7 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
     """Apply the file again whenever it changes. For an invalid file print the error and change nothing. Never returns."""
     seen = file_stamp(path)
     failing: set[str] = set()
+    missing = 0
     while True:
         await asyncio.sleep(FILE_CHECK_INTERVAL)
         for pod in cluster.pods():
@@ -120,6 +129,9 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
                 failing.add(f"{pod.name}/{pod.state.restarts}")
                 console.print(describe_failure(pod), markup=False, soft_wrap=True)
         now = file_stamp(path)
+        missing = missing + 1 if now is None else 0
+        if missing == MISSING_CHECKS:
+            console.print(f"{path} was deleted or moved; the running pods stay as they are. Put it back to change them.", style="yellow")
         if now == seen or now is None:
             continue
         seen = now
@@ -131,6 +143,7 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
             )
         else:
             console.print(f"{path} has changed: applied", soft_wrap=True)
+            print_zero(console, cluster.idle)
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
@@ -154,6 +167,12 @@ def print_urls(console: Console, urls: Mapping[str, str], manifest: Manifest) ->
     console.print("  to scale: edit spec.replicas in the file · to stop: Ctrl-C\n", style="dim", markup=False)
 
 
+def print_zero(console: Console, services: Sequence[str]) -> None:
+    """Say which services have no worker."""
+    for name in services:
+        console.print(f"{name}: spec.replicas is 0, so no worker runs; the next request starts one", style="yellow", soft_wrap=True)
+
+
 def stop_on_signals() -> asyncio.Event:
     """Return an event that SIGINT, SIGTERM and SIGHUP set. A second signal ends this process; its guard ends the pods."""
     stop = asyncio.Event()
@@ -169,7 +188,7 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def check_ports_free(first: int, count: int) -> None:
+def check_ports_free(first: int, count: int, host: str = LOOPBACK) -> None:
     """Raise UserError if a port is in use, before a router fails with a message in its log only."""
     if first + count - 1 > 65535:
         raise UserError(f"--port {first}: {count} services need the ports up to {first + count - 1}; choose at most {65536 - count}")
@@ -177,9 +196,11 @@ def check_ports_free(first: int, count: int) -> None:
         with contextlib.closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((host, port))
             except OSError as error:
-                raise UserError(f"--port {first}: port {port} cannot be used ({error.strerror}); choose another") from None
+                user = next((run for run in running() if any(url.endswith(f":{port}") for url in run.urls.values())), None)
+                why = f"`fairlead up -f {user.manifest}` (process {user.pid}) uses it: stop that" if user else f"{error.strerror}"
+                raise UserError(f"--port {first}: port {port} cannot be used: {why}, or choose another, as --port {port + count}") from None
 
 
 async def run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:

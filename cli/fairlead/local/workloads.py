@@ -26,6 +26,7 @@ class LocalSettings:
     logs: Path
     threads: int = 0
     model_root: Path | None = None
+    router_host: str = LOOPBACK
 
     @property
     def batch_secret(self) -> Path:
@@ -69,8 +70,8 @@ class Workload:
 
     def flags(self, port: int, settings: LocalSettings) -> list[str]:
         """Return flags that replace those of a cluster. They follow the Deployment's own, and the last one wins."""
-        # One port serves all paths, because only this machine can reach it.
-        flags = ["--host", LOOPBACK, "--port", str(port)]
+        # One port serves all paths: without --host only this machine can reach it.
+        flags = ["--host", settings.router_host if self.component == "router" else LOOPBACK, "--port", str(port)]
         if self.component == "batch":
             return [*flags, "--router-url", f"http://{LOOPBACK}:{self.partner_port}", "--secret-file", str(settings.batch_secret)]
         if self.component == "router":

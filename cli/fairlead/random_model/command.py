@@ -1,42 +1,54 @@
 """`fairlead make-model DIR --arch …`."""
 
-import argparse
 import time
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
 
 from fairlead.console import make_console
+from fairlead.options import takes
+from fairlead.program import describe, new_app
 from fairlead.random_model.build import make_model
 from fairlead.random_model.recipe import ARCHITECTURES, DTYPES
 
-_SIZES = {
-    "hidden": "width of the residual stream (default 64)",
-    "layers": "number of layers (default 2)",
-    "heads": "attention heads (default 4); must divide --hidden",
-    "kv-heads": "KV heads (default half of --heads); must divide --heads",
-    "head-dim": "width of one head (default hidden / heads)",
-    "intermediate": "width of the MLP (default 2 x hidden)",
-    "vocab": "tokens in the vocabulary (default 2048)",
-    "max-positions": "longest sequence, tokens (default 4096)",
-    "sliding-window": "mistral, gemma3: tokens that a windowed layer attends to (default 256)",
-    "seed": "seed of the weights (default 0)",
-}
+app = new_app()
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("make-model", help="create a random-weight model with tokenizer and chat template, locally in seconds")
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--arch", default="qwen3", metavar="ARCH", help=f"one of {', '.join(ARCHITECTURES)} (default qwen3)")
-    for flag, meaning in _SIZES.items():
-        parser.add_argument(f"--{flag}", type=int, metavar="N", help=meaning)
-    parser.add_argument("--dtype", metavar="DTYPE", help=f"one of {', '.join(DTYPES)} (default float32)")
-    parser.add_argument("--force", action="store_true", help="replace the model in DIR")
-    parser.set_defaults(run=run)
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options of `fairlead make-model`. None: the recipe's own default."""
+
+    directory: Annotated[str, typer.Argument(metavar="DIR")]
+    arch: Annotated[str, typer.Option(metavar="ARCH", help=f"One of {', '.join(ARCHITECTURES)}.")] = "qwen3"
+    hidden: Annotated[int | None, typer.Option(metavar="N", help="Width of the residual stream (default 64).")] = None
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Number of layers (default 2).")] = None
+    heads: Annotated[int | None, typer.Option(metavar="N", help="Attention heads (default 4); must divide --hidden.")] = None
+    kv_heads: Annotated[int | None, typer.Option(metavar="N", help="KV heads (default half of --heads); must divide --heads.")] = None
+    head_dim: Annotated[int | None, typer.Option(metavar="N", help="Width of one head (default hidden / heads).")] = None
+    intermediate: Annotated[int | None, typer.Option(metavar="N", help="Width of the MLP (default 2 x hidden).")] = None
+    vocab: Annotated[int | None, typer.Option(metavar="N", help="Tokens in the vocabulary (default 2048).")] = None
+    max_positions: Annotated[int | None, typer.Option(metavar="N", help="Longest sequence, tokens (default 4096).")] = None
+    sliding_window: Annotated[
+        int | None, typer.Option(metavar="N", help="Mistral, gemma3: tokens that a windowed layer attends to (default 256).")
+    ] = None
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the weights (default 0).")] = None
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help=f"One of {', '.join(DTYPES)} (default float32).")] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the model in DIR.")] = False
 
 
-def run(arguments: argparse.Namespace) -> int:
-    given = {flag.replace("-", "_"): getattr(arguments, flag.replace("-", "_")) for flag in [*_SIZES, "dtype"]}
-    options = {name: value for name, value in given.items() if value is not None}
+@app.command(
+    help=describe(
+        "Create a random-weight model with tokenizer and chat template, in seconds and without a download.",
+        "fairlead make-model ./tiny",
+        "fairlead make-model ./wide --arch llama --hidden 512 --layers 6 --heads 8",
+    )
+)
+@takes(ModelOptions)
+def run(options: ModelOptions) -> int:
+    recipe = {name: value for name, value in asdict(options).items() if name not in ("directory", "arch", "force") and value is not None}
     started = time.monotonic()
-    path = make_model(arguments.directory, arguments.arch, force=arguments.force, **options)
+    path = make_model(options.directory, options.arch, force=options.force, **recipe)
     megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
-    make_console().print(f"{path}  {arguments.arch}, {megabytes:.1f} MB, {time.monotonic() - started:.1f} s", soft_wrap=True)
+    make_console().print(f"{path}  {options.arch}, {megabytes:.1f} MB, {time.monotonic() - started:.1f} s", soft_wrap=True)
     return 0

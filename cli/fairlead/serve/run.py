@@ -6,42 +6,30 @@ import os
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rich.console import Console
 
-from fairlead.errors import UserError
 from fairlead.local.cluster import PodFailed, describe_failure
 from fairlead.local.containers import LOOPBACK
 from fairlead.local.pod import Pod
 from fairlead.local.rundir import remove_old_runs
 from fairlead.local.up import check_ports_free, run_until_stopped, stop_on_signals
-from fairlead.serve import DEFAULT_PORT, DEFAULT_URL
+from fairlead.serve import DEFAULT_URL
 from fairlead.serve.fleet import LocalFleet, LocalWorker, make_manifest
 from fairlead.serve.model import find_model, worker_config
+from fairlead.serve.options import ServeOptions
 from fairlead.serve.progress import StartUpProgress
 
 WORKER_PREFIX = "fairlead-worker: "
 """How the line with the reason of a worker's failure begins."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the command line gives. `flags`: those of the worker, after `--`. `stop_grace`: seconds for streams to end after Ctrl-C."""
-
-    model: str
-    port: int = DEFAULT_PORT
-    replicas: int = 1
-    stop_grace: float = 10.0
-    flags: tuple[str, ...] = ()
-
-
-async def serve(options: Options, console: Console) -> int:
+async def serve(options: ServeOptions, console: Console) -> int:
     """Serve until a signal, and return 0. Raises UserError for wrong options, ModelRefused and PodFailed."""
     began = time.monotonic()
-    _check(options)
+    options.check()
     uri = find_model(options.model)
-    config = worker_config(uri, options.port, options.flags)
+    config = worker_config(uri, options.port, options.flags or ())
     check_ports_free(options.port, 1)
     stop = stop_on_signals()
     remove_old_runs()
@@ -66,22 +54,11 @@ async def serve(options: Options, console: Console) -> int:
     return 0
 
 
-def _check(options: Options) -> None:
-    if not 1 <= options.port <= 65535:
-        raise UserError(f"--port {options.port}: must be 1 to 65535")
-    if options.replicas < 1:
-        raise UserError(f"--replicas {options.replicas}: must be 1 or more")
-    if options.replicas > 1 and any(flag.partition("=")[0] == "--host" for flag in options.flags):
-        raise UserError("-- --host: only for one worker, because with --replicas a router is in front of the workers")
-    if not options.stop_grace >= 0:  # written so that nan is refused too
-        raise UserError(f"--stop-grace {options.stop_grace:g}: must be 0 seconds or more")
-
-
-def _make_fleet(options: Options, uri: str, name: str, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
-    port, grace = options.port, options.stop_grace
+def _make_fleet(options: ServeOptions, uri: str, name: str, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
+    port, grace, flags = options.port, options.stop_grace, options.flags or []
     if options.replicas == 1:
-        return LocalWorker(("--model", uri, *options.flags), port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
-    manifest = make_manifest(uri, name, options.replicas, options.flags, grace)
+        return LocalWorker(("--model", uri, *flags), port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
+    manifest = make_manifest(uri, name, options.replicas, flags, grace)
     return LocalFleet(manifest, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
 
 

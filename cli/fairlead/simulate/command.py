@@ -1,6 +1,5 @@
 """`fairlead simulate --workload NAME|FILE --pods N --policy …`."""
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -11,120 +10,64 @@ from rich.progress import track
 
 from fairlead.console import make_console
 from fairlead.errors import UserError
+from fairlead.options import takes
+from fairlead.program import describe, new_app
 from fairlead.simulate.failures import draw_failures, parse_failure
+from fairlead.simulate.options import SimulateOptions
 from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.plot import draw_svg
 from fairlead.simulate.pods import PodModel
-from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import Scenario, replay
 from fairlead.simulate.report import Cell, average, show
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, parse_class
 from fairlead.simulate.static_fleet import find_static_fleet
 from fairlead.simulate.sweep_plot import draw_sweep
-from fairlead.simulate.workloads.catalog import GENERATORS, load, offered_load
+from fairlead.simulate.workloads.catalog import load, offered_load
 from fairlead.simulate.workloads.request import Request, necessary_tokens
-from fairlead_operator.api.scaling import DEFAULT_STABILIZATION_WINDOW_SECONDS, Scaling
+from fairlead_operator.api.scaling import Scaling
+
+app = new_app()
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    simulate = commands.add_parser("simulate", help="compare routing policies on a workload with modelled pods")
-    add = simulate.add_argument
-    add(
-        "--workload",
-        "--trace",
-        required=True,
-        metavar="NAME|FILE",
-        help=f"{', '.join(GENERATORS)}, a Mooncake trace (JSON lines), or an Azure trace of 2023 (.csv)",
+@app.command(
+    help=describe(
+        "Compare routing policies on a workload with modelled pods, by the real scorer and queue.",
+        "fairlead simulate --workload agents --pods 16 --policy fairlead --policy least-load",
+        "fairlead simulate --workload trace.jsonl --sweep 0.5,1,1.4 --plot sweep.svg",
     )
-    add("--pods", type=int, default=16, metavar="N")
-    add("--policy", action="append", choices=[*POLICIES, "all"], metavar="P", help=f"{', '.join(POLICIES)}; again for more (default all)")
-    add(
-        "--speed", type=float, default=1.0, metavar="X", help="replay X times as fast; generators: load, 1 is all that the pods can compute"
-    )
-    add("--sweep", type=_numbers, metavar="A,B,C", help="several speeds, with the ratio to the best peer at each")
-    add("--routers", type=int, default=1, metavar="N", help="number of routers; each knows only its own requests and Redis (default 1)")
-    add("--repeats", type=int, default=1, metavar="N", help="runs of each policy, with other seeds, and start times of a trace (default 1)")
-    add(
-        "--class",
-        dest="classes",
-        action="append",
-        metavar="NAME:SHARE:A:B:C",
-        help="a share of the requests with TTFT <= A + B per 1,000 uncached tokens and ITL <= C seconds; again for more, the most urgent "
-        "first. With it our routers refuse what they cannot serve in time (default all:1:2:0.5:0.1, which routers do not know)",
-    )
-    add("--fail", action="append", default=[], metavar="POD@SECONDS[+SECONDS]", help="a pod fails, and is ready again after that time")
-    add("--mean-seconds-to-failure", type=float, metavar="S", help="pods also fail at random, each with this mean time between failures")
-    add("--start-seconds", type=float, default=60.0, metavar="S", help="seconds from a pod's creation until it is ready (default 60)")
-    add("--autoscale", metavar="MIN:MAX", help="let the operator's autoscaler set the number of pods, for the bounds of the first class")
-    add(
-        "--stabilization-seconds",
-        type=int,
-        default=DEFAULT_STABILIZATION_WINDOW_SECONDS,
-        metavar="S",
-        help="spec.scaling.scaleDown of --autoscale: pods go once fewer were enough for this long (default 300)",
-    )
-    add("--redis-away", metavar="A:B", help="Redis outage for the policy fairlead, as shares of the run, such as 0.25:0.75")
-    add("--num-prompts", type=int, metavar="N", help="replay the first N requests (default all; generators: 6000)")
-    add("--prefill-rate", type=float, default=8000.0, metavar="R", help="prompt tokens per second of one pod (default 8000)")
-    add("--cache-blocks", type=int, default=1500, metavar="C", help="cache size of one pod in blocks of 512 tokens (default 1500)")
-    add("--step-seconds", type=float, default=0.01, metavar="S", help="seconds of a step without prompt and context (default 0.01)")
-    add(
-        "--context-seconds",
-        type=float,
-        default=2.4e-8,
-        metavar="S",
-        help="seconds that a step takes longer for each token of context of its decodes (default 2.4e-8)",
-    )
-    add("--chunk-tokens", type=int, default=512, metavar="N", help="prompt tokens of a step (default 512)")
-    add(
-        "--report-seconds",
-        type=float,
-        default=0.5,
-        metavar="S",
-        help="seconds between two load reports of a worker (default 0.5; 0: always current)",
-    )
-    add("--seed", type=int, default=0, metavar="N")
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="write a chart as SVG: of the TTFT; with --sweep, of TTFT and goodput over the load",
-    )
-    add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    simulate.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
-    cells = [_play(arguments, speed) for speed in arguments.sweep or [arguments.speed]]
+)
+@takes(SimulateOptions)
+def run(options: SimulateOptions) -> int:
+    _check(options)
+    cells = [_play(options, speed) for speed in options.speeds]
     title = ", ".join(
-        [f"{cells[0].requests} requests, {arguments.pods} pods"]
-        + ([] if arguments.sweep else [f"{arguments.speed:g}x speed"])
-        + ([f"{arguments.routers} routers"] if arguments.routers > 1 else [])
-        + ([f"{arguments.repeats} runs"] if arguments.repeats > 1 else [])
-        + ([f"autoscaled {arguments.autoscale}"] if arguments.autoscale else [])
-        + (["with failures"] if arguments.fail or arguments.mean_seconds_to_failure else [])
-        + ([f"Redis away {arguments.redis_away}"] if arguments.redis_away else [])
+        [f"{cells[0].requests} requests, {options.pods} pods"]
+        + ([] if options.sweep else [f"{options.speed:g}x speed"])
+        + ([f"{options.routers} routers"] if options.routers > 1 else [])
+        + ([f"{options.repeats} runs"] if options.repeats > 1 else [])
+        + ([f"autoscaled {options.autoscale}"] if options.autoscale else [])
+        + (["with failures"] if options.fail or options.mean_seconds_to_failure else [])
+        + ([f"Redis away {options.redis_away}"] if options.redis_away else [])
     )
     show(cells, title)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(_record(arguments, cells), indent=2))
-    if arguments.plot:
-        arguments.plot.write_text(draw_sweep(cells, title) if arguments.sweep else draw_svg(cells[0].runs, title))
+    if options.json:
+        options.json.write_text(json.dumps(_record(options, cells), indent=2))
+    if options.plot:
+        options.plot.write_text(draw_sweep(cells, title) if options.sweep else draw_svg(cells[0].runs, title))
     return 0
 
 
-def _play(arguments: argparse.Namespace, speed: float) -> Cell:
+def _play(options: SimulateOptions, speed: float) -> Cell:
     """Replay the workload with each policy at one speed."""
-    model, pods = _model(arguments), arguments.pods
-    seeds = [arguments.seed + repeat for repeat in range(arguments.repeats)]
-    played = load(arguments.workload, count=arguments.num_prompts, speed=speed, pods=pods, model=model, seeds=seeds)
-    chosen = list(POLICIES) if not arguments.policy or "all" in arguments.policy else list(dict.fromkeys(arguments.policy))
+    model, pods = _model(options), options.pods
+    seeds = [options.seed + repeat for repeat in range(options.repeats)]
+    played = load(options.workload, count=options.num_prompts, speed=speed, pods=pods, model=model, seeds=seeds)
+    chosen = options.policies
     runs: dict[str, list[Outcome]] = {policy: [] for policy in chosen}
-    static: dict[str, list[Outcome]] = {policy: [] for policy in chosen if arguments.autoscale}
+    static: dict[str, list[Outcome]] = {policy: [] for policy in chosen if options.autoscale}
     plan = [(policy, seed, requests) for policy in chosen for seed, requests in zip(seeds, played, strict=True)]
     for policy, seed, requests in track(plan, f"replaying at speed {speed:g}", console=make_console(), transient=True):
-        scenario = _scenario(arguments, model, requests, seed)
+        scenario = _scenario(options, model, requests, seed)
         outcome = replay(policy, requests, scenario, seed)
         runs[policy].append(outcome)
         if scenario.autoscale is not None:
@@ -132,41 +75,41 @@ def _play(arguments: argparse.Namespace, speed: float) -> Cell:
     return Cell(speed, offered_load(played[0], pods, model), len(played[0]), runs, static)
 
 
-def _model(arguments: argparse.Namespace) -> PodModel:
+def _model(options: SimulateOptions) -> PodModel:
     return PodModel(
-        arguments.prefill_rate,
-        arguments.cache_blocks,
-        step_seconds=arguments.step_seconds,
-        context_seconds=arguments.context_seconds,
-        chunk_tokens=arguments.chunk_tokens,
-        report_seconds=arguments.report_seconds,
-        start_seconds=arguments.start_seconds,
+        options.prefill_rate,
+        options.cache_blocks,
+        step_seconds=options.step_seconds,
+        context_seconds=options.context_seconds,
+        chunk_tokens=options.chunk_tokens,
+        report_seconds=options.report_seconds,
+        start_seconds=options.start_seconds,
     )
 
 
-def _scenario(arguments: argparse.Namespace, model: PodModel, requests: list[Request], seed: int) -> Scenario:
-    failures = [parse_failure(text) for text in arguments.fail]
-    if arguments.mean_seconds_to_failure:
-        failures += draw_failures(arguments.pods, requests[-1].at, arguments.mean_seconds_to_failure, seed)
-    classes = [parse_class(text) for text in arguments.classes] if arguments.classes else DEFAULT_CLASSES
-    scaling = _scaling(arguments, classes[0], requests)
+def _scenario(options: SimulateOptions, model: PodModel, requests: list[Request], seed: int) -> Scenario:
+    failures = [parse_failure(text) for text in options.fail]
+    if options.mean_seconds_to_failure:
+        failures += draw_failures(options.pods, requests[-1].at, options.mean_seconds_to_failure, seed)
+    classes = [parse_class(text) for text in options.classes] if options.classes else DEFAULT_CLASSES
+    scaling = _scaling(options, classes[0], requests)
     return Scenario(
-        scaling.within(arguments.pods) if scaling else arguments.pods,
+        scaling.within(options.pods) if scaling else options.pods,
         model,
-        arguments.routers,
-        _window(arguments.redis_away, requests),
+        options.routers,
+        _window(options.redis_away, requests),
         classes=classes,
-        has_bounds=bool(arguments.classes),
+        has_bounds=bool(options.classes),
         autoscale=scaling,
         failures=failures,
     )
 
 
-def _scaling(arguments: argparse.Namespace, one: ServiceClass, requests: list[Request]) -> Scaling | None:
+def _scaling(options: SimulateOptions, one: ServiceClass, requests: list[Request]) -> Scaling | None:
     """Return bounds and target of the autoscaler. Its target is the bound of a request with the mean number of uncached tokens."""
-    if arguments.autoscale is None:
+    if options.autoscale is None:
         return None
-    least, _, most = arguments.autoscale.partition(":")
+    least, _, most = options.autoscale.partition(":")
     target = one.ttft + one.ttft_per_token * necessary_tokens(requests) / max(1, len(requests))
     try:
         return Scaling.model_validate(
@@ -174,52 +117,46 @@ def _scaling(arguments: argparse.Namespace, one: ServiceClass, requests: list[Re
                 "minReplicas": int(least),
                 "maxReplicas": int(most),
                 "target": {"ttftMilliseconds": round(1000 * target)},
-                "scaleDown": {"stabilizationWindowSeconds": arguments.stabilization_seconds},
+                "scaleDown": {"stabilizationWindowSeconds": options.stabilization_seconds},
             }
         )
     except (ValueError, OverflowError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise UserError(f"--autoscale {arguments.autoscale}: give MIN:MAX, as 1:20, and a class with a bound of TTFT ({reason})") from None
+        raise UserError(f"--autoscale {options.autoscale}: give MIN:MAX, as 1:20, and a class with a bound of TTFT ({reason})") from None
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(options: SimulateOptions) -> None:
     for flag in ("pods", "speed", "prefill_rate", "cache_blocks", "chunk_tokens", "step_seconds", "routers", "repeats"):
-        if not getattr(arguments, flag) > 0:  # written so that nan is refused too
-            raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
+        if not getattr(options, flag) > 0:  # written so that nan is refused too
+            raise UserError(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be above 0")
     for flag in ("context_seconds", "start_seconds", "report_seconds"):
-        if not 0 <= getattr(arguments, flag) < math.inf:
-            raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be finite and not below 0")
-    if arguments.num_prompts is not None and arguments.num_prompts < 1:
-        raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
-    if arguments.step_seconds * arguments.prefill_rate >= arguments.chunk_tokens:
+        if not 0 <= getattr(options, flag) < math.inf:
+            raise UserError(f"--{flag.replace('_', '-')} {getattr(options, flag)}: must be finite and not below 0")
+    if options.num_prompts is not None and options.num_prompts < 1:
+        raise UserError(f"--num-prompts {options.num_prompts}: must be at least 1")
+    if options.step_seconds * options.prefill_rate >= options.chunk_tokens:
         raise UserError(
-            f"--step-seconds {arguments.step_seconds}: must be below --chunk-tokens / --prefill-rate, the "
-            f"{arguments.chunk_tokens / arguments.prefill_rate:g} s of a step with prompt tokens"
+            f"--step-seconds {options.step_seconds}: must be below --chunk-tokens / --prefill-rate, the "
+            f"{options.chunk_tokens / options.prefill_rate:g} s of a step with prompt tokens"
         )
-    if arguments.mean_seconds_to_failure is not None and not arguments.mean_seconds_to_failure > 0:
-        raise UserError(f"--mean-seconds-to-failure {arguments.mean_seconds_to_failure}: must be above 0")
-    for failure in map(parse_failure, arguments.fail):
-        if failure.pod >= arguments.pods:
-            raise UserError(f"--fail: there is no pod {failure.pod}, they are 0 to {arguments.pods - 1}")
-    names = [parse_class(text).name for text in arguments.classes or []]
+    if options.mean_seconds_to_failure is not None and not options.mean_seconds_to_failure > 0:
+        raise UserError(f"--mean-seconds-to-failure {options.mean_seconds_to_failure}: must be above 0")
+    for failure in map(parse_failure, options.fail):
+        if failure.pod >= options.pods:
+            raise UserError(f"--fail: there is no pod {failure.pod}, they are 0 to {options.pods - 1}")
+    names = [parse_class(text).name for text in options.classes or []]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError(f"--class: {', '.join(sorted(repeated))} is given twice; give each class its own name")
-    _scaling(arguments, parse_class(arguments.classes[0]) if arguments.classes else DEFAULT_CLASSES[0], [])
-    _window(arguments.redis_away, [])
-    for flag, path in (("json", arguments.json), ("plot", arguments.plot)):
+    _scaling(options, parse_class(options.classes[0]) if options.classes else DEFAULT_CLASSES[0], [])
+    _window(options.redis_away, [])
+    _ = options.speeds, options.policies  # they raise UserError
+    for flag, path in (("json", options.json), ("plot", options.plot)):
         try:  # before minutes of replay are lost
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.open("a").close()
         except OSError as error:
             raise UserError(f"--{flag} {path}: cannot be written ({error.strerror})") from None
-
-
-def _numbers(text: str) -> list[float]:
-    numbers = [float(part) for part in text.split(",")]
-    if not all(number > 0 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text}: every speed must be above 0")
-    return numbers
 
 
 def _window(text: str | None, requests: list[Request]) -> tuple[float, float] | None:
@@ -236,17 +173,15 @@ def _window(text: str | None, requests: list[Request]) -> tuple[float, float] | 
     return start * span, end * span
 
 
-def _record(arguments: argparse.Namespace, cells: list[Cell]) -> dict[str, Any]:
-    parameters = {
-        name: value for name, value in vars(arguments).items() if isinstance(value, int | float | str | list) and name != "command"
-    }
+def _record(options: SimulateOptions, cells: list[Cell]) -> dict[str, Any]:
+    parameters = {name: value for name, value in vars(options).items() if isinstance(value, int | float | str | list)}
 
     def policies(cell: Cell) -> dict[str, Any]:
         return {
             policy: {"mean": average(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in cell.runs.items()
         }
 
-    record = {"workload": Path(arguments.workload).name, "parameters": parameters}
-    if arguments.sweep:
+    record = {"workload": Path(options.workload).name, "parameters": parameters}
+    if options.sweep:
         return record | {"sweep": [{"speed": cell.speed, "load": cell.load, "policies": policies(cell)} for cell in cells]}
     return record | {"policies": policies(cells[0])}

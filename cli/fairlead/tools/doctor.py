@@ -1,6 +1,5 @@
 """`fairlead doctor`: what this machine lacks for local mode, and what to do about it."""
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -9,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -17,6 +16,8 @@ from rich.table import Table
 
 from fairlead.console import make_console
 from fairlead.local.redis import find_redis_server
+from fairlead.options import Output, print_data, takes
+from fairlead.program import describe, new_app
 
 LEVEL_COSTS = {
     "none": "models run on torch alone, several times slower",
@@ -39,14 +40,28 @@ class Finding:
     advice: str = ""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    commands.add_parser("doctor", help="check this machine for local mode: what is missing, and what to do").set_defaults(run=run)
+app = new_app()
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """The options of `fairlead doctor`."""
+
+    output: Output = "table"
+
+
+@app.command(
+    help=describe("Check this machine for local mode: what is missing, and what to do.", "fairlead doctor", "fairlead doctor -o json")
+)
+@takes(DoctorOptions)
+def run(options: DoctorOptions) -> int:
     """Print all checks. Return 1 if something that local mode needs is missing."""
-    console = make_console()
     findings = list(check_machine())
+    missing = [finding.what for finding in findings if finding.needed and finding.advice]
+    if options.output != "table":
+        print_data([asdict(finding) for finding in findings], options.output)
+        return 1 if missing else 0
+    console = make_console()
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for column in range(4):
         table.add_column(overflow="fold", no_wrap=column < 2)  # a shortened path is useless
@@ -54,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         mark = "[green]ok[/]" if not finding.advice else "[red]missing[/]" if finding.needed else "[yellow]absent[/]"
         table.add_row(mark, finding.what, escape(finding.found), escape(finding.advice))
     console.print(table)
-    missing = [finding.what for finding in findings if finding.needed and finding.advice]
     console.print(f"local mode cannot run: {', '.join(missing)}" if missing else "local mode can run: fairlead demo")
     return 1 if missing else 0
 

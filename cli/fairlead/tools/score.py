@@ -1,6 +1,7 @@
 """`fairlead status --url U --prompt TEXT`: where the router would send a prompt, and each term of the score."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ def request_body(prompt: str) -> bytes:
         raise UserError(f"--prompt {prompt}: {error.strerror}. Give a text, or @ and a file with the JSON body of a request.") from None
 
 
-def read_score(url: str, body: bytes) -> dict[str, Any]:
+def read_score(url: str, body: bytes, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the router's answer of `/fairlead/score`. Raises UserError with the router's own message."""
     page = f"{check_http_url('--url', url)}/fairlead/score"
     try:
-        answer = httpx.post(page, content=body, headers={"content-type": "application/json"}, timeout=SECONDS, trust_env=False)
+        answer = httpx.post(
+            page, content=body, headers={"content-type": "application/json", **(headers or {})}, timeout=SECONDS, trust_env=False
+        )
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = str(error).rstrip(".")

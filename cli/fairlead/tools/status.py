@@ -3,82 +3,119 @@
 It shows a cluster if the flags select one, or if nothing runs locally.
 """
 
-import argparse
-import json
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import httpx
+import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
-from fairlead.console import make_console
+from fairlead.console import fit_table, make_console
 from fairlead.errors import UserError, check_http_url
 from fairlead.kube import command as kube
+from fairlead.kube.command import StatusOptions
 from fairlead.kube.live import ignored_lines
-from fairlead.local.rundir import running
+from fairlead.local.rundir import RunRecord
+from fairlead.options import KeyFile, key_headers, print_data, takes
+from fairlead.program import describe, new_app
+from fairlead.tools.runs import NothingRuns, find_runs, unready_lines
 from fairlead.tools.score import read_score, request_body, show_score
 
 SECONDS = 5.0
+COLUMNS = ("POD", "STATE", "RUNNING", "WAITING", "BACKLOG TOKENS", "PREFILL TOKENS/S", "PAGES FREE", "CACHE ERROR", "ADDRESS")
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("status", help="services, pods and workers on this machine, behind a router, or in a cluster")
-    parser.add_argument(
-        "--url", metavar="U", help="a router's admin port, http://host:port (default: all your `fairlead up` runs on this machine)"
+app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(StatusOptions):
+    """The options of `fairlead status`."""
+
+    url: Annotated[str, typer.Option(metavar="U", help="A router's admin port, http://HOST:PORT (default: your runs on this machine).")] = (
+        ""
     )
-    parser.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        help="with --url: where the router would send it, by each term of the score; @FILE: a request's JSON body",
+    api_key_file: KeyFile = None
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="With --url: where the router would send it, by each term of the score; @FILE: a request's JSON."
+        ),
+    ] = None
+
+
+@app.command(
+    help=describe(
+        "Services, pods and workers: your `fairlead up` runs on this machine, the router at --url, or a cluster. "
+        "Exit status 1 while a service is not ready.",
+        "fairlead status",
+        "fairlead status -n team-a",
+        "fairlead status --url http://127.0.0.1:8082 --prompt 'Once upon a time'",
     )
-    kube.add_status(parser)
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
+)
+@takes(Options)
+def run(options: Options) -> int:
     """Return 1 if a router does not answer, nothing runs, or a service of the cluster is not ready."""
-    if arguments.url and kube.names_cluster(arguments):
-        raise UserError("--url selects a router, and the other flags select a cluster: give only one of them")
-    if arguments.prompt is not None and not arguments.url:
+    if options.prompt is not None and not options.url:
         raise UserError("--prompt needs --url: the router that would send it")
-    runs = [] if arguments.url or kube.names_cluster(arguments) else running()
-    if not arguments.url and not runs and (kube.names_cluster(arguments) or kube.has_kubeconfig()):
-        return kube.run_status(arguments)
-    console = make_console()
-    if arguments.prompt is not None:
-        found = read_score(arguments.url, request_body(arguments.prompt))
-        if arguments.output == "json":
-            print(json.dumps(found, indent=2))
-        else:
+    runs = find_runs(options, options.url)
+    if runs is None:
+        return kube.run_status(options)
+    console, headers = make_console(), key_headers(options.api_key_file)
+    if options.prompt is not None:
+        found = read_score(options.url, request_body(options.prompt), headers)
+        if options.output == "table":
             show_score(console, found)
+        else:
+            print_data(found, options.output)
         return 0
-    if arguments.output == "json":
-        urls = [arguments.url] if arguments.url else [url for record in runs for url in record.urls.values()]
-        print(json.dumps([read_workers(url) for url in urls], indent=2))
-        return 0 if urls else 1
-    if arguments.url:
-        show(console, arguments.url, read_workers(arguments.url))
+    if options.url:
+        page = read_workers(options.url, headers)
+        if options.output == "table":
+            show(console, options.url, page)
+        else:
+            print_data([page], options.output)
         return 0
     if not runs:
-        console.print("no local run was found. Start a service with `fairlead up -f FILE`, or give --url of a router or a kubeconfig.")
+        if options.output == "table":
+            print(NothingRuns(options.name))
+        else:
+            print_data([], options.output)
         return 1
-    failed = False
+    return _show_runs(console, runs, options, headers)
+
+
+def _show_runs(console: Console, runs: Sequence[RunRecord], options: Options, headers: Mapping[str, str]) -> int:
+    pages, failed = [], False
     for record in runs:
-        console.print(f"[dim]{record.manifest}, process {record.pid}[/]", soft_wrap=True)
-        for url in record.urls.values():
+        if options.output == "table":
+            console.print(f"[dim]{escape(record.manifest)}, process {record.pid}[/]", soft_wrap=True)
+        for service, url in record.urls.items():
+            if options.name not in ("", service):
+                continue
             try:
-                show(console, url, read_workers(url))
+                pages.append(read_workers(url, headers))
+                if options.output == "table":
+                    show(console, url, pages[-1])
             except UserError as error:
                 failed = True
-                console.print(str(error), style="red", markup=False, soft_wrap=True)
+                print(error, file=sys.stderr)
+            if options.output == "table":
+                for line in unready_lines(record, service):
+                    console.print(line, style="yellow", markup=False, soft_wrap=True)
+    if options.output != "table":
+        print_data(pages, options.output)
     return 1 if failed else 0
 
 
-def read_workers(url: str) -> dict[str, Any]:
+def read_workers(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the router's `/fairlead/workers`. Raises UserError if no Fairlead router answers there."""
     page = f"{check_http_url('--url', url)}/fairlead/workers"
     try:
-        answer = httpx.get(page, timeout=SECONDS, trust_env=False)
+        answer = httpx.get(page, timeout=SECONDS, headers=headers, trust_env=False)
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -98,23 +135,24 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
     )
     if found.get("index_reason"):
         console.print(f"[yellow]index unavailable:[/] {found['index_reason']}", soft_wrap=True, highlight=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("POD")
-    table.add_column("STATE")
-    for column in ("RUNNING", "WAITING", "BACKLOG TOKENS", "PREFILL TOKENS/S", "PAGES FREE", "CACHE ERROR"):
-        table.add_column(column, justify="right")
-    table.add_column("ADDRESS")
+    rows = []
     for worker in found["workers"]:
         load = worker.get("load") or {}
-        pages = f"{load.get('pages_free', 0)}/{load.get('pages_total', 0)}"
-        figures = (
-            str(load.get("running", 0)),
-            str(load.get("waiting", 0)),
-            str(load.get("backlog_tokens", 0)),
-            f"{load.get('prefill_rate', 0):.0f}",
+        rows.append(
+            [
+                escape(worker.get("pod") or "?"),
+                state_of(worker),
+                str(load.get("running", 0)),
+                str(load.get("waiting", 0)),
+                str(load.get("backlog_tokens", 0)),
+                f"{load.get('prefill_rate', 0):.0f}",
+                f"{load.get('pages_free', 0)}/{load.get('pages_total', 0)}",
+                prediction_error(worker),
+                escape(worker.get("address", "")),
+            ]
         )
-        table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, prediction_error(worker), worker.get("address", ""))
-    console.print(table if found["workers"] else "  no workers")
+    table = fit_table(COLUMNS, rows, left=2, width=console.width, optional=("ADDRESS", "CACHE ERROR", "PREFILL TOKENS/S", "BACKLOG TOKENS"))
+    console.print(table if rows else "  no workers")
     for line in ignored_lines(found.get("ignored_records") or ()):
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for worker in found["workers"]:

@@ -3,19 +3,20 @@
 It sends one streamed completion with a new prompt, then the same again: the second must report cached tokens.
 """
 
-import argparse
 import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import httpx
+import typer
 
 from fairlead.console import make_console
 from fairlead.errors import UserError, check_http_url
+from fairlead.options import KeyFile, Output, key_headers, print_data, takes
+from fairlead.program import describe, new_app
 
 STORY = "A fairlead is the ring that guides a rope where it should run, so that it neither chafes nor tangles. "
 REPETITIONS = 12  # some hundred tokens: several blocks of any usual size
@@ -37,34 +38,59 @@ class Answer:
     cached_tokens: int
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("verify", help="test a service: send one completion twice; the second must hit the prefix cache")
-    parser.add_argument("url", metavar="URL", help="URL of the OpenAI API, such as http://qwen.default.svc/v1")
-    parser.add_argument("--model", metavar="NAME", help="model name (default: the first of /v1/models)")
-    parser.add_argument("--wait", type=float, default=60.0, metavar="S", help="seconds until the service must answer (default 60)")
-    parser.add_argument("--api-key-file", metavar="FILE", help="file with an API key, for services that require one")
-    parser.set_defaults(run=run)
+app = new_app()
 
 
-def run(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The options of `fairlead verify`."""
+
+    url: Annotated[str, typer.Argument(metavar="URL", help="URL of the OpenAI API, such as http://qwen.default.svc/v1.")] = ""
+    url_option: Annotated[str, typer.Option("--url", metavar="URL", help="The same, as an option.")] = ""
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name (default: the first of /v1/models).")] = None
+    wait: Annotated[float, typer.Option(metavar="S", help="Seconds until the service must answer.")] = 60.0
+    api_key_file: KeyFile = None
+    output: Output = "table"
+
+
+@app.command(
+    help=describe(
+        "Test a service: send one completion twice; the second must hit the prefix cache. Exit status 1 if it does not.",
+        "fairlead verify http://127.0.0.1:8080/v1",
+        "fairlead verify --url https://llm.example.com --api-key-file key.txt -o json",
+    )
+)
+@takes(VerifyOptions)
+def run(options: VerifyOptions) -> int:
     """Return 1 if the cache is not hit. Raises UserError if no completion arrives."""
-    console = make_console()
+    console, answers = make_console(), list[Answer]()
 
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        if options.output == "table":
+            console.print(text, soft_wrap=True, markup=False, highlight=False)
 
-    base_url = check_http_url("URL", arguments.url) + "/v1/"
-    with httpx.Client(base_url=base_url, headers=_key(arguments.api_key_file), timeout=120.0, trust_env=False) as client:
-        return verify(client, arguments.model or "", time.monotonic() + arguments.wait, say)
+    url = options.url or options.url_option
+    if not url:
+        raise UserError("no URL: give that of the service, as in `fairlead verify http://127.0.0.1:8080/v1`")
+    base_url = check_http_url("URL", url) + "/v1/"
+    with httpx.Client(base_url=base_url, headers=key_headers(options.api_key_file), timeout=120.0, trust_env=False) as client:
+        status = verify(client, options.model or "", time.monotonic() + options.wait, say, answers.append)
+    if options.output != "table":
+        print_data({"url": url, "hit": status == 0, "answers": [asdict(answer) for answer in answers]}, options.output)
+    return status
 
 
-def verify(client: httpx.Client, model: str, deadline: float, say: Callable[[str], None]) -> int:
+def verify(
+    client: httpx.Client, model: str, deadline: float, say: Callable[[str], None], keep: Callable[[Answer], None] = lambda _: None
+) -> int:
     """Send the prompt until it is answered or `deadline` (time.monotonic) passes, then repeat it. Raises UserError."""
     prompt = f"{secrets.token_hex(8)}: {STORY * REPETITIONS}"
     first = _answer(client, model, prompt, deadline, say)
+    keep(first)
     say(f"first:  {_describe(first)}")
     for _ in range(ATTEMPTS):
         second = _answer(client, model, prompt, deadline, say)
+        keep(second)
         say(f"second: {_describe(second)}")
         if second.cached_tokens > first.cached_tokens:
             say("the second hit the cache of the first")
@@ -147,12 +173,3 @@ def _describe(answer: Answer) -> str:
         f"{answer.pieces} pieces, the first after {answer.first_token * 1000:.0f} ms, "
         f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens from the cache"
     )
-
-
-def _key(file: str | None) -> dict[str, str]:
-    if file is None:
-        return {}
-    try:
-        return {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
-    except OSError as error:
-        raise UserError(f"--api-key-file {file}: {error.strerror}") from None
