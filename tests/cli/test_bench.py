@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -48,6 +49,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
+        self.keys: list[str] = []
         self.now = self.peak = 0
         self.line_end = "\n"
 
@@ -57,6 +59,7 @@ class StandIn:
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat)
         return app
 
     async def models(self, _: web.Request) -> web.Response:
@@ -67,6 +70,18 @@ class StandIn:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": " ".join(str(token) for token in (await request.json())["tokens"])})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        self.keys.append(request.headers.get("Authorization", ""))
+        self.bodies.append(await request.json())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        deltas = [{"role": "assistant", "content": ""}, *({"content": "x"} for _ in range(TOKENS))]
+        for delta in deltas:
+            await response.write(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode())
+        usage = {"prompt_tokens": 7, "completion_tokens": TOKENS}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -117,6 +132,20 @@ async def bench(url: str, *flags: str) -> dict[str, object]:
     from rich.console import Console
 
     return await serve(parse("--base-url", url, *flags), Console(quiet=True))
+
+
+async def test_a_chat_with_a_key_sends_messages_and_its_report_is_one_file(server: tuple[str, StandIn], tmp_path: Path) -> None:
+    url, stand_in = server
+    key, report = tmp_path / "key", tmp_path / "report.html"
+    key.write_text("secret\n")
+    flags = ("--num-prompts", "4", "--random-input-len", "8", "--random-output-len", str(TOKENS), "--request-rate", "200")
+    result = await bench(url, "--backend", "openai-chat", *flags, "--api-key-file", str(key), "--html", str(report))
+    assert result["completed"] == 4 and stand_in.keys == ["Bearer secret"] * 4
+    assert all(isinstance(body["messages"], list) and "prompt" not in body for body in stand_in.bodies)
+    assert [len(gaps) for gaps in result["itls"]] == [TOKENS - 1] * 4, "the event of the role is no token"  # type: ignore[attr-defined]
+    document = report.read_text()
+    assert document.count("<svg") == 5 and "<script" not in document and "src=" not in document and "href=" not in document
+    ElementTree.fromstring(document[document.index("<svg") : document.index("</svg>") + 6])
 
 
 async def test_measured_times_match_the_servers_delays_and_fields_match_vllms(server: tuple[str, StandIn], tmp_path: Path) -> None:

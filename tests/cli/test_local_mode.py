@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +74,14 @@ class Up:
 
 
 def start(
-    directory: Path, replicas: int, *, wait: bool = True, python_path: Path | None = None, path: Path | None = None, more: str = ""
+    directory: Path,
+    replicas: int,
+    *,
+    wait: bool = True,
+    python_path: Path | None = None,
+    path: Path | None = None,
+    more: str = "",
+    flags: Sequence[str] = (),
 ) -> Up:
     """`python_path`, `path`: a folder put first for the processes. `more`: lines added to the spec."""
     manifest, output = directory / "small.yaml", directory / "output.txt"
@@ -84,7 +91,7 @@ def start(
     up.scale(replicas)
     with output.open("w") as out:
         up.process = subprocess.Popen(
-            [sys.executable, "-m", "fairlead", "up", "-f", str(manifest), "--port", str(port), "--model-root", str(directory)],
+            [sys.executable, "-m", "fairlead", "up", "-f", str(manifest), "--port", str(port), "--model-root", str(directory), *flags],
             stdout=out,
             stderr=out,
             text=True,
@@ -202,6 +209,26 @@ def test_ctrl_c_leaves_nothing(up: Up) -> None:
     assert up.process.wait(timeout=30) == 0, up.output.read_text()
     wait_until_gone(up.mark, seconds=1)
     assert not list(up.manifest.parent.glob("fairlead-*/*")), "files were left"
+
+
+def test_a_request_wakes_a_service_without_workers_and_ctrl_c_ends_its_stream_with_an_error(models: Path) -> None:
+    running = start(models, 0, flags=("--stop-grace", "1"))
+    try:
+        assert "spec.replicas is 0" in running.output.read_text()
+        body = {"model": "small", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+            next(lines)
+            running.manifest.unlink()
+            running.wait(lambda: "was deleted or moved" in running.output.read_text())
+            running.process.send_signal(signal.SIGINT)
+            last = list(lines)[-1]
+        assert '"error"' in last or last == "data: [DONE]"
+        assert running.process.wait(timeout=30) == 0
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
 
 
 def test_nothing_is_left_after_kill_9_of_the_command(models: Path) -> None:

@@ -1,19 +1,24 @@
 """`fairlead doctor` and `fairlead status` without running processes, and with a server that is no router."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
+from fairlead.console import fit_table
 from fairlead.errors import UserError
-from fairlead.main import main
+from fairlead.local.rundir import PodRecord, RunRecord, make_run_directory, write_record
+from fairlead.main import COMMANDS, main
 from fairlead.tools.doctor import check_machine, native_kernels, processor_level
 from fairlead.tools.score import read_score, request_body
 from fairlead.tools.status import read_workers
@@ -180,6 +185,63 @@ def test_an_unknown_argument_is_named_with_its_command(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "fairlead status: No such option: --nonsense. `fairlead status --help` lists the options\n"
 
 
+def test_the_version_and_grouped_help_import_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; from fairlead.main import main\ntry: main(['--help'])\nfinally: print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "Measure" in shown and "make-model" in shown
+    assert not {"httpx", "aiohttp", "pydantic_settings", "fairlead.local.up"} & set(shown.split())
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0 and capsys.readouterr().out.startswith("fairlead 0.")
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_the_help_of_each_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, *(["serve"] if command == "bench" else []), "--help"])
+    assert left.value.code == 0 and f"fairlead {command}" in capsys.readouterr().out.partition("Examples")[2]
+
+
+def test_a_narrow_table_keeps_names_whole_and_leaves_out_columns() -> None:
+    console = Console(width=40, file=StringIO())
+    rows = [["qwen-worker-5d9c-x7", "Ready", "12", "10.0.0.1:8000"], ["qwen-worker-5d9c-x8", "Ready", "3", "10.0.0.2:8000"]]
+    console.print(fit_table(["POD", "STATE", "RUNNING", "ADDRESS"], rows, left=2, width=40, optional=["ADDRESS"]))
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    assert "worker-5d9c-x7" in shown and "worker-5d9c-x8" in shown and "10.0.0.1" not in shown and "…" not in shown
+
+
+def test_top_and_explain_show_one_router(router: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, status in (["top", "--once", "--interval", "0.1"], 0), (["explain"], 1):
+        with pytest.raises(SystemExit) as left:
+            main([*words, "--url", router])
+        assert left.value.code == status and "qwen-worker-0" in capsys.readouterr().out
+
+
+def test_explain_names_the_log_of_a_local_pod_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pod = PodRecord(
+        name="small-worker-0",
+        service="small",
+        component="worker",
+        phase="CrashLoopBackOff",
+        reason="exit status 1",
+        percent=None,
+        ready=False,
+        restarts=3,
+        address="127.0.0.1:9",
+        log="/logs/w.log",
+    )
+    record = RunRecord(os.getpid(), "small.yaml", {"small": "http://127.0.0.1:9"}, {"small": 1}, [pod])
+    write_record(make_run_directory("small"), record)
+    with pytest.raises(SystemExit) as left:
+        main(["explain", "small"])
+    shown = capsys.readouterr().out
+    assert left.value.code == 1 and "CrashLoopBackOff exit status 1, 3 restarts" in shown and "Read /logs/w.log" in shown
+
+
 def test_status_with_nothing_running_says_what_to_do(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +259,17 @@ TRACE = """{"format":"fairlead-schedule-1","page_size":4,"chunked_prefill_size":
 {"step":2,"at":0.03,"seconds":0.01,"rows":[["r0",10,1,true],["r1",1,1,true],["r2",0,6,true]]}
 {"step":3,"at":0.05,"seconds":0.02,"rows":[["r0",0,8,false],["r2",6,1,true]]}
 {"step":4,"at":0.06,"seconds":0.01,"rows":[["r0",8,4,true],["r2",7,1,"""
+
+
+def test_a_schedule_becomes_a_chrome_trace(tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace", tmp_path / "trace.json"
+    trace.write_text(TRACE)
+    assert _schedule(str(trace), "--perfetto", str(out)) == 0
+    events = json.loads(out.read_text())["traceEvents"]
+    steps = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
+    assert [step["name"] for step in steps] == ["prefill", "prefill", "mixed", "mixed"]
+    assert [step["ts"] for step in steps] == [0, 10_000, 20_000, 30_000] and steps[3]["dur"] == 20_000
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"engine", "steps", "requests", "r0", "r1", "r2"}
 
 
 def _schedule(*arguments: str) -> int | str | None:

@@ -1,6 +1,7 @@
 """What `fairlead up` refuses before it starts anything: one line that names the problem, and no file left behind."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, content: bytes, wor
     with pytest.raises(UserError) as refused:
         read_manifest(file)
     assert words in str(refused.value) and str(file) in str(refused.value)
+
+
+def test_an_unknown_field_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    head = "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: a}\nspec:\n"
+    file.write_text(f"{head}  model: {{uri: 'file:///m'}}\n  replicsa: 2\n  engine:\n    kvCache: {{pageTokns: 4}}\n")
+    with pytest.raises(UserError) as refused:
+        read_manifest(file)
+    assert "line 6, spec.replicsa: unknown field; did you mean replicas?" in str(refused.value)
+    assert "line 8, spec.engine.kvCache.pageTokns" in str(refused.value)
+
+
+def test_a_second_run_on_a_port_names_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        write_record(make_run_directory("a"), RunRecord(os.getpid(), "/a.yaml", {"a": f"http://127.0.0.1:{port}"}))
+        with pytest.raises(UserError, match=rf"`fairlead up -f /a\.yaml` \(process {os.getpid()}\) uses it"):
+            check_ports_free(port, 1)
 
 
 def test_cluster_only_objects_are_skipped_with_a_notice() -> None:

@@ -57,6 +57,7 @@ class LocalCluster:
         self._changed = asyncio.Event()
         self._guard = Guard()
         self._record: RunRecord | None = None
+        self._manifest: Manifest | None = None
         self._redis: LocalRedis | None = None
         self._kubelet: Kubelet | None = None
 
@@ -110,11 +111,20 @@ class LocalCluster:
         if self.kubelet.settings.threads == 0:  # fixed at the first apply, so that scaling restarts no running pod
             self.kubelet.settings = self._settings(max(1, self._cpus // max(1, workers)))
         self.kubelet.apply(wanted)
-        self.urls = urls
+        self.urls, self._manifest = urls, manifest
         self.idle = tuple(workload.service for workload in wanted if workload.component == "worker" and not workload.replicas)
         replicas = {workload.service: workload.replicas for workload in wanted if workload.component == "worker"}
         self._record = RunRecord(pid=os.getpid(), manifest=str(manifest.path.absolute()), urls=urls, replicas=replicas)
         self._write_pods()
+
+    def wake(self, name: str) -> None:
+        """Start one worker of a service whose manifest asks for none. The next `apply` follows the manifest again."""
+        assert self._manifest is not None, "apply a manifest first"
+        services = tuple(
+            replace(service, spec=service.spec.model_copy(update={"replicas": 1})) if service.name == name else service
+            for service in self._manifest.services
+        )
+        self.apply(replace(self._manifest, services=services))
 
     async def wait_ready(self, timeout: float) -> None:
         """Wait until every wanted pod is ready. Raises PodFailed as soon as one has ended twice.

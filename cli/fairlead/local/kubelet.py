@@ -15,6 +15,9 @@ from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.workloads import LocalSettings, Workload
 
+ROUTER_EXTRA = 3.0
+"""Seconds that routers have after the grace period to end their streams with an error event."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -51,20 +54,35 @@ class Kubelet:
         return [member.pod for member in self.members if component in ("", member.workload.component)]
 
     def all_ready(self) -> bool:
-        """Return whether every wanted pod runs in its newest revision and is ready, and no old pod is left."""
+        """Return whether every wanted pod runs in its newest revision and is ready, and no old pod is left.
+
+        The router of a service without workers is never ready: it only has to run.
+        """
+        idle = {workload.service for workload in self._wanted.values() if workload.component == "worker" and not workload.replicas}
         for workload in self._wanted.values():
             mine = [member for member in self.members if member.workload.name == workload.name]
-            if len(mine) != workload.replicas or not all(m.workload.revision == workload.revision and m.pod.state.ready for m in mine):
+            current = [member.pod.state for member in mine if member.workload.revision == workload.revision]
+            runs = workload.component == "router" and workload.service in idle
+            if not len(mine) == len(current) == workload.replicas or not all(
+                one.ready or (runs and one.phase == "Loading") for one in current
+            ):
                 return False
         return all(member.workload.name in self._wanted for member in self.members)
 
     async def close(self, grace: float) -> None:
-        """Stop all pods at the same time. Streams in flight have at most `grace` seconds to finish."""
+        """Stop all pods at the same time. Streams in flight have at most `grace` seconds to finish.
+
+        Then workers are killed, and a second SIGTERM makes each router end its streams with an error event.
+        """
         self._closed = True
+        routers = [member.pod for member in self.members if member.workload.component == "router"]
         for member in list(self.members):
-            self._stop(member, grace=grace)
+            self._stop(member, grace=grace + ROUTER_EXTRA if member.pod in routers else grace)
+        timers = [asyncio.get_running_loop().call_later(grace, router.terminate) for router in routers]
         while self._stopping:
             await asyncio.wait(set(self._stopping))
+        for timer in timers:
+            timer.cancel()
 
     def _reconcile(self) -> None:
         if self._closed:

@@ -1,5 +1,6 @@
 """A manifest file, read with the operator's own models, validation and `desired()`."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,12 +30,13 @@ class Manifest:
 def read_manifest(path: Path) -> Manifest:
     """Read every InferenceService of a YAML file. Raises UserError, which names the file, the document and the field."""
     try:
-        documents = list(yaml.safe_load_all(path.read_text()))
+        text = path.read_text()
+        documents = list(yaml.safe_load_all(text))
     except OSError as error:
         raise UserError(f"-f {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"-f {path}: not YAML: {error}") from None
-    services = tuple(_services(path, documents))
+    services = tuple(_services(path, documents, list(yaml.compose_all(text, yaml.SafeLoader))))
     skipped = tuple(dict.fromkeys(str(one["kind"]) for one in documents if _is_foreign(one)))
     if not services:
         others = f", only {', '.join(skipped)}, which need a cluster" if skipped else ""
@@ -55,8 +57,8 @@ def _is_foreign(document: Any) -> bool:
     return isinstance(kind, str) and isinstance(version, str) and kind != KIND and version.partition("/")[0] != ours
 
 
-def _services(path: Path, documents: list[Any]) -> Iterator[InferenceService]:
-    for number, document in enumerate(documents, start=1):
+def _services(path: Path, documents: list[Any], nodes: list[yaml.Node | None]) -> Iterator[InferenceService]:
+    for number, (document, node) in enumerate(zip(documents, nodes, strict=True), start=1):
         if document is None or _is_foreign(document):
             continue
         where = f"-f {path}, document {number}"
@@ -70,7 +72,36 @@ def _services(path: Path, documents: list[Any]) -> Iterator[InferenceService]:
         try:
             yield InferenceService.parse(document)
         except InvalidManifest as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{where}: {_add_lines(str(error), node)}") from None
+
+
+_NAME = r"[\w-]+"
+_FIELD = re.compile(r"(?:^|(?<=; ))spec(?:\.[\w-]+|\[\d+\])*")
+
+
+def _add_lines(message: str, node: yaml.Node | None) -> str:
+    """Add the line number to each field that the message begins a sentence with. A field that is missing has the line of its parent."""
+
+    def with_line(found: re.Match[str]) -> str:
+        return f"line {_line_of(node, re.findall(_NAME, found[0]))}, {found[0]}"
+
+    return _FIELD.sub(with_line, message)
+
+
+def _line_of(node: yaml.Node | None, path: list[str]) -> int:
+    line = node.start_mark.line + 1 if node else 1
+    for name in path:
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(key, value) for key, value in node.value if key.value == name]
+            if not pairs:
+                break
+            line, node = pairs[0][0].start_mark.line + 1, pairs[0][1]
+        elif isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
+            node = node.value[int(name)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
 
 
 def objects_of(service: InferenceService, *, redis_url: str) -> list[dict[str, Any]]:

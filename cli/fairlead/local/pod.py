@@ -73,6 +73,11 @@ class Pod:
         if self._task:
             await self._task
 
+    def terminate(self) -> None:
+        """Send one more SIGTERM to a pod that stops."""
+        if self._process:
+            self._process.terminate()
+
     def last_output(self) -> list[str]:
         """Return the termination message of the failed container, else the end of its log."""
         return last_lines(self._termination_log) or last_lines(self.log)

@@ -91,10 +91,14 @@ class Process:
         self._guard.unregister(self.pid)
         return Exit(code)
 
-    async def stop(self, grace: float) -> Exit:
-        """Send SIGTERM to the leader, as a kubelet does. After `grace` seconds send SIGKILL to the group."""
+    def terminate(self) -> None:
+        """Send SIGTERM to the leader."""
         with contextlib.suppress(ProcessLookupError):
             self._child.terminate()
+
+    async def stop(self, grace: float) -> Exit:
+        """Send SIGTERM to the leader, as a kubelet does. After `grace` seconds send SIGKILL to the group."""
+        self.terminate()
         try:
             async with asyncio.timeout(grace):
                 return await asyncio.shield(self.wait())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 from rich.console import Console
 
@@ -26,6 +27,8 @@ from fairlead.program import describe, new_app
 EVERYWHERE = "0.0.0.0"
 FILE_CHECK_INTERVAL = 0.5
 """Seconds between two checks whether the manifest changed."""
+WAITING = "fairlead_router_queued_requests"
+"""The router's metric of requests that wait, also those that wait for a first worker."""
 MISSING_CHECKS = 3
 """A file is reported as deleted after this many checks: editors delete and create a file when they save."""
 
@@ -128,6 +131,9 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
             if pod.state.phase == "CrashLoopBackOff" and f"{pod.name}/{pod.state.restarts}" not in failing:
                 failing.add(f"{pod.name}/{pod.state.restarts}")
                 console.print(describe_failure(pod), markup=False, soft_wrap=True)
+        for name in [name for name in cluster.idle if await has_waiting_requests(cluster.urls[name])]:
+            cluster.wake(name)
+            console.print(f"{name}: a request waits, so one worker starts; it runs until the file changes", soft_wrap=True)
         now = file_stamp(path)
         missing = missing + 1 if now is None else 0
         if missing == MISSING_CHECKS:
@@ -144,6 +150,16 @@ async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
         else:
             console.print(f"{path} has changed: applied", soft_wrap=True)
             print_zero(console, cluster.idle)
+
+
+async def has_waiting_requests(router_url: str) -> bool:
+    """Return whether requests wait in the router; False if it does not answer."""
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=1.0) as client:
+            text = (await client.get(f"{router_url}/metrics")).text
+    except httpx.HTTPError:
+        return False
+    return any(line.startswith(f"{WAITING} ") and float(line.split()[1]) > 0 for line in text.splitlines())
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:

@@ -1,5 +1,6 @@
 """`fairlead make-model DIR --arch …`."""
 
+import logging
 import time
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -47,6 +48,7 @@ class ModelOptions:
 @takes(ModelOptions)
 def run(options: ModelOptions) -> int:
     recipe = {name: value for name, value in asdict(options).items() if name not in ("directory", "arch", "force") and value is not None}
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # warns of enums of packages that this command does not use
     started = time.monotonic()
     path = make_model(options.directory, options.arch, force=options.force, **recipe)
     megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6

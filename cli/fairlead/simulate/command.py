@@ -18,7 +18,7 @@ from fairlead.simulate.outcome import Outcome
 from fairlead.simulate.plot import draw_svg
 from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.report import Cell, average, show
+from fairlead.simulate.report import Cell, average, check_targets, show
 from fairlead.simulate.service_classes import DEFAULT_CLASSES, ServiceClass, parse_class
 from fairlead.simulate.static_fleet import find_static_fleet
 from fairlead.simulate.sweep_plot import draw_sweep
@@ -181,7 +181,7 @@ def _record(options: SimulateOptions, cells: list[Cell]) -> dict[str, Any]:
             policy: {"mean": average(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in cell.runs.items()
         }
 
-    record = {"workload": Path(options.workload).name, "parameters": parameters}
+    record = {"workload": Path(options.workload).name, "parameters": parameters, "targets": check_targets(cells)}
     if options.sweep:
         return record | {"sweep": [{"speed": cell.speed, "load": cell.load, "policies": policies(cell)} for cell in cells]}
     return record | {"policies": policies(cells[0])}

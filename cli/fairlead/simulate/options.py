@@ -22,7 +22,7 @@ class SimulateOptions:
             "--workload",
             "--trace",
             metavar="NAME|FILE",
-            help=f"{', '.join(GENERATORS)}, a Mooncake trace (JSON lines), or an Azure trace of 2023 (.csv).",
+            help=f"{', '.join(GENERATORS)}, a Mooncake trace (JSON lines), or an Azure trace of 2023 (.csv). Traces: github.com/kvcache-ai/Mooncake, github.com/Azure/AzurePublicDataset.",
         ),
     ]
     pods: Annotated[int, typer.Option(metavar="N")] = 16

@@ -1,7 +1,8 @@
-"""The printed table, and a line `name measured target verdict` for each target that the runs can check."""
+"""The printed table, and the targets that the runs can check."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.table import Table
 
@@ -47,7 +48,7 @@ def average(outcomes: list[Outcome]) -> dict[str, float]:
 
 
 def show(cells: list[Cell], title: str) -> None:
-    """Print the table and the verdicts. Ratios are of the worst run, to the best peer at that speed."""
+    """Print the table. Ratios are of the worst run, to the best peer at that speed."""
     table = Table(title=title)
     for heading in (
         "speed",
@@ -80,6 +81,11 @@ def show(cells: list[Cell], title: str) -> None:
             table.add_row(f"{cell.speed:g}", f"{cell.load:.2f}", policy, f"{figures['hit_rate']:.1%}", *numbers)
         table.add_section()
     make_console().print(table)
+
+
+def check_targets(cells: list[Cell]) -> list[dict[str, Any]]:
+    """Return each target that the runs can check: its name, the measured ratio, the limit, and whether it is met."""
+    found = []
     for cell in cells:
         prefix = f"simulate_{cell.speed:g}x" if len(cells) > 1 else "simulate"
         checks = [("fairlead", cell.best_peer(figure), figure, f"{prefix}_{figure}") for figure in FIGURES]
@@ -87,17 +93,21 @@ def show(cells: list[Cell], title: str) -> None:
         for policy, other, figure, name in checks:
             ratio = cell.ratio(policy, other, figure)
             if ratio is not None:
-                print(f"{name}_over_{other} {ratio:.2f} {LIMIT} {'ok' if ratio <= LIMIT else 'short'}")
+                found.append(_target(f"{name}_over_{other}", ratio, LIMIT, ratio <= LIMIT))
         goodput = cell.ratio("fairlead", "fairlead-fcfs", "goodput", min)
         if goodput is not None and cell.load >= OVERLOAD:
-            verdict = "ok" if goodput >= OVERLOAD_GOODPUT else "short"
-            print(f"{prefix}_goodput_over_fairlead-fcfs {goodput:.2f} {OVERLOAD_GOODPUT} {verdict}")
+            found.append(_target(f"{prefix}_goodput_over_fairlead-fcfs", goodput, OVERLOAD_GOODPUT, goodput >= OVERLOAD_GOODPUT))
         for policy, static in cell.static.items():
             pairs = list(zip(cell.runs[policy], static, strict=True))
             ratio = min(one.figures()["good_per_pod_hour"] / max(two.figures()["good_per_pod_hour"], 1e-9) for one, two in pairs)
-            verdict = "ok" if ratio >= AUTOSCALED else "short"
             sizes = "/".join(str(len(two.computed)) for two in static)
-            print(f"{prefix}_{policy}_good_per_pod_hour_over_{sizes}_static_pods {ratio:.2f} {AUTOSCALED} {verdict}")
+            name = f"{prefix}_{policy}_good_per_pod_hour_over_{sizes}_static_pods"
+            found.append(_target(name, ratio, AUTOSCALED, ratio >= AUTOSCALED))
+    return found
+
+
+def _target(name: str, measured: float, limit: float, met: bool) -> dict[str, Any]:
+    return {"name": name, "measured": measured, "limit": limit, "met": met}
 
 
 def _by_class(figures: dict[str, float]) -> list[str]:

@@ -116,7 +116,10 @@ def read_workers(url: str, headers: Mapping[str, str] | None = None) -> dict[str
     page = f"{check_http_url('--url', url)}/fairlead/workers"
     try:
         answer = httpx.get(page, timeout=SECONDS, headers=headers, trust_env=False)
-        answer.raise_for_status()
+        if answer.status_code in (401, 403):
+            raise UserError(f"{page}: HTTP {answer.status_code}: give --api-key-file with a key of this service")
+        if answer.status_code != 200:
+            raise UserError(f"{page}: HTTP {answer.status_code}: a worker, or another server. Give the router (in a cluster: port 8082)")
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise UserError(

@@ -77,7 +77,7 @@ def explain_run(record: RunRecord, service: str, url: str, headers: Mapping[str,
     for pod in pods:
         if pod["phase"] == "CrashLoopBackOff":
             steps.append(f"Read {pod['log']}, correct its cause in {record.manifest} and save: the pod restarts by itself.")
-        elif not pod["ready"]:
+        elif not pod["ready"] and record.replicas.get(service, 1):
             steps.append(f"Wait for {pod['name']} ({pod['phase']}), and follow {pod['log']}.")
     report = Report(
         "local", service, not problems, f"{service} on this machine is {'ready' if not problems else f'not ready: {problems[0]}'}"

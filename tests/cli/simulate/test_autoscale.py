@@ -2,6 +2,7 @@
 
 import dataclasses
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.cli.simulate.test_replay import arrivals
@@ -58,12 +59,26 @@ def test_the_static_fleet_to_compare_with_has_at_most_a_hundredth_more_goodput()
     assert len(static.computed) == SCALING.max_replicas or SHARE * larger.met() > outcome.met()
 
 
-def test_the_command_compares_with_a_static_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--num-prompts", "150", "--pods", "2", "--policy", "fairlead", "--autoscale", "1:4", "--class", "all:1:5:0.5:inf"]
+def test_the_command_compares_with_a_static_fleet(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    flags = [
+        "--json",
+        str(out),
+        "--num-prompts",
+        "150",
+        "--pods",
+        "2",
+        "--policy",
+        "fairlead",
+        "--autoscale",
+        "1:4",
+        "--class",
+        "all:1:5:0.5:inf",
+    ]
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--workload", "zipf", *flags])
     assert ended.value.code == 0
-    assert "static_pods" in capsys.readouterr().out
+    assert "static_pods" in out.read_text()
 
 
 @pytest.mark.parametrize(

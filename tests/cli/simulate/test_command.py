@@ -81,8 +81,9 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
         main(["simulate", "--trace", str(trace), *flags])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "240 requests, 3 pods" in printed and "simulate_ttft_mean_over_random" in printed
+    assert "240 requests, 3 pods" in printed and "simulate_" not in printed
     written = json.loads(out.read_text())
+    assert "simulate_ttft_mean_over_random" in {target["name"] for target in written["targets"]}
     figures = written["policies"]
     assert list(figures) == ["fairlead", "random"] and set(figures["random"]["mean"]) >= {"hit_rate", "ttft_p99", "imbalance"}
     assert written["parameters"]["repeats"] == 2 and len(figures["fairlead"]["runs"]) == 2
@@ -91,18 +92,18 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
     assert len(curves) == 2 and all(len(curve.get("points", "").split()) > 100 for curve in curves)
 
 
-def test_a_sweep_prints_ratios_and_verdicts_and_draws_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_writes_ratios_and_targets_and_draws_every_policy(tmp_path: Path) -> None:
     out, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
     policies = [flag for policy in ("fairlead", "least-load", "random") for flag in ("--policy", policy)]
     flags = ["--num-prompts", "150", "--pods", "3", "--sweep", "0.5,1.5", *policies, "--json", str(out), "--plot", str(plot)]
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--workload", "zipf", *flags])
     assert ended.value.code == 0
-    verdicts = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("simulate_")]
-    assert [name.partition("_over_")[0] for name, *_ in verdicts] == [
+    targets = json.loads(out.read_text())["targets"]
+    assert [target["name"].partition("_over_")[0] for target in targets] == [
         f"simulate_{speed}x_ttft_{figure}" for speed in ("0.5", "1.5") for figure in ("mean", "p99")
     ]
-    assert all(verdict == ("ok" if float(ratio) <= float(limit) else "short") for _, ratio, limit, verdict in verdicts)
+    assert all(target["met"] == (target["measured"] <= target["limit"]) for target in targets)
     cells = json.loads(out.read_text())["sweep"]
     assert [cell["speed"] for cell in cells] == [0.5, 1.5] and cells[0]["load"] == pytest.approx(0.5, rel=0.02)
     names = [label.text for label in ElementTree.fromstring(plot.read_text()).iter("{http://www.w3.org/2000/svg}text")]
