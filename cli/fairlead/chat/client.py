@@ -10,6 +10,7 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 600.0
 """Longest silence of a server, which may wait for a worker or a long prompt."""
 MAX_ERROR_CHARACTERS = 300
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 Message = Mapping[str, str]
 
@@ -25,7 +26,10 @@ class ChatClient:
         """`url`: without `/v1`."""
         self.url = url
         self._http = httpx.Client(
-            base_url=f"{url}/v1/", headers=dict(headers), timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+            base_url=f"{url}/v1/",
+            headers=dict(headers),
+            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
+            trust_env=httpx.URL(url).host not in LOOPBACK_HOSTS,  # a proxy of the environment cannot reach this machine's own address
         )
 
     def close(self) -> None:
