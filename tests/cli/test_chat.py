@@ -83,5 +83,5 @@ def test_several_models_need_a_choice(server: Server) -> None:
 
 def test_a_refused_key_names_the_flag(server: Server) -> None:
     server.status = 401
-    with pytest.raises(ChatFailed, match="refuses the key .401.: give --api-key-file"):
+    with pytest.raises(ChatFailed, match=r"refuses the key .401.: give --api-key-file"):
         _client(server).only_model()
