@@ -45,25 +45,28 @@ def describe(text: str, *examples: str) -> str:
     return f"{text}\n\n[bold]Examples[/]\n\n\b\n{lines}" if examples else text
 
 
-def make_program(summary: str, commands: Sequence[Command]) -> Any:
-    """Return the click command of a program with these subcommands, `--version` and shell completion."""
+def make_program(summary: str, commands: Sequence[Command], *, completes: bool = True) -> Any:
+    """Return the click command of a program with these subcommands, `--version`, and if it `completes`, shell completion."""
     by_name = {command.name: command for command in commands}
 
     class Group(TyperGroup):
-        def list_commands(self, ctx: Any) -> list[str]:
-            return list(by_name)
-
-        def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            """Return a placeholder that has the command's help only."""
-            found = by_name.get(cmd_name)
-            return TyperCommand(cmd_name, short_help=found.summary, help=found.summary, rich_help_panel=found.panel) if found else None
+        def __init__(self, **settings: Any) -> None:
+            """Add a placeholder for each command, which has its help only."""
+            super().__init__(**settings)
+            for each in commands:
+                self.add_command(TyperCommand(each.name, short_help=each.summary, help=each.summary, rich_help_panel=each.panel))
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             name, command, rest = super().resolve_command(ctx, args)
-            return name, _load(by_name[command.name or ""]) if command else None, rest
+            return name, load_command(by_name[command.name or ""]) if command else None, rest
 
     program = typer.Typer(
-        cls=Group, help=summary, epilog=EXIT_STATUSES, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+        cls=Group,
+        add_completion=completes,
+        help=summary,
+        epilog=EXIT_STATUSES,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     @program.callback(invoke_without_command=True)
@@ -74,12 +77,13 @@ def make_program(summary: str, commands: Sequence[Command]) -> Any:
         ] = False,
     ) -> None:
         if ctx.invoked_subcommand is None:
-            print(ctx.get_help())
+            ctx.get_help()  # prints it
 
     return typer.main.get_command(program)
 
 
-def _load(command: Command) -> Any:
+def load_command(command: Command) -> Any:
+    """Import the command's module and return its click command."""
     module, _, attribute = command.app.partition(":")
     loaded = typer.main.get_command(getattr(importlib.import_module(module), attribute or "app"))
     loaded.name = command.name
@@ -125,11 +129,9 @@ def _subcommands(program: Any, words: Sequence[str]) -> list[str]:
 def _print_usage_error(name: str, error: TyperException) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else name
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(context.get_help() if context else error.format_message())
-    else:
+    if type(error).__name__ != "NoArgsIsHelpError":  # that one has printed the help
         message = " ".join(error.format_message().split()).rstrip(".")
-        print(f"{path}: {message}. `{path} --help` lists the options", file=sys.stderr)
+        print(f"{path}: {message}{'' if message.endswith('?') else '.'} `{path} --help` lists the options", file=sys.stderr)
     return 2
 
 

@@ -185,6 +185,12 @@ def test_an_unknown_argument_is_named_with_its_command(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "fairlead status: No such option: --nonsense. `fairlead status --help` lists the options\n"
 
 
+def test_a_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["statu"])
+    assert left.value.code == 2 and "'status'" in capsys.readouterr().err
+
+
 def test_the_version_and_grouped_help_import_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     code = "import sys; from fairlead.main import main\ntry: main(['--help'])\nfinally: print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -3,12 +3,16 @@
 import ast
 import importlib.util
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from bench.catalog import benchmarks
+
+from fairlead.main import COMMANDS
+from fairlead.program import Command, load_command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -72,13 +76,22 @@ def test_named_benchmarks_exist() -> None:
     assert named - set(benchmarks()) == set()
 
 
+def _cli_flags(commands: Iterable[Command]) -> set[str]:
+    """Return the flags of `fairlead` and its subcommands, without dashes."""
+    waiting, found = [load_command(command) for command in commands], {"version", "install-completion", "show-completion"}
+    for command in waiting:
+        found |= {flag.lstrip("-") for parameter in command.params for flag in parameter.opts}
+        waiting += getattr(command, "commands", {}).values()
+    return found
+
+
 def test_named_flags_exist() -> None:
     reference = _load("reference")
     others = (reference.RouterConfig, reference.BatchConfig, reference.OperatorConfig)
     pages = [reference.worker_flags_page(), *(reference.flags_page("", config) for config in others)]
     served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
-    sources = [path.read_text() for folder in ("cli", "bench") for path in (ROOT / folder).rglob("*.py")]
-    ours = served | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
+    sources = [path.read_text() for path in (ROOT / "bench").rglob("*.py")]
+    ours = _cli_flags(COMMANDS) | served | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
     stale = {
         (page, flag)
         for page, text in PAGES.items()

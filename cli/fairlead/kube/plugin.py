@@ -25,5 +25,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line. The exit statuses are those of `fairlead`."""
     run_program(
-        make_program("InferenceServices of a cluster: their state, and why they are not ready.", COMMANDS), "kubectl fairlead", argv
+        make_program("InferenceServices of a cluster: their state, and why they are not ready.", COMMANDS, completes=False),
+        "kubectl fairlead",
+        argv,
     )

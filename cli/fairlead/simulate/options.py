@@ -22,10 +22,11 @@ class SimulateOptions:
             "--workload",
             "--trace",
             metavar="NAME|FILE",
-            help=f"{', '.join(GENERATORS)}, a Mooncake trace (JSON lines), or an Azure trace of 2023 (.csv). Traces: github.com/kvcache-ai/Mooncake, github.com/Azure/AzurePublicDataset.",
+            help=f"{', '.join(GENERATORS)}, a Mooncake trace (JSON lines), or an Azure trace of 2023 (.csv). "
+            "Traces: github.com/kvcache-ai/Mooncake, github.com/Azure/AzurePublicDataset.",
         ),
     ]
-    pods: Annotated[int, typer.Option(metavar="N")] = 16
+    pods: Annotated[int, typer.Option(metavar="N", help="Number of pods; with --autoscale at the start.")] = 16
     policy: Annotated[list[str], typer.Option(metavar="P", help=f"{', '.join(POLICIES)}; again for more.")] = field(default_factory=list)
     speed: Annotated[
         float, typer.Option(metavar="X", help="Replay X times as fast; generators: load, 1 is all that the pods can compute.")
