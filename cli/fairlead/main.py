@@ -7,6 +7,8 @@ from fairlead.program import Command, make_program, run_program
 SERVE, INSPECT, MEASURE, TOOLS = "Serve", "Inspect", "Measure", "Tools"
 
 COMMANDS = (
+    Command("serve", "fairlead.serve.command", SERVE, "Serve one model on this machine."),
+    Command("chat", "fairlead.chat.command", SERVE, "Talk to a model of any OpenAI-compatible server."),
     Command("up", "fairlead.local.up", SERVE, "Run a manifest on this machine without a cluster: pods are processes."),
     Command("demo", "fairlead.demo.command", SERVE, "Compare prefix-aware with random routing on two workers; ends by itself."),
     Command("status", "fairlead.tools.status", INSPECT, "Services, pods and workers on this machine, behind a router, or in a cluster."),

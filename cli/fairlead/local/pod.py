@@ -23,10 +23,12 @@ POLL = 0.5
 
 @dataclass(frozen=True)
 class PodState:
-    """The state of a pod. `percent` and `reason` come from the worker's /ready."""
+    """The state of a pod. `percent`, `bytes`, `total_bytes` (0: not counted) and `reason` come from the worker's /ready."""
 
     phase: str = "Pending"
     percent: int | None = None
+    bytes: int = 0
+    total_bytes: int = 0
     reason: str = ""
     ready: bool = False
     restarts: int = 0
@@ -151,8 +153,7 @@ class Pod:
         if answer.status_code == 200:
             self._set(phase="Ready", percent=100, reason="", ready=True)
             return True
-        phase, percent, reason = _progress(answer)
-        self._set(phase=phase, percent=percent, reason=reason, ready=False)
+        self._set(**_progress(answer), ready=False)
         return False
 
     def _set(self, **changes: object) -> None:
@@ -164,13 +165,18 @@ class Pod:
             self._changed()
 
 
-def _progress(answer: httpx.Response) -> tuple[str, int | None, str]:
-    """Return phase, percent and reason of a 503 from /ready (contracts: Worker HTTP). An answer without them gives the HTTP status."""
+def _progress(answer: httpx.Response) -> dict[str, object]:
+    """Return the progress in a 503 from /ready (contracts: Worker HTTP). An answer without it gives the HTTP status."""
     try:
         body = json.loads(answer.content)
-        return str(body.get("phase") or "Loading"), body.get("percent"), str(body.get("reason") or "")
-    except (ValueError, AttributeError):
-        return "Starting", None, f"HTTP {answer.status_code}"
+        counted = {"bytes": int(body.get("bytes") or 0), "total_bytes": int(body.get("total_bytes") or 0)}
+        return {
+            "phase": str(body.get("phase") or "Loading"),
+            "percent": body.get("percent"),
+            "reason": str(body.get("reason") or ""),
+        } | counted
+    except (ValueError, AttributeError, TypeError):
+        return {"phase": "Starting", "percent": None, "reason": f"HTTP {answer.status_code}"}
 
 
 async def _answers(client: httpx.AsyncClient, probe: Probe) -> bool:

@@ -93,7 +93,7 @@ def test_every_address_is_listened_on() -> None:
         (("--port", "70000"), "--port '70000'"),
         (("--port",), "--port: expected one argument"),
         (("--block-tokens", "50"), "--block-tokens 50 is not a multiple of --page-size 16; try --block-tokens 64"),
-        (("--model", "gs://bucket"), "--model 'gs://bucket': is no model URI"),
+        (("--model", "gs://bucket"), "--model 'gs://bucket': is no folder here and no model URI"),
         (("--scheduling-policy", "best"), "--scheduling-policy 'best'"),
         (("--tool-call-parser", "qwen"), "--tool-call-parser 'qwen': is none of auto, none, harmony, hermes"),
         (("--reasoning-parser", "qwen"), "--reasoning-parser 'qwen': is none of auto, none, harmony, think"),
@@ -104,7 +104,7 @@ def test_every_address_is_listened_on() -> None:
         (("--speculative-config", '{"method": "eagle"}'), "--speculative-config method='eagle': Input should be 'ngram' or 'draft_model'"),
         (("--speculative-config", '{"method": "draft_model"}'), "--speculative-config: method 'draft_model' with model '': give a model"),
         (("--speculative-config", '{"method": "ngram", "model": "hf://a/b"}'), "with method 'draft_model', and only with it"),
-        (("--speculative-config", '{"model": "a/b"}'), "--speculative-config model='a/b': is no model URI"),
+        (("--speculative-config", '{"model": "gpt2"}'), "--speculative-config model='gpt2': is no folder here and no model URI"),
         (("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 6}'), "prompt_lookup_min 6 is more than prompt_lookup_max 5"),
         (("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 65}'), "num_speculative_tokens=65: "),
         (("--speculative-config", '{"methods": "ngram"}'), "unknown key 'methods' (did you mean 'method'?); the keys are method, model,"),
@@ -174,6 +174,18 @@ def test_no_password_is_shown_when_the_url_is_refused(capsys: pytest.CaptureFixt
         _config()
     printed = capsys.readouterr().err
     assert "secret" not in printed and "http://user:***@host:1/0" in printed
+
+
+def test_a_model_is_a_folder_or_a_repository_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People type what they see: a folder, or the name on the hub. An existing folder wins."""
+    (tmp_path / "my models" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert WorkerConfig(model="org/name@v1").model == "hf://org/name@v1"
+    assert WorkerConfig(model="my models/tiny").model == f"file://{tmp_path}/my%20models/tiny"
+    assert WorkerConfig(model="./none").model == f"file://{tmp_path}/none", "the load then names the folder that is not there"
+    monkeypatch.chdir(tmp_path / "my models")
+    assert WorkerConfig(model=".").model == f"file://{tmp_path}/my%20models" and WorkerConfig(model=".").names == ("my models",)
+    assert WorkerConfig(model="tiny").names == ("tiny",)
 
 
 def test_names() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fairlead_worker.config.values import ConfigObject, check_model_uri
+from fairlead_worker.config.values import ConfigObject, to_model_uri
 
 
 class SpeculativeConfig(ConfigObject):
@@ -14,7 +14,7 @@ class SpeculativeConfig(ConfigObject):
         Literal["ngram", "draft_model"],
         Field(description="ngram: search the request's own text; draft_model: run `model`, the default if `model` is given"),
     ]
-    model: Annotated[str, Field(description="draft model with the same tokenizer: hf://org/name, s3://bucket/folder or file:///path")] = ""
+    model: Annotated[str, Field(description="draft model with the same tokenizer, in the forms of --model")] = ""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=64, description="drafted tokens of a request in one step, at most")] = 5
     prompt_lookup_min: Annotated[int, Field(ge=1, description="ngram: tokens that must match")] = 2
     prompt_lookup_max: Annotated[int, Field(ge=1, description="ngram: tokens that are compared to choose among several matches")] = 5
@@ -27,7 +27,7 @@ class SpeculativeConfig(ConfigObject):
     @field_validator("model")
     @classmethod
     def _check_model(cls, value: str) -> str:
-        return check_model_uri(value) if value else value
+        return to_model_uri(value) if value else value
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

@@ -3,11 +3,13 @@
 import difflib
 import json
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 _URI: Final = r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
+_REPOSITORY: Final = r"[\w.-]+/[\w.-]+(@[\w./-]+)?"
 
 
 class ConfigObject(BaseModel):
@@ -56,8 +58,20 @@ def to_upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
-def check_model_uri(value: str) -> str:
-    """Return `value`. Raises ValueError if it is not the URI of a model."""
-    if not re.fullmatch(_URI, value):
-        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision, s3://bucket/folder or file:///path")
-    return value
+def to_model_uri(value: str) -> str:
+    """Return the URI of a model that a user names: a URI, a folder of this machine, or ORG/NAME on the Hugging Face hub.
+
+    An existing folder wins over a repository of the same name. Raises ValueError for anything else.
+    """
+    if re.fullmatch(_URI, value):
+        return value
+    folder = Path(value).expanduser()
+    if folder.is_dir() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
+        return (folder.resolve() if ".." in folder.parts else folder.absolute()).as_uri()  # a link keeps its name, the model's default name
+    if re.fullmatch(_REPOSITORY, value):
+        return f"hf://{value}"
+    if value.startswith("oci://"):
+        raise ValueError("is an image, which only a cluster mounts (spec.model.uri); copy the model's folder here and give that folder")
+    raise ValueError(
+        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder or file:///path"
+    )

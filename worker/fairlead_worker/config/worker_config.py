@@ -7,6 +7,7 @@ from contextlib import suppress
 from ipaddress import IPv6Address
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
+from urllib.parse import unquote
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,7 +22,7 @@ from fairlead_worker.config.leader_worker_set import GroupEnvironment
 from fairlead_worker.config.limits import Limits
 from fairlead_worker.config.options import ENV_PREFIX, env_only, flag, setting_name, variable_name
 from fairlead_worker.config.speculative import SpeculativeConfig
-from fairlead_worker.config.values import check_model_uri, parse_json, parse_json_or_list, to_upper
+from fairlead_worker.config.values import parse_json, parse_json_or_list, to_model_uri, to_upper
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, select_parsers
 from fairlead_worker.parsing.registry import reasoning_plugins, tool_call_plugins
 
@@ -42,7 +43,9 @@ class WorkerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
 
     # Model
-    model: Annotated[str, flag("Model", "model to serve: hf://org/name[@revision], s3://bucket/folder or file:///path")]
+    model: Annotated[
+        str, flag("Model", "model to serve: a folder, ORG/NAME on the hub, hf://org/name[@revision], s3://bucket/folder or file:///path")
+    ]
     served_model_name: Annotated[str, flag("Model", "name of the model in the API, or several with commas; default: from --model")] = ""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -244,7 +247,7 @@ class WorkerConfig(BaseSettings):
     @field_validator("model")
     @classmethod
     def _check_model(cls, value: str) -> str:
-        return check_model_uri(value)
+        return to_model_uri(value)
 
     @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod
@@ -364,7 +367,7 @@ class WorkerConfig(BaseSettings):
         if given:
             return given
         scheme, _, rest = self.model.partition("://")
-        return (rest.partition("@")[0] if scheme == "hf" else PurePosixPath(rest).name,)
+        return (rest.partition("@")[0] if scheme == "hf" else PurePosixPath(unquote(rest)).name,)
 
     @property
     def loras(self) -> dict[str, str]:

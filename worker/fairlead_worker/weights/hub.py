@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+import httpx
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -21,6 +22,10 @@ from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.progress import Progress
 
+REFUSALS = (HFValidationError, GatedRepoError, RevisionNotFoundError, RepositoryNotFoundError)
+"""Answers of the hub that no later attempt changes."""
+CHECK_SECONDS = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
@@ -28,6 +33,16 @@ class HubModel:
 
     repository: str
     revision: str | None
+
+
+def check_exists(uri: str, source: HubModel) -> None:
+    """Ask the hub for the repository. Raises ModelLoadError if it refuses. Returns if it does not answer within `CHECK_SECONDS`."""
+    try:
+        HfApi().model_info(source.repository, revision=source.revision, timeout=CHECK_SECONDS)
+    except REFUSALS as error:
+        raise _explain_refusal(uri, source, error) from error
+    except (HfHubHTTPError, httpx.HTTPError, OSError):
+        return  # the files may be in the cache
 
 
 def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
@@ -60,20 +75,8 @@ def _download(
                 local_files_only=present,
             )
         )
-    except HFValidationError as error:
-        raise ModelLoadError(uri, str(error)) from error
-    except GatedRepoError as error:
-        raise ModelLoadError(
-            uri,
-            "the repository is gated (403): accept its terms on the hub, and give a token of that account: spec.model.secretRef (HF_TOKEN)",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ModelLoadError(uri, f"the repository has no revision {source.revision!r} (404)") from error
-    except RepositoryNotFoundError as error:
-        status = error.response.status_code
-        raise ModelLoadError(
-            uri, f"no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it ({status})"
-        ) from error
+    except REFUSALS as error:
+        raise _explain_refusal(uri, source, error) from error
     except HfHubHTTPError as error:
         raise ModelLoadError(uri, f"the hub answered {error.response.status_code}{revision}: {_hint(error)}") from error
     except LocalEntryNotFoundError as error:
@@ -94,6 +97,23 @@ def _download(
         if "No space left" in str(error):
             raise cache.explain(uri, OSError(errno.ENOSPC, str(error))) from error
         raise ModelLoadError(uri, f"download failed: {error}") from error
+
+
+def _explain_refusal(uri: str, source: HubModel, error: Exception) -> ModelLoadError:
+    match error:
+        case GatedRepoError():  # a subclass of RepositoryNotFoundError
+            cause = (
+                "the repository is gated (403): accept its terms on the hub, and give a token of that account: "
+                "spec.model.secretRef (HF_TOKEN)"
+            )
+        case RevisionNotFoundError():
+            cause = f"the repository has no revision {source.revision!r} (404)"
+        case RepositoryNotFoundError():
+            status = error.response.status_code
+            cause = f"no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it ({status})"
+        case _:
+            cause = str(error)
+    return ModelLoadError(uri, cause)
 
 
 def _hint(error: HfHubHTTPError) -> str:

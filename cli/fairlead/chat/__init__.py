@@ -1,0 +1,1 @@
+"""`fairlead chat`: a conversation with any OpenAI-compatible server at the terminal."""

@@ -1,0 +1,31 @@
+"""`fairlead serve MODEL [-- WORKER FLAGS]`."""
+
+import asyncio
+import sys
+
+from fairlead.console import make_console
+from fairlead.local.cluster import PodFailed
+from fairlead.options import takes
+from fairlead.program import describe, new_app
+from fairlead.serve.model import ModelRefused
+from fairlead.serve.options import ServeOptions
+from fairlead.serve.run import serve
+
+app = new_app()
+
+
+@app.command(
+    help=describe(
+        "Serve one model on this machine until Ctrl-C, without a manifest. A Ctrl-C after the start is an orderly end, with status 0.",
+        "fairlead serve ./model",
+        "fairlead serve Qwen/Qwen3-0.6B -- --max-model-len 8192",
+        "fairlead serve s3://bucket/model --replicas 2 --port 9000",
+    )
+)
+@takes(ServeOptions)
+def run(options: ServeOptions) -> int:
+    try:
+        return asyncio.run(serve(options, make_console()))
+    except (ModelRefused, PodFailed) as error:
+        print(f"fairlead serve: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,121 @@
+"""What `fairlead serve` runs: one worker process, or the local cluster of a manifest made here."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+from fairlead.errors import UserError
+from fairlead.local.cluster import LocalCluster
+from fairlead.local.containers import LOOPBACK, Container, Probe
+from fairlead.local.kubelet import find_program
+from fairlead.local.manifest import Manifest
+from fairlead.local.pod import Pod
+from fairlead.local.process import Guard
+from fairlead.local.rundir import make_run_directory
+from fairlead_operator.api import InferenceService, InvalidManifest
+
+CLOSING_SECONDS = 5.0
+"""Seconds from the end of a worker's drain, which sends the last event of each stream, to its own end."""
+
+
+class LocalWorker:
+    """One worker and no router, as an async context manager. The pod restarts the worker if it dies."""
+
+    def __init__(
+        self, flags: Sequence[str], *, port: int, host_env: Mapping[str, str], stop_grace: float, on_change: Callable[[], None]
+    ) -> None:
+        self.directory = make_run_directory("serve")
+        self._stop_grace = stop_grace
+        self._guard = Guard()
+        termination_log = self.directory / "worker.termination"
+        # The user's flags follow ours, and the last one wins.
+        ours = ("--host", LOOPBACK, "--port", str(port), "--drain-timeout", f"{stop_grace:g}")
+        container = Container(
+            command=(*find_program((), "worker"), *ours, *flags),
+            env={**host_env, "FAIRLEAD_TERMINATION_LOG": str(termination_log), "FAIRLEAD_ADMIN_PORT": "", "PYTHONUNBUFFERED": "1"},
+            port=port,
+            readiness=Probe("/ready", port),
+            liveness=Probe("/health", port, timeout=5.0),
+        )
+        self._pod = Pod(
+            "worker",
+            container,
+            log=self.directory / "logs" / "worker.log",
+            termination_log=termination_log,
+            guard=self._guard,
+            changed=on_change,
+        )
+
+    async def __aenter__(self) -> "LocalWorker":
+        self._guard.__enter__()
+        self._pod.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self._pod.stop(self._stop_grace + CLOSING_SECONDS)
+        finally:
+            self._guard.__exit__(kind, error, trace)
+        if error is None:  # otherwise its log may be read
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def pods(self) -> list[Pod]:
+        return [self._pod]
+
+    def is_ready(self) -> bool:
+        return self._pod.state.ready
+
+
+class LocalFleet:
+    """Workers behind a router with a prefix index, as an async context manager."""
+
+    def __init__(
+        self, manifest: Manifest, *, port: int, host_env: Mapping[str, str], stop_grace: float, on_change: Callable[[], None]
+    ) -> None:
+        self._manifest = manifest
+        self._cluster = LocalCluster(
+            "serve",
+            port=port,
+            host_env=host_env,
+            cpus=os.cpu_count() or 1,
+            stop_grace=stop_grace + CLOSING_SECONDS,
+            on_change=on_change,
+        )
+        self.directory = self._cluster.directory
+
+    async def __aenter__(self) -> "LocalFleet":
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._cluster)
+            self._cluster.apply(self._manifest)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    def pods(self) -> list[Pod]:
+        return self._cluster.pods()
+
+    def is_ready(self) -> bool:
+        return self._cluster.kubelet.all_ready()
+
+
+def make_manifest(uri: str, name: str, replicas: int, flags: Sequence[str], stop_grace: float) -> Manifest:
+    """Return the manifest of `replicas` workers of a model. `name`: the model's name in the API. Raises UserError."""
+    document = {
+        "metadata": {"name": "serve"},
+        "spec": {
+            "model": {"uri": uri, "name": name},
+            "replicas": replicas,
+            "engine": {"args": list(flags)},
+            "rollout": {"drainTimeoutSeconds": int(stop_grace)},
+        },
+    }
+    try:
+        return Manifest(Path(f"{Path(sys.argv[0]).name} serve {uri}"), (InferenceService.parse(document),))
+    except InvalidManifest as error:
+        raise UserError(f"with --replicas {replicas}: {error}") from None

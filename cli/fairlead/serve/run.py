@@ -1,0 +1,99 @@
+"""One run of `fairlead serve`: start, show the progress, say how to call it, and wait for Ctrl-C."""
+
+import asyncio
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from fairlead.local.cluster import PodFailed, describe_failure
+from fairlead.local.containers import LOOPBACK
+from fairlead.local.pod import Pod
+from fairlead.local.rundir import remove_old_runs
+from fairlead.local.up import check_ports_free, run_until_stopped, stop_on_signals
+from fairlead.serve import DEFAULT_URL
+from fairlead.serve.fleet import LocalFleet, LocalWorker, make_manifest
+from fairlead.serve.model import find_model, worker_config
+from fairlead.serve.options import ServeOptions
+from fairlead.serve.progress import StartUpProgress
+
+WORKER_PREFIX = "fairlead-worker: "
+"""How the line with the reason of a worker's failure begins."""
+
+
+async def serve(options: ServeOptions, console: Console) -> int:
+    """Serve until a signal, and return 0. Raises UserError for wrong options, ModelRefused and PodFailed."""
+    began = time.monotonic()
+    options.check()
+    uri = find_model(options.model)
+    config = worker_config(uri, options.port, options.flags or ())
+    check_ports_free(options.port, 1)
+    stop = stop_on_signals()
+    remove_old_runs()
+    changed = asyncio.Event()
+
+    def on_change() -> None:
+        changed.set()
+        progress.update()
+
+    fleet = _make_fleet(options, uri, config.names[0], on_change)
+    progress = StartUpProgress(console, fleet.pods)
+    async with fleet:
+        console.print(f"logs: {fleet.directory}/logs", style="dim", soft_wrap=True)
+        with progress:
+            if not await run_until_stopped(_wait_ready(fleet, changed), stop):
+                console.print("stopping")
+                return 0
+        console.print(f"\n[bold green]ready[/] after {time.monotonic() - began:.1f} s", soft_wrap=True)
+        print_usage(console, f"http://{LOOPBACK}:{options.port}", config.names[0])
+        await run_until_stopped(_report_failures(fleet, changed, console), stop)
+        console.print("stopping; Ctrl-C again: stop now")
+    return 0
+
+
+def _make_fleet(options: ServeOptions, uri: str, name: str, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
+    port, grace, flags = options.port, options.stop_grace, options.flags or []
+    if options.replicas == 1:
+        return LocalWorker(("--model", uri, *flags), port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
+    manifest = make_manifest(uri, name, options.replicas, flags, grace)
+    return LocalFleet(manifest, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
+
+
+async def _wait_ready(fleet: LocalWorker | LocalFleet, changed: asyncio.Event) -> None:
+    """Wait until all pods are ready. Raises PodFailed as soon as one ends: nothing that a restart could mend has happened yet."""
+    while not fleet.is_ready():
+        for pod in fleet.pods():
+            if pod.state.restarts:
+                raise PodFailed(describe_end(pod))
+        changed.clear()
+        await changed.wait()
+
+
+async def _report_failures(fleet: LocalWorker | LocalFleet, changed: asyncio.Event, console: Console) -> None:
+    """Print why a pod ended, each time. Pods restart by themselves. Never returns."""
+    seen: dict[str, int] = {}
+    while True:
+        for pod in fleet.pods():
+            if pod.state.restarts > seen.get(pod.name, 0):
+                seen[pod.name] = pod.state.restarts
+                console.print(f"{describe_end(pod)}; it restarts", style="red", markup=False, soft_wrap=True)
+        changed.clear()
+        await changed.wait()
+
+
+def describe_end(pod: Pod) -> str:
+    """Return the reason that a worker gave for its end, in one line; without one, the end of its log."""
+    lines = pod.last_output()
+    reasons = [line.removeprefix(WORKER_PREFIX) for line in lines if line.startswith(WORKER_PREFIX)] or lines
+    return f"{reasons[0]} (log: {pod.log})" if len(reasons) == 1 else describe_failure(pod)
+
+
+def print_usage(console: Console, url: str, model: str) -> None:
+    """Print how to call the model: a command to paste, and the chat."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    curl = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    chat = "fairlead chat" if url == DEFAULT_URL else f"fairlead chat --url {url}"
+    console.print(f"  model  {model} at {url}/v1\n  stop   Ctrl-C\n  call   {curl}\n  chat   {chat}", markup=False, soft_wrap=True)

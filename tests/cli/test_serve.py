@@ -1,0 +1,227 @@
+"""`fairlead serve` and `fairlead chat` for real: a worker (or two and a router) as processes, and what a user reads and types."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.cli.processes import wait_until_gone
+
+from fairlead.errors import UserError
+from fairlead.local.kubelet import free_port
+from fairlead.local.pod import PodState
+from fairlead.main import main
+from fairlead.random_model import make_model
+from fairlead.serve.fleet import make_manifest
+from fairlead.serve.progress import Step, step_of
+
+START_SECONDS = 120.0
+STREAM = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3500, "ignore_eos": True, "stream": True}
+
+
+@dataclass
+class Served:
+    """A running `fairlead serve`."""
+
+    url: str
+    folder: Path
+    output: Path
+    process: subprocess.Popen[str]
+
+    def command(self, name: str) -> str:
+        """Return the command that the last lines show."""
+        found = re.search(rf"^  {name}  +(.+)$", self.output.read_text(), re.MULTILINE)
+        assert found, self.output.read_text()
+        return found[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("serve")
+    make_model(root / "model", vocab=1024)
+    return root
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    port, output = free_port(set()), folder / f"output-{request.param}.txt"
+    words = ["serve", "./model", "--port", str(port), "--stop-grace", "1"]
+    words += ["--replicas", str(request.param)] if request.param > 1 else []
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fairlead", *words, "--", "--max-num-seqs", "7"],
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            text=True,
+            env={**os.environ, "MARK": str(output), "TMPDIR": str(folder)},
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while "  chat  " not in output.read_text():
+            assert process.poll() is None, f"ended with {process.returncode}:\n{output.read_text()}"
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.1)
+        yield Served(f"http://127.0.0.1:{port}", folder, output, process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def fairlead(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fairlead", *words], input=given, capture_output=True, text=True, timeout=60)
+
+
+def test_the_shown_command_works_when_pasted(served: Served) -> None:
+    done = subprocess.run(["bash", "-c", served.command("call")], capture_output=True, text=True, timeout=60)
+    answer = json.loads(done.stdout)
+    assert answer["model"] == "model" and answer["usage"]["completion_tokens"] > 0
+
+
+def test_steps_of_the_start_are_lines_in_a_file(served: Served) -> None:
+    lines = served.output.read_text().splitlines()
+    assert any(line.endswith("start") for line in lines) and any(line.endswith("ready") for line in lines)
+    assert "\x1b" not in served.output.read_text(), "no terminal codes"
+
+
+def test_flags_after_the_dashes_reach_the_worker(served: Served) -> None:
+    if "worker-0" in served.output.read_text():
+        [router] = [httpx.get(f"{served.url}/fairlead/workers", timeout=5, trust_env=False).json()]
+        url = f"http://{router['workers'][0]['address']}"
+    else:
+        url = served.url
+    assert httpx.get(f"{url}/load", timeout=5, trust_env=False).json()["max_running"] == 7
+
+
+def test_a_question_from_a_pipe_gets_one_answer(served: Served) -> None:
+    done = fairlead("chat", "--url", served.url, "--system", "Be short.", given="Hello?\n")
+    assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr
+
+
+def test_a_used_port_is_refused_in_one_line(served: Served) -> None:
+    done = fairlead("serve", str(served.folder / "model"), "--port", served.url.rpartition(":")[2])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "cannot be used" in done.stderr and "Address already in use" in done.stderr
+
+
+def test_an_unknown_model_name_is_one_line(served: Served) -> None:
+    done = fairlead("chat", "--url", served.url, "--model", "other", given="Hello?")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "'other' does not exist" in done.stderr, done.stderr
+
+
+def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(served: Served) -> None:
+    """At a terminal: the answer of a random model is long; Ctrl-C comes in the middle of it, and the chat goes on."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "fairlead", "chat", "--url", served.url])
+    try:
+        _read_until(terminal, "Ctrl-D ends")
+        _read_until(terminal, "> ")
+        os.write(terminal, b"Hello\n")
+        _read_until(terminal, "Hello")
+        _read_until(terminal, r"\S{20}|(\S+\s+){5}")
+        os.write(terminal, b"\x03")
+        _read_until(terminal, r"\(stopped\)")
+        _read_until(terminal, "> ")
+        os.write(terminal, b"\x04")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+
+
+def test_ctrl_c_ends_streams_and_leaves_nothing(served: Served) -> None:
+    """The last test with a server: a stream that outlives the grace gets its error event, not a broken connection."""
+    events: list[str] = []
+    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=STREAM | {"model": "model"}, timeout=60, trust_env=False) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data:"):
+                events.append(line)
+                if len(events) == 3:
+                    served.process.send_signal(signal.SIGINT)
+    assert '"error"' in events[-1] or events[-1] == "data: [DONE]", events[-1]
+    assert served.process.wait(timeout=60) == 0
+    wait_until_gone(str(served.output))
+    assert not list(served.folder.glob("fairlead-*/serve-*")), "an orderly end removes its files"
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("./none", "there is no "),
+        ("empty", "no config.json in "),
+        ("half", "no *.safetensors in "),
+        ("word", "word is no folder here and no model URI; give a folder, ORG/NAME"),
+        ("oci://registry/model:1", "is an image, which only a cluster mounts"),
+    ],
+)
+def test_a_wrong_model_is_refused_before_a_worker_starts(
+    model: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", model, "--port", str(free_port(set()))])
+    printed = capsys.readouterr()
+    assert ended.value.code == 1 and says in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "--port", "1"], "-- --port: give --port before -- instead"),
+        (["--", "--model=x"], "-- --model=x: give MODEL before -- instead"),
+        (["--", "--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag; did you mean --max-num-seqs?"),
+        (["--replicas", "0"], "--replicas 0: must be 1 or more"),
+        (["--replicas", "2", "--", "--host", "::"], "-- --host: only for one worker"),
+        (["--port", "0"], "--port 0: must be 1 to 65535"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(folder: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(folder / "model"), *words])
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and says in printed and printed.count("\n") == 1
+
+
+def test_a_worker_that_fails_to_load_gives_its_reason_in_one_line(tmp_path: Path) -> None:
+    """A config that only transformers can judge. The worker is not restarted: nothing would change."""
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    done = fairlead("serve", str(tmp_path), "--port", str(free_port(set())))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "no-such-model" in done.stderr, done.stderr
+
+
+def test_steps_are_named_for_people() -> None:
+    assert step_of(PodState("Starting")) == step_of(PodState("starting", 0, reason="starting the engine")) == Step("start", None)
+    loading = PodState("loading", 25, 5_000_000, 20_000_000, "download")
+    assert step_of(loading) == Step("download", 25, "5.0 MB of 20.0 MB")
+    assert step_of(PodState("loading", 40, reason="capture")) == Step("capture CUDA graphs", 40)
+    assert step_of(PodState("CrashLoopBackOff", reason="exit status 1")) == Step("crashloopbackoff (exit status 1)", None)
+
+
+def test_several_replicas_are_a_manifest() -> None:
+    [service] = make_manifest("hf://org/name", "org/name", 3, ["--max-num-seqs=4"], 10).services
+    assert service.spec.replicas == 3 and service.served_model_name == "org/name" and service.spec.engine.args == ["--max-num-seqs=4"]
+    with pytest.raises(UserError, match=r"with --replicas 2: spec.model.uri"):
+        make_manifest("file:///my%20models/x", "x", 2, [], 10)
+
+
+def _read_until(terminal: int, pattern: str) -> None:
+    """Read the terminal until its new output has `pattern`."""
+    text, deadline = "", time.monotonic() + 30
+    while not re.search(pattern, text):
+        assert time.monotonic() < deadline, text
+        text += os.read(terminal, 1).decode(errors="replace")
