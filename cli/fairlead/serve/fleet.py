@@ -15,7 +15,7 @@ from fairlead.local.kubelet import find_program
 from fairlead.local.manifest import Manifest
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
-from fairlead.local.rundir import make_run_directory
+from fairlead.local.rundir import RunRecord, make_run_directory, write_record
 from fairlead_operator.api import InferenceService, InvalidManifest
 
 CLOSING_SECONDS = 5.0
@@ -39,7 +39,7 @@ class LocalWorker:
             env={**host_env, "FAIRLEAD_TERMINATION_LOG": str(termination_log), "FAIRLEAD_ADMIN_PORT": "", "PYTHONUNBUFFERED": "1"},
             port=port,
             readiness=Probe("/ready", port),
-            liveness=Probe("/health", port, timeout=5.0),
+            liveness=Probe("/livez", port, timeout=5.0),
         )
         self._pod = Pod(
             "worker",
@@ -52,6 +52,7 @@ class LocalWorker:
 
     async def __aenter__(self) -> "LocalWorker":
         self._guard.__enter__()
+        write_record(self.directory, RunRecord(pid=os.getpid(), manifest="fairlead serve", urls={}))  # so that no later run removes it
         self._pod.start()
         return self
 

@@ -8,6 +8,8 @@ import typer
 from fairlead.errors import UserError
 from fairlead.serve import DEFAULT_PORT
 
+MOST_GRACE_SECONDS = 3600
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
@@ -27,5 +29,7 @@ class ServeOptions:
             raise UserError(f"--replicas {self.replicas}: must be 1 or more")
         if self.replicas > 1 and any(flag.partition("=")[0] == "--host" for flag in self.flags or ()):
             raise UserError("-- --host: only for one worker, because with --replicas a router is in front of the workers")
-        if not self.stop_grace >= 0:  # written so that nan is refused too
-            raise UserError(f"--stop-grace {self.stop_grace:g}: must be 0 seconds or more")
+        if self.replicas > 1 and any(flag.partition("=")[0] == "--api-key-file" for flag in self.flags or ()):
+            raise UserError("-- --api-key-file: only for one worker, because the router of --replicas sends no key to the workers")
+        if not 0 <= self.stop_grace <= MOST_GRACE_SECONDS:  # written so that nan is refused too
+            raise UserError(f"--stop-grace {self.stop_grace:g}: must be 0 to {MOST_GRACE_SECONDS} seconds")

@@ -16,7 +16,7 @@ def test_keys_and_origins(start: Callable[..., WorkerProcess], tmp_path: Path) -
     worker = start("--api-key-file", str(keys), "--allowed-origins", ORIGIN, "--log-format", "json").wait_ready()
     bearer = lambda key: {"authorization": f"Bearer {key}"}  # noqa: E731
 
-    for path in ("/health", "/ready", "/metrics", "/load", "/openapi.json"):
+    for path in ("/health", "/livez", "/ready", "/metrics", "/load", "/openapi.json"):
         assert worker.client.get(path).status_code == 200, f"{path} needs no key"
     for path in ("/v1/models", "/internal/prompt-format"):
         assert worker.client.get(path).status_code == 401

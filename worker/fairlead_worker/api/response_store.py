@@ -38,7 +38,7 @@ class ResponseStore:
     """The stored responses of a service."""
 
     def __init__(self, redis: RedisAccess, namespace: str, limits: Limits) -> None:
-        self._redis = RedisClient(redis, TIMEOUT_SECONDS)
+        self._redis = RedisClient(redis, TIMEOUT_SECONDS, shared=True)  # a client that leaves must not end the calls of others
         self._prefix = f"{key_prefix(namespace)}answers"
         self._places, self._max_bytes = limits.stored_responses, limits.stored_response_bytes
         self._seconds = limits.stored_response_seconds

@@ -145,6 +145,7 @@ class Generation:
         self._attempt = submissions[0].attempt if submissions else ""
 
     async def __aenter__(self) -> "Generation":
+        self._client.record_arrival()
         for index, submission in enumerate(self._submissions):
             self._client.register(self._ids[index], submission, self._make_deliver(index), traced=index < self._traced)
         if self._attempt:
@@ -252,9 +253,13 @@ class EngineClient:
         """Return the number of sequences that wait for their first token."""
         return len(self._awaiting_first_token)
 
+    def record_arrival(self) -> None:
+        """Count a request, whatever the number of its sequences."""
+        self._arrivals.record(time.monotonic())
+
     @property
     def arrival_rate(self) -> float:
-        """Sequences received per second lately."""
+        """Requests received per second lately."""
         return self._arrivals.per_second(time.monotonic())
 
     def estimate_wait(self) -> float:
@@ -290,7 +295,6 @@ class EngineClient:
         )
         self._receivers[id] = deliver
         self._awaiting_first_token.add(id)
-        self._arrivals.record(time.monotonic())
 
     def abort(self, id: str) -> None:
         self._awaiting_first_token.discard(id)

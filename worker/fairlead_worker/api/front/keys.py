@@ -12,7 +12,7 @@ from fairlead_worker.config.api_files import read_keys
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/ping", "/version", "/metrics", "/load", "/openapi.json", "/docs"))
+OPEN_PATHS = frozenset(("/health", "/livez", "/ready", "/ping", "/version", "/metrics", "/load", "/openapi.json", "/docs"))
 """Paths without a key: probes, monitoring and the API's description."""
 
 

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
+import msgspec
+
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_common.protocols.responses import RENAMED, ResponsesBody, chat_body
 from fairlead_worker.api.errors import ApiError
@@ -152,10 +154,11 @@ async def responses(worker: Worker, context: RequestContext) -> None:
     prompt_tokens, raw = split_token_prefix(context, await context.read_body(worker.config.limits.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
     conversation = await read_conversation(worker, context, body)
+    size = len(raw) + (0 if conversation is body else len(msgspec.json.encode(conversation.input)))
     id = await worker.response_store.new_id() if body.store and worker.response_store is not None else None
     with rename_error_fields(RENAMED):
         chat = to_chat_request(chat_body(conversation))
-        async with prepare_chat(worker, context, chat, prompt_tokens, len(raw)) as (model, generation_request, _):
+        async with prepare_chat(worker, context, chat, prompt_tokens, size) as (model, generation_request, _):
             save = None if id is None else partial(save_response, worker, context, conversation)
             writer = ResponsesWriter(id or context.request_id, model, body, generation_request, worker.encoder, save)
             before_end = None if save is None else writer.save
