@@ -28,6 +28,7 @@ from fairlead_router.wire.response import Reply
 logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
+REFERENCE = frozenset((OPENAPI, "/docs"))
 """Proxied: the workers own the schema of requests."""
 MODEL = "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
@@ -75,7 +76,7 @@ class App:
                 return
         call, counted = Call.from_request(request), False
         try:
-            if path in _POSTED or path == OPENAPI or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
+            if path in _POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
             batches = self._router.batches
             if batches is not None and served and batches.serves(path):
@@ -93,7 +94,7 @@ class App:
                 call.status = 200
                 page(reply)
                 return
-            if path == OPENAPI:
+            if path in REFERENCE:
                 await handler.forward_unprompted(call, reply)
                 return
             if path not in _QUERIES:
@@ -147,7 +148,7 @@ class App:
         """Return the methods of a path; empty for an unknown path."""
         if path in _POSTED or path == SCORE:
             return ("POST",)
-        if path == OPENAPI:
+        if path in REFERENCE:
             return ("GET",)
         return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
 

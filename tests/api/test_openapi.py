@@ -1,5 +1,7 @@
 """The OpenAPI document: the same from worker and router, complete, and valid requests conform to it."""
 
+import re
+
 import httpx
 import jsonschema
 import pytest
@@ -22,6 +24,34 @@ def test_worker_and_router_serve_the_same_document(pair: Pair) -> None:
     assert worker.status_code == router.status_code == 200
     assert worker.json() == router.json()
     assert worker.json()["openapi"].startswith("3.1")
+
+
+def test_worker_and_router_serve_a_page_that_loads_nothing_from_elsewhere(pair: Pair, document: dict) -> None:
+    worker, router = (httpx.get(f"{url}/docs") for url in pair.urls)
+    assert worker.status_code == router.status_code == 200 and worker.headers["content-type"].startswith("text/html")
+    assert worker.text == router.text
+    assert not re.search(r"<script|<link|<img|src=|https?://", worker.text)
+    ids = set(re.findall(r'id="([^"]+)"', worker.text))
+    assert ids == {each["operationId"] for each in operations(document)} | document["components"]["schemas"].keys()
+    assert {name.removeprefix("#") for name in re.findall(r'href="(#[^"]+)"', worker.text)} <= ids, "every link leads somewhere"
+
+
+def test_every_operation_says_what_it_takes_and_returns(document: dict) -> None:
+    every = operations(document)
+    assert len({each["operationId"] for each in every}) == len(every)
+    for each in every:
+        assert each["tags"] and each["summary"], each
+        good = {status: said for status, said in each["responses"].items() if status.startswith("2")}
+        assert len(good) == 1 and next(iter(good.values()))["content"], each
+        assert "application/json" in each["responses"]["default"]["content"]
+        if "requestBody" in each:
+            assert each["responses"].keys() >= {"400", "413", "500", "503"}, each["operationId"]
+    streams = {each["operationId"] for each in every if "text/event-stream" in each["responses"].get("200", {}).get("content", {})}
+    assert streams == {"create_completion", "create_chat_completion", "create_response", "create_message"}
+
+
+def operations(document: dict) -> list[dict]:
+    return [operation for said in document["paths"].values() for operation in said.values()]
 
 
 def test_every_body_has_a_schema(document: dict) -> None:
