@@ -1,4 +1,4 @@
-"""The OpenAPI document: the same from worker and router, complete, and valid requests conform to it."""
+"""The OpenAPI document: the same from worker and router, complete; valid requests and real answers conform to it."""
 
 import re
 
@@ -10,6 +10,7 @@ from tests.api.fuzz import GOOD
 
 from fairlead_router.app import UNPROMPTED
 from fairlead_router.request.prompts import PROMPTED
+from fairlead_worker.api.routes.apis import select_apis
 
 METHODS = {"get", "post"}
 
@@ -48,6 +49,39 @@ def test_every_operation_says_what_it_takes_and_returns(document: dict) -> None:
             assert each["responses"].keys() >= {"400", "413", "500", "503"}, each["operationId"]
     streams = {each["operationId"] for each in every if "text/event-stream" in each["responses"].get("200", {}).get("content", {})}
     assert streams == {"create_completion", "create_chat_completion", "create_response", "create_message"}
+
+
+@pytest.mark.parametrize(("path", "body"), GOOD)
+def test_answers_and_events_have_exactly_the_documented_fields(pair: Pair, path: str, body: dict) -> None:
+    (operation,) = (each for group in select_apis("all").values() for each in group if each.path == path)
+    answer = pair.worker.client.post(path, json=body, timeout=60)
+    assert answer.status_code == 200
+    model = operation.stream if body.get("stream") else operation.answer
+    assert model is not None
+    for one in iterate_events(answer.text) if body.get("stream") else [answer.text]:
+        model.model_validate_json(one, extra="ignore" if path == "/v1/responses" else "forbid")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/load", "/health", "/ready", "/version"])
+def test_pages_have_exactly_the_documented_fields(pair: Pair, path: str) -> None:
+    pattern = "/v1/models/{name:path}" if path == "/v1/models/tiny" else path
+    (operation,) = (each for group in select_apis("all").values() for each in group if each.path == pattern)
+    answer = pair.worker.client.get(path)
+    assert answer.status_code == 200 and operation.answer is not None
+    operation.answer.model_validate_json(answer.text, extra="forbid")
+    assert pair.worker.client.head(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/tokenize", "/detokenize", "/score"])
+def test_errors_have_exactly_the_documented_fields(pair: Pair, path: str) -> None:
+    (operation,) = (each for group in select_apis("all").values() for each in group if each.path == path)
+    answer = pair.worker.client.post(path, json={"model": 5})
+    assert answer.status_code == 400
+    operation.error.model_validate_json(answer.text, extra="forbid")
+
+
+def iterate_events(stream: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
 
 
 def operations(document: dict) -> list[dict]:

@@ -14,6 +14,7 @@ from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
 from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
 from fairlead_worker.api.reference.fields import ENDPOINTS, LORA_NOTES, NOTES, OWN_NOTES, POOLED_NOTES, TOKEN_BY_PATH, TOKEN_NOTES
+from fairlead_worker.api.reference.nested import ITEMS, describe_lists
 from fairlead_worker.api.routes.operation import Operation, build_router
 from fairlead_worker.api.schema import ChatRequest, LoadLoraRequest, UnloadLoraRequest
 
@@ -37,8 +38,9 @@ def build_document(apis: Mapping[str, Iterable[Operation]], version: str = "") -
 
 
 def _list_answer_schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the schemas of stream events and errors, which FastAPI does not know."""
-    models = {model: None for each in operations for model in (each.stream, each.error) if model is not None}
+    """Return the schemas of stream events, errors and objects within bodies, which FastAPI does not know."""
+    events = [model for each in operations for model in (each.stream, each.error) if model is not None]
+    models = dict.fromkeys((*events, *ITEMS.values()))
     _, found = models_json_schema([(model, "serialization") for model in models], ref_template=REFERENCE.format(name="{model}"))
     schemas: dict[str, Any] = found["$defs"]
     return schemas
@@ -61,6 +63,8 @@ def _list_body_schemas(operations: Iterable[Operation]) -> dict[str, Any]:
             _describe(properties, TOKEN_NOTES)
         elif body in (LoadLoraRequest, UnloadLoraRequest):
             _describe(properties, LORA_NOTES)
+    for name, schema in schemas.items():
+        describe_lists(name, schema["properties"])
     return schemas
 
 
@@ -87,6 +91,25 @@ def _describe_protocol(properties: dict[str, Any], path: str, chat_properties: d
             node["description"] = PROTOCOL_NOTES[path][name]
 
 
-def _restrict(node: dict[str, Any], values: list[Any], why: str) -> None:
+def _restrict(node: dict[str, Any], values: Iterable[Any], why: str) -> None:
     node.clear()
-    node.update({"enum": values, "description": f"Refused otherwise: {why}."})
+    node.update({"anyOf": [_allow_only(value) for value in values], "description": f"Refused otherwise: {why}."})
+
+
+def _allow_only(value: Any) -> dict[str, Any]:
+    """Return the schema of one value, in a form that generators of clients can read: they take no list of values of several types."""
+    match value:
+        case None:
+            return {"type": "null"}
+        case []:
+            return {"type": "array", "items": {}, "maxItems": 0}
+        case [only]:
+            return {"type": "array", "items": _allow_only(only), "minItems": 1, "maxItems": 1}
+        case {}:
+            return {"type": "object", "maxProperties": 0}
+        case bool():
+            return {"type": "boolean", "const": value}
+        case str():
+            return {"type": "string", "const": value}
+        case _:
+            return {"type": "number", "const": value}

@@ -71,6 +71,8 @@ class Completion(Answer):
     created: int
     """Unix time in seconds."""
     model: str
+    system_fingerprint: str | None = None
+    """Changes with whatever can change the answer of an equal request."""
     choices: list[CompletionChoice]
     usage: Usage | None = None
     """In a stream: null, or absent without `stream_options.include_usage`, except for the last chunk, which has no choices."""
@@ -155,6 +157,8 @@ class ChatCompletion(Answer):
     created: int
     """Unix time in seconds."""
     model: str
+    system_fingerprint: str | None = None
+    """Changes with whatever can change the answer of an equal request."""
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
@@ -193,6 +197,8 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    """Changes with whatever can change the answer of an equal request."""
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     """Null, or absent without `stream_options.include_usage`, except for the last chunk, which has no choices."""
