@@ -43,8 +43,8 @@ ANSWERS = {
     "tokenize": ("tokenize and detokenize", ("/tokenize", "/detokenize")),
 }
 """By page of requests: the title of its page of answers, and their paths."""
-ANSWER_INTRODUCTION = """[The page of the requests]({page}.md) lists their fields. [Errors](errors.md) have a page of their own. An optional field
-can be absent.
+ANSWER_INTRODUCTION = """[The page of the requests]({page}.md) lists their fields. [Errors](errors.md) have a page of their own.
+An optional field can be absent.
 """
 INTRODUCTIONS = {
     COMPLETIONS: """# Completions
