@@ -10,6 +10,9 @@ from tests.api.fuzz import GOOD
 
 from fairlead_router.app import UNPROMPTED
 from fairlead_router.request.prompts import PROMPTED
+from fairlead_worker.api.routes.answers.models import AnthropicModel, AnthropicModelList
+from fairlead_worker.api.routes.answers.pooling import PooledList
+from fairlead_worker.api.routes.answers.worker import DroppedPages, TokenizerInfo
 from fairlead_worker.api.routes.apis import select_apis
 
 METHODS = {"get", "post"}
@@ -75,10 +78,12 @@ def test_answers_and_events_have_exactly_the_documented_fields(pair: Pair, path:
         model.model_validate_json(one, extra="ignore" if path == "/v1/responses" else "forbid")
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/load", "/health", "/ready", "/version"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/tiny", "/load", "/health", "/livez", "/ping", "/ready", "/version", "/server_info"]
+)
 def test_pages_have_exactly_the_documented_fields(pair: Pair, path: str) -> None:
     pattern = "/v1/models/{name:path}" if path == "/v1/models/tiny" else path
-    (operation,) = (each for group in select_apis("all").values() for each in group if each.path == pattern)
+    (operation,) = (each for group in select_apis("all").values() for each in group if (each.method, each.path) == ("GET", pattern))
     answer = pair.worker.client.get(path)
     assert answer.status_code == 200 and operation.answer is not None
     operation.answer.model_validate_json(answer.text, extra="forbid")
@@ -91,6 +96,18 @@ def test_errors_have_exactly_the_documented_fields(pair: Pair, path: str) -> Non
     answer = pair.worker.client.post(path, json={"model": 5})
     assert answer.status_code == 400
     operation.error.model_validate_json(answer.text, extra="forbid")
+
+
+def test_other_forms_of_answers_have_exactly_the_documented_fields(pair: Pair) -> None:
+    client, claude = pair.worker.client, {"anthropic-version": "2023-06-01"}
+    for model, answer in (
+        (AnthropicModel, client.get("/v1/models/tiny", headers=claude)),
+        (AnthropicModelList, client.get("/v1/models", headers=claude)),
+        (PooledList, client.post("/pooling", json={"input": ["a", "b"]})),
+        (DroppedPages, client.post("/reset_prefix_cache")),
+    ):
+        model.model_validate_json(answer.text, extra="forbid")
+    TokenizerInfo.model_validate_json(client.get("/tokenizer_info").text, extra="allow")
 
 
 def iterate_events(stream: str) -> list[str]:
