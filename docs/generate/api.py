@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fairlead_common.protocols.fields import SHARED_FIELDS
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, POOLING, RERANKS, RESPONSES, SCORES
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, to_json
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
 from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
@@ -39,7 +39,7 @@ ANSWERS = {
     "chat": ("chat completions", (CHAT,)),
     "responses": ("Responses", (RESPONSES,)),
     "messages": ("Messages", (MESSAGES, COUNT_TOKENS)),
-    "embeddings": ("embeddings, scores and reranking", (EMBEDDINGS, SCORES[0], RERANKS[0])),
+    "embeddings": ("embeddings, scores and reranking", (EMBEDDINGS, POOLING, SCORES[0], RERANKS[0])),
     "tokenize": ("tokenize and detokenize", ("/tokenize", "/detokenize")),
 }
 """By page of requests: the title of its page of answers, and their paths."""
