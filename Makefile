@@ -170,6 +170,7 @@ requirements: ## pin every dependency with hashes; fails if the images' have no 
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator --extra tracing pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/openapi_client/requirements.in -o tests/api/openapi_client/requirements.txt
 	@# The images contain no compiler: each pin needs a wheel for both machines, made for the C library of Debian 12.
 	@# The images' Python is 3.11; the other versions are those of `requires-python`.
 	for image in control worker; do for machine in x86_64 aarch64; do for python in 3.11 3.12 3.13; do \

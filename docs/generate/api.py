@@ -1,4 +1,4 @@
-"""Write the pages of reference/api/ that list request fields, from the worker's request schemas.
+"""Write the pages of reference/api/ that list request and response fields, from the worker's OpenAPI document.
 
 mkdocs calls `on_files` at each build, so that these pages cannot differ from the code.
 """
@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fairlead_common.protocols.fields import SHARED_FIELDS
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, POOLING, RERANKS, RESPONSES, SCORES
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS, to_json
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
 from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
@@ -28,10 +28,24 @@ from fairlead_worker.api.reference.fields import (
     TOKEN_NOTES,
     VALUES,
 )
+from fairlead_worker.api.reference.openapi import build_document
+from fairlead_worker.api.routes.apis import select_apis
 from fairlead_worker.api.schema import LoadLoraRequest
 
 GENERATED = "<!-- Generated from the code by docs/generate/api.py. -->\n\n"
 Row = tuple[str, str]
+ANSWERS = {
+    "completions": ("completions", (COMPLETIONS,)),
+    "chat": ("chat completions", (CHAT,)),
+    "responses": ("Responses", (RESPONSES,)),
+    "messages": ("Messages", (MESSAGES, COUNT_TOKENS)),
+    "embeddings": ("embeddings, scores and reranking", (EMBEDDINGS, POOLING, SCORES[0], RERANKS[0])),
+    "tokenize": ("tokenize and detokenize", ("/tokenize", "/detokenize")),
+}
+"""By page of requests: the title of its page of answers, and their paths."""
+ANSWER_INTRODUCTION = """[The page of the requests]({page}.md) lists their fields. [Errors](errors.md) have a page of their own.
+An optional field can be absent.
+"""
 INTRODUCTIONS = {
     COMPLETIONS: """# Completions
 
@@ -102,6 +116,9 @@ def pages() -> dict[str, str]:
         ],
         "lora": [INTRODUCTIONS["/v1/load_lora_adapter"], _section("Request fields", _notes(LoadLoraRequest, LORA_NOTES))],
     }
+    document = build_document(select_apis("all"))
+    for name, (title, paths) in ANSWERS.items():
+        made[f"{name}-answers"] = [f"# Answers: {title}\n\n{ANSWER_INTRODUCTION.format(page=name)}", *_answer_sections(document, paths)]
     return {f"reference/api/{name}.md": GENERATED + "\n".join(sections) for name, sections in made.items()}
 
 
@@ -163,6 +180,62 @@ def _protocol_sections(path: str) -> Iterator[str]:
     rows = [(name, re.sub(r"^(not supported[;:,] )?", "refused: ", reason)) for name, reason in module.REFUSED.items()]
     rows += [(name, "only " + " or ".join(f"`{value}`" for value in values)) for name, values in module.ALLOWED.items()]
     yield _section("Unsupported fields", sorted(rows), ("Field", "Accepted values and reason"))
+
+
+def _answer_sections(document: Mapping[str, Any], paths: Iterable[str]) -> Iterator[str]:
+    """Yield a section for the answers of each path, then one for the events of its stream. No object is listed twice."""
+    listed: set[str] = set()
+    for path in paths:
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        for media, title in (("application/json", "Answer"), ("text/event-stream", "Events of a stream")):
+            if media not in content:
+                continue
+            names = [name for name in _walk(document["components"]["schemas"], content[media]["schema"]) if name not in listed]
+            listed.update(names)
+            if names:
+                yield f"## {title} of `{path}`\n"
+            yield from (_object_table(name, document["components"]["schemas"][name]) for name in names)
+
+
+def _walk(schemas: Mapping[str, Any], node: Any, seen: dict[str, None] | None = None) -> dict[str, None]:
+    """Return the names of the schemas that a node refers to, in the order of the fields."""
+    seen = {} if seen is None else seen
+    if isinstance(node, Mapping):
+        name = str(node.get("$ref", "")).rpartition("/")[2]
+        if name and name not in seen:
+            seen[name] = None
+            _walk(schemas, schemas[name], seen)
+        for key, each in node.items():
+            if key != "discriminator":  # names every schema again, in another order
+                _walk(schemas, each, seen)
+    elif isinstance(node, list):
+        for each in node:
+            _walk(schemas, each, seen)
+    return seen
+
+
+def _object_table(name: str, schema: Mapping[str, Any]) -> str:
+    if "properties" not in schema:
+        return f"`{name}`: {schema.get('description', '')} One of {_describe_field(schema)}.\n"
+    required = schema.get("required", ())
+    rows = [
+        f"| `{field}` | {_describe_field(node)}{'' if field in required else ', optional'} | {node.get('description', '')} |"
+        for field, node in schema["properties"].items()
+    ]
+    return "\n".join([f"`{name}`: {schema['description']}", "", "| Field | Type | |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def _describe_field(node: Mapping[str, Any]) -> str:
+    """Return `array of ChatChoice` or `"stop" or "length"` for the schema of a response's field."""
+    if kinds := node.get("anyOf") or node.get("oneOf"):
+        return " or ".join(_describe_field(kind) for kind in kinds)
+    if "$ref" in node:
+        return f"`{node['$ref'].rpartition('/')[2]}`"
+    if values := node.get("enum") or [node[key] for key in ("const",) if key in node]:
+        return " or ".join(f"`{to_json(value)}`" for value in values)
+    if node.get("type") == "array":
+        return f"array of {_describe_field(node.get('items', {}))}"
+    return str(node.get("type", "any value"))
 
 
 def _properties(body: type[msgspec.Struct]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from fairlead_router.wire.response import Reply
 logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
+REFERENCE = frozenset((OPENAPI, "/docs"))
 """Proxied: the workers own the schema of requests."""
 STORED = "/v1/responses/"
 _STORED_PATH = re.compile(rf"{STORED}resp_[0-9a-z_]{{1,64}}(/input_items|/cancel)?")
@@ -99,7 +100,7 @@ class App:
         if self._own_headers:
             call.forwarded_headers = [header for header in call.forwarded_headers if header[0] not in self._own_headers]
         try:
-            if path in _POSTED or path == OPENAPI or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
+            if path in _POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
             if self._router.tracer is not None:
                 self._start_span(self._router.tracer, call, request)
@@ -119,7 +120,7 @@ class App:
                 call.status = 200
                 page(reply)
                 return
-            if path == OPENAPI:
+            if path in REFERENCE:
                 await handler.forward_unprompted(call, reply)
                 return
             if path.startswith(STORED):  # any worker reads them, for the tenant in the header
@@ -180,7 +181,7 @@ class App:
         """Return the methods of a path; empty for an unknown path."""
         if path in _POSTED or path == SCORE:
             return ("POST",)
-        if path == OPENAPI:
+        if path in REFERENCE:
             return ("GET",)
         if stored := _STORED_PATH.fullmatch(path):
             return {None: ("GET", "DELETE"), "/input_items": ("GET",)}.get(stored[1], ("POST",))

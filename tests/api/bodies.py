@@ -113,6 +113,8 @@ class Bodies:
             node = self._schemas[node["$ref"].rpartition("/")[2]]
         if "enum" in node:
             return draw.choice(node["enum"])
+        if "const" in node:
+            return node["const"]
         if "anyOf" in node:
             return self.value(draw.choice(node["anyOf"]), depth)
         kind = node.get("type")

@@ -60,6 +60,8 @@ def test_count_tokens_agrees_with_messages_for_any_body(pair: Pair) -> None:
         url = pair.urls[number % 2]
         told, counted = refusal(url, MESSAGES, content), refusal(url, COUNT_TOKENS, content)
         if CONTEXT not in told[1] and "max_tokens: is missing" not in told[1]:
-            assert counted[0] == told[0], (told, counted, content[:2000])
+            # A router looks for the model of messages before it looks at the other fields. It only forwards what is to be counted.
+            same = counted[0] == told[0] or (url == pair.urls[1] and (told[0], counted[0]) == (404, 400))
+            assert same, (told, counted, content[:2000])
             seen.add(told[0])
     assert seen >= {200, 400}

@@ -1,4 +1,6 @@
-"""The OpenAPI document: the same from worker and router, complete, and valid requests conform to it."""
+"""The OpenAPI document: the same from worker and router, complete; valid requests and real answers conform to it."""
+
+import re
 
 import httpx
 import jsonschema
@@ -8,6 +10,10 @@ from tests.api.fuzz import GOOD
 
 from fairlead_router.app import UNPROMPTED
 from fairlead_router.request.prompts import PROMPTED
+from fairlead_worker.api.routes.answers.models import AnthropicModel, AnthropicModelList
+from fairlead_worker.api.routes.answers.pooling import PooledList
+from fairlead_worker.api.routes.answers.worker import DroppedPages, TokenizerInfo
+from fairlead_worker.api.routes.apis import select_apis
 
 METHODS = {"get", "post"}
 WORKER_ONLY = (
@@ -35,6 +41,81 @@ def test_worker_and_router_serve_the_same_document(pair: Pair) -> None:
     assert worker.status_code == router.status_code == 200
     assert worker.json() == router.json()
     assert worker.json()["openapi"].startswith("3.1")
+
+
+def test_worker_and_router_serve_a_page_that_loads_nothing_from_elsewhere(pair: Pair, document: dict) -> None:
+    worker, router = (httpx.get(f"{url}/docs") for url in pair.urls)
+    assert worker.status_code == router.status_code == 200 and worker.headers["content-type"].startswith("text/html")
+    assert worker.text == router.text
+    assert not re.search(r"<script|<link|<img|src=|https?://", worker.text)
+    ids = set(re.findall(r'id="([^"]+)"', worker.text))
+    assert ids == {each["operationId"] for each in operations(document)} | document["components"]["schemas"].keys()
+    assert {name.removeprefix("#") for name in re.findall(r'href="(#[^"]+)"', worker.text)} <= ids, "every link leads somewhere"
+
+
+def test_every_operation_says_what_it_takes_and_returns(document: dict) -> None:
+    every = operations(document)
+    assert len({each["operationId"] for each in every}) == len(every)
+    for each in every:
+        assert each["tags"] and each["summary"], each
+        good = {status: said for status, said in each["responses"].items() if status.startswith("2")}
+        assert len(good) == 1 and next(iter(good.values()))["content"], each
+        assert "application/json" in each["responses"]["default"]["content"]
+        if "requestBody" in each:
+            assert each["responses"].keys() >= {"400", "413", "500", "503"}, each["operationId"]
+    streams = {each["operationId"] for each in every if "text/event-stream" in each["responses"].get("200", {}).get("content", {})}
+    assert streams == {"create_completion", "create_chat_completion", "create_response", "create_message"}
+
+
+@pytest.mark.parametrize(("path", "body"), GOOD)
+def test_answers_and_events_have_exactly_the_documented_fields(pair: Pair, path: str, body: dict) -> None:
+    (operation,) = (each for group in select_apis("all").values() for each in group if each.path == path)
+    answer = pair.worker.client.post(path, json=body, timeout=60)
+    assert answer.status_code == 200
+    model = operation.stream if body.get("stream") else operation.answer
+    assert model is not None
+    for one in iterate_events(answer.text) if body.get("stream") else [answer.text]:
+        model.model_validate_json(one, extra="ignore" if path == "/v1/responses" else "forbid")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/tiny", "/load", "/health", "/livez", "/ping", "/ready", "/version", "/server_info"]
+)
+def test_pages_have_exactly_the_documented_fields(pair: Pair, path: str) -> None:
+    pattern = "/v1/models/{name:path}" if path == "/v1/models/tiny" else path
+    (operation,) = (each for group in select_apis("all").values() for each in group if (each.method, each.path) == ("GET", pattern))
+    answer = pair.worker.client.get(path)
+    assert answer.status_code == 200 and operation.answer is not None
+    operation.answer.model_validate_json(answer.text, extra="forbid")
+    assert pair.worker.client.head(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/tokenize", "/detokenize", "/score"])
+def test_errors_have_exactly_the_documented_fields(pair: Pair, path: str) -> None:
+    (operation,) = (each for group in select_apis("all").values() for each in group if each.path == path)
+    answer = pair.worker.client.post(path, json={"model": 5})
+    assert answer.status_code == 400
+    operation.error.model_validate_json(answer.text, extra="forbid")
+
+
+def test_other_forms_of_answers_have_exactly_the_documented_fields(pair: Pair) -> None:
+    client, claude = pair.worker.client, {"anthropic-version": "2023-06-01"}
+    for model, answer in (
+        (AnthropicModel, client.get("/v1/models/tiny", headers=claude)),
+        (AnthropicModelList, client.get("/v1/models", headers=claude)),
+        (PooledList, client.post("/pooling", json={"input": ["a", "b"]})),
+        (DroppedPages, client.post("/reset_prefix_cache")),
+    ):
+        model.model_validate_json(answer.text, extra="forbid")
+    TokenizerInfo.model_validate_json(client.get("/tokenizer_info").text, extra="allow")
+
+
+def iterate_events(stream: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+
+
+def operations(document: dict) -> list[dict]:
+    return [operation for said in document["paths"].values() for operation in said.values()]
 
 
 def test_every_body_has_a_schema(document: dict) -> None:

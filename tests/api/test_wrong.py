@@ -21,5 +21,6 @@ def test_a_worker_refuses_all_that_a_router_without_workers_refuses(pair: Pair) 
             except ApiError as error:
                 refused += 1
                 answer = client.post(path, content=content)
-                assert answer.status_code == error.status == 400, (path, content[:2000], str(error), answer.text)
+                # A worker knows its models, and some paths look for the model before they look at the other fields.
+                assert error.status == 400 and answer.status_code in (400, 404), (path, content[:2000], str(error), answer.text)
     assert refused > 300

@@ -102,7 +102,8 @@ class RequestHandler:
     async def forward_unprompted(self, call: Call, reply: Reply) -> None:
         """Forward a request that needs no engine: /tokenize, /detokenize and token counting, charged as prompts of their length.
 
-        It has no class, since its answer has no tokens. The OpenAPI document has no request body, so it is neither charged nor queued.
+        It has no class, since its answer has no tokens. Requests for the OpenAPI document and its page have no body, so they are neither
+        charged nor queued.
         """
         assert call.account is not None
         call.service_class = None

@@ -11,8 +11,8 @@ import httptools
 
 from fairlead_router.wire.response import Reply
 
-HIGH_WATER = 256 * 1024
-"""Unread bytes of a body at which reading from the worker's socket pauses."""
+HIGH_WATER = 32 * 1024
+"""Unread bytes of a body at which reading from the worker's socket pauses. A client that never reads can hold them all."""
 _READ = memoryview(bytearray(32 * 1024))
 """Shared by all connections, since each read is parsed before the next. A client that reads nothing buffers at most one more read."""
 MAX_HEAD_BYTES = 64 * 1024

@@ -156,6 +156,7 @@ async def test_a_wrong_method_gets_the_allowed_one(fleet: Fleet) -> None:
         ("/v1/models", "POST", "GET, HEAD"),
         ("/v1/models/x", "DELETE", "GET, HEAD"),
         ("/openapi.json", "POST", "GET"),
+        ("/docs", "POST", "GET"),
         ("/fairlead/probe", "POST", "GET, HEAD"),
         ("/fairlead/demand", "PUT", "GET, HEAD"),
     ):

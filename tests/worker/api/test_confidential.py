@@ -18,7 +18,7 @@ import logging
 plain = logging.basicConfig
 logging.basicConfig = lambda **given: plain(**given | {"level": logging.DEBUG})
 """
-"""The worker's own level is INFO, and so is its engine's."""
+"""`--log-level DEBUG` leaves the loggers of libraries at INFO."""
 
 
 def test_no_log_has_a_prompt_an_answer_or_a_key_even_at_debug(
@@ -26,7 +26,7 @@ def test_no_log_has_a_prompt_an_answer_or_a_key_even_at_debug(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(EVERYTHING)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    worker = start().wait_ready()
+    worker = start("--log-level", "DEBUG").wait_ready()
     encoder = PromptEncoder(msgspec.json.decode(worker.client.get("/internal/prompt-format").content, type=PromptFormat), None)
     prompt = f"{SECRET} one two three " * 5
     keys = {"authorization": f"Bearer {SECRET}-key", "x-api-key": f"{SECRET}-key", "x-request-id": f"forged\t{SECRET}"}

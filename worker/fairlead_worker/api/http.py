@@ -155,8 +155,6 @@ class RequestMiddleware:
         context = RequestContext(scope, receive, send, self._worker.config.pod)
         context.close_connection = self._worker.draining
         scope["fairlead.context"] = context
-        # Starlette's router raises its 404 and 405 only inside an application. Outside of one, it answers in plain text.
-        scope["app"] = self
         try:
             if scope["path"] in INFERENCE:
                 self._worker.check_serving()

@@ -4,81 +4,67 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from starlette.routing import BaseRoute, Route
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
 
 from fairlead_common.protocols.fields import SHARED_FIELDS
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RERANKS, RESPONSES
 from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
+from fairlead_common.protocols.paths import RESPONSES
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
 from fairlead_worker.api.protocols.field_table import BODIES as PROTOCOL_BODIES
 from fairlead_worker.api.protocols.field_table import NOTES as PROTOCOL_NOTES
-from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED_BY_PATH, POOLED_NOTES, TOKEN_BY_PATH, TOKEN_NOTES
+from fairlead_worker.api.reference.fields import ENDPOINTS, LORA_NOTES, NOTES, OWN_NOTES, POOLED_NOTES, TOKEN_BY_PATH, TOKEN_NOTES
+from fairlead_worker.api.reference.nested import ITEMS, describe_lists
+from fairlead_worker.api.routes.operation import Operation, build_router
 from fairlead_worker.api.schema import ChatRequest, LoadLoraRequest, UnloadLoraRequest
 
-BODIES: dict[str, type[msgspec.Struct]] = {
-    **ENDPOINTS,
-    **{path: body for path, (body, _) in PROTOCOL_BODIES.items()},
-    COUNT_TOKENS: PROTOCOL_BODIES[MESSAGES][0],
-    **{path: body for paths, body in POOLED_BY_PATH.items() for path in paths},
-    **{path: body for paths, body in TOKEN_BY_PATH.items() for path in paths},
-    "/v1/load_lora_adapter": LoadLoraRequest,
-    "/v1/unload_lora_adapter": UnloadLoraRequest,
-}
-REQUIRED: dict[str, list[str]] = {
-    COMPLETIONS: ["prompt"],
-    CHAT: ["messages"],
-    RESPONSES: ["input"],
-    MESSAGES: ["messages", "max_tokens"],
-    COUNT_TOKENS: ["messages"],
-    **{path: ["query", "documents"] for path in RERANKS},
-}
-"""Required fields. The structs make them optional, so that the error can say more than that a field is missing, and because one struct
-serves two paths."""
+REFERENCE = "#/components/schemas/{name}"
+DESCRIPTION = "The documentation says how far each field is supported."
 _NOTHING: list[Any] = [None, False, [], {}]
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 
 
-def build_document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
-    """Return the document for an application's routes."""
-    _, schemas = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
-    chat_properties = schemas[ChatRequest.__name__]["properties"]
-    for path, body in BODIES.items():
+def build_document(apis: Mapping[str, Iterable[Operation]], version: str = "") -> dict[str, Any]:
+    """Return the document of the operations of each API."""
+    operations = [each for group in apis.values() for each in group]
+    document = get_openapi(
+        title="Fairlead",
+        version=version or "0",
+        description=DESCRIPTION,
+        routes=[route for tag, group in apis.items() for route in build_router(tag, group, head=False).routes],
+        tags=[{"name": tag} for tag in apis],
+    )
+    document["components"]["schemas"] |= _list_answer_schemas(operations) | _list_body_schemas(operations)
+    return document
+
+
+def _list_answer_schemas(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the schemas of stream events, errors and objects within bodies, which FastAPI does not know."""
+    events = [model for each in operations for model in (each.stream, each.error) if model is not None]
+    models = dict.fromkeys((*events, *ITEMS.values()))
+    _, found = models_json_schema([(model, "serialization") for model in models], ref_template=REFERENCE.format(name="{model}"))
+    schemas: dict[str, Any] = found["$defs"]
+    return schemas
+
+
+def _list_body_schemas(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the schemas of request bodies, with the notes of their fields."""
+    bodies = {each.path: each.body for each in operations if each.body is not None}
+    _, schemas = msgspec.json.schema_components(set(bodies.values()), ref_template=REFERENCE)
+    for path, body in bodies.items():
         properties = schemas[body.__name__]["properties"]
         if path in PROTOCOL_BODIES:
-            _describe_protocol(properties, path, chat_properties)
+            _describe_protocol(properties, path, schemas[ChatRequest.__name__]["properties"])
         elif path in ENDPOINTS:
             _describe(properties, HINTS, OWN_NOTES[path], NOTES)
         elif path in POOLED_PATHS:
             _describe(properties, POOLED_NOTES)
         elif (path,) in TOKEN_BY_PATH:
             _describe(properties, TOKEN_NOTES)
-    paths: dict[str, Any] = {}
-    for route in routes:
-        if isinstance(route, Route):
-            path = route.path.replace(":path}", "}")
-            for method in sorted((route.methods or set()) - {"HEAD"}):
-                paths.setdefault(path, {})[method.lower()] = _operation(path)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Fairlead", "version": version or "0", "description": "The documentation says how far each field is supported."},
-        "paths": paths,
-        "components": {"schemas": {**schemas, "Error": _ERROR}},
-    }
+        elif body in (LoadLoraRequest, UnloadLoraRequest):
+            _describe(properties, LORA_NOTES)
+    for name, schema in schemas.items():
+        describe_lists(name, schema["properties"])
+    return schemas
 
 
 def _describe(properties: dict[str, Any], *notes: Mapping[str, str]) -> None:
@@ -104,23 +90,25 @@ def _describe_protocol(properties: dict[str, Any], path: str, chat_properties: d
             node["description"] = PROTOCOL_NOTES[path][name]
 
 
-def _restrict(node: dict[str, Any], values: list[Any], why: str) -> None:
+def _restrict(node: dict[str, Any], values: Iterable[Any], why: str) -> None:
     node.clear()
-    node.update({"enum": values, "description": f"Refused otherwise: {why}."})
+    node.update({"anyOf": [_allow_only(value) for value in values], "description": f"Refused otherwise: {why}."})
 
 
-def _operation(path: str) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "responses": {
-            "200": {"description": "the answer"},
-            "default": {"description": "an error", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
-        }
-    }
-    if names := [part[1:-1] for part in path.split("/") if part.startswith("{")]:
-        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    if path in BODIES:
-        schema: dict[str, Any] = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
-        if path in REQUIRED:
-            schema["required"] = REQUIRED[path]
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return operation
+def _allow_only(value: Any) -> dict[str, Any]:
+    """Return the schema of one value, in a form that generators of clients can read: they take no list of values of several types."""
+    match value:
+        case None:
+            return {"type": "null"}
+        case []:
+            return {"type": "array", "items": {}, "maxItems": 0}
+        case [only]:
+            return {"type": "array", "items": _allow_only(only), "minItems": 1, "maxItems": 1}
+        case {}:
+            return {"type": "object", "maxProperties": 0}
+        case bool():
+            return {"type": "boolean", "const": value}
+        case str():
+            return {"type": "string", "const": value}
+        case _:
+            return {"type": "number", "const": value}

@@ -1,0 +1,143 @@
+"""CPU time of the API process per request and per token, against another checkout in alternating pairs.
+
+    python -m bench end_to_end/front_cost --base ../other-checkout
+
+Both workers serve the same tiny model. The engine is another process and is not counted: the API process parses, tokenizes, streams and
+counts. A request is a chat of one token; a token is the difference to a stream of `--tokens`, divided by their number. Each pair gives
+the difference of the two checkouts; the table has medians, because other processes disturb single pairs. `decode` compares msgspec with
+pydantic on the bodies of requests. Its pydantic models have the fields and types of the structs, without bounds, so they do less.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, create_model
+from tests.worker.api.process import WorkerProcess
+
+from bench.common.report import make_parser, write_report
+from fairlead.random_model.build import make_model
+from fairlead_worker.api.schema import ChatRequest, CompletionRequest, parse
+
+PACKAGES = ("common", "index", "worker", "router", "operator", "cli", "")
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "system", "content": "You answer briefly."}, *({"role": "user", "content": "Why is the sky blue? " * 12},) * 3],
+    "temperature": 0,
+    "stop": ["\n\n"],
+    "ignore_eos": True,
+    "stream_options": {"include_usage": True},
+}
+BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
+    "chat": (ChatRequest, CHAT),
+    "8,000 token ids": (CompletionRequest, {"prompt": list(range(8000)), "max_tokens": 16}),
+    "20 kB of text": (CompletionRequest, {"prompt": "Why is the sky blue? " * 1000, "max_tokens": 16}),
+}
+
+
+def cpu_microseconds(pid: int) -> float:
+    """Return the CPU time of a process, without its children. `/proc/PID/stat` counts in units of 10,000."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e3
+
+
+def measure(worker: WorkerProcess, requests: int, tokens: int) -> float:
+    """Return the microseconds of the API process for each of `requests` streams of `tokens`."""
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": tokens})
+    began = cpu_microseconds(worker.process.pid)
+    for _ in range(requests):
+        answer = worker.client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+    return (cpu_microseconds(worker.process.pid) - began) / requests
+
+
+def compare(folder: Path, base: Path, pairs: int, requests: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Return medians of both checkouts and of their difference, in microseconds."""
+    model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
+    paths = {"base": base.resolve(), "here": Path.cwd()}
+    workers = {
+        name: WorkerProcess(model, folder / name, "--served-model-name", "tiny", PYTHONPATH=":".join(str(root / one) for one in PACKAGES))
+        for name, root in paths.items()
+    }
+    try:
+        for worker in workers.values():
+            worker.wait_ready()
+            measure(worker, 50, 2)
+        samples: dict[str, list[dict[str, float]]] = {"request": [], "token": []}
+        for number in range(pairs):
+            order = list(workers)[:: 1 if number % 2 else -1]
+            whole = {name: measure(workers[name], requests, 1) for name in order}
+            long = {name: measure(workers[name], max(4, 10 * requests // tokens), tokens) for name in order}
+            samples["request"].append(whole)
+            samples["token"].append({name: (long[name] - whole[name]) / (tokens - 1) for name in order})
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    return {
+        kind: {
+            **{name: round(statistics.median(one[name] for one in found), 2) for name in workers},
+            "difference": round(statistics.median(one["here"] - one["base"] for one in found), 2),
+        }
+        for kind, found in samples.items()
+    }
+
+
+def decode() -> dict[str, dict[str, float]]:
+    """Return the microseconds that each library needs for each body."""
+    found = {}
+    for name, (struct, body) in BODIES.items():
+        model = to_pydantic(struct)
+        data = json.dumps(body).encode()
+        calls: dict[str, Callable[[], Any]] = {
+            "msgspec": partial(parse, data, struct),
+            "pydantic": partial(model.model_validate_json, data, strict=True),
+        }
+        found[name] = {library: round(_best(call), 1) for library, call in calls.items()}
+    return found
+
+
+def to_pydantic(struct: type[msgspec.Struct]) -> type[BaseModel]:
+    """Return a model with the fields of a struct."""
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(struct):
+        kind = field.type if "StreamOptions" not in str(field.type) else dict[str, Any] | None
+        fields[field.name] = (kind, None)
+    made: type[BaseModel] = create_model(struct.__name__, **fields)
+    return made
+
+
+def _best(call: Callable[[], Any], runs: int = 7, times: int = 200) -> float:
+    best = float("inf")
+    for _ in range(runs):
+        began = time.process_time()
+        for _ in range(times):
+            call()
+        best = min(best, 1e6 * (time.process_time() - began) / times)
+    return best
+
+
+def main() -> None:
+    parser = make_parser(__name__, __doc__)
+    parser.add_argument("--base", type=Path, help="a checkout with compiled kernels to compare with; without it, only decoding is measured")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=200, help="in each half of a pair")
+    parser.add_argument("--tokens", type=int, default=128)
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"decode": decode()}
+    for name, libraries in results["decode"].items():
+        print(f"decode {name:18}" + "".join(f"{library} {spent:9,.1f} µs   " for library, spent in libraries.items()))
+    if arguments.base:
+        with tempfile.TemporaryDirectory() as folder:
+            results["front"] = compare(Path(folder), arguments.base, arguments.pairs, arguments.requests, arguments.tokens)
+        for kind, each in results["front"].items():
+            print(f"{kind:9}" + "".join(f"{name} {spent:9,.1f} µs   " for name, spent in each.items()))
+    write_report(__name__, arguments, results)
+
+
+if __name__ == "__main__":
+    main()

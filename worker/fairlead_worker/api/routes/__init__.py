@@ -1,0 +1,1 @@
+"""One APIRouter for each API, and what its operations take and return."""

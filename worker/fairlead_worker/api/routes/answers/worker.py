@@ -1,0 +1,123 @@
+"""Responses about tokens, and about the worker itself."""
+
+from fairlead_worker.api.routes.answers.base import Answer, Json
+
+
+class Tokens(Answer):
+    """The tokens of a prompt."""
+
+    count: int
+    max_model_len: int
+    """Context length in tokens."""
+    tokens: list[int]
+    token_strs: list[str | None] | None = None
+    """With `return_token_strs`: each token as the vocabulary writes it."""
+
+
+class Prompt(Answer):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class Health(Answer):
+    """Whether the engine is alive, or whether the worker accepts requests."""
+
+    status: str
+    """`ok`, or with status 503 `failed`, `draining` or the engine's phase."""
+    engine: str | None = None
+    """The engine's phase."""
+    reason: str | None = None
+    """Why the answer is no."""
+
+
+class Readiness(Answer):
+    """Whether the worker serves requests, and how far its start is."""
+
+    ready: bool
+    phase: str
+    percent: int
+    """Of the bytes of the model."""
+    reason: str | None = None
+    stage: str | None = None
+    """While the model loads."""
+    bytes: int | None = None
+    total_bytes: int | None = None
+    start_up_seconds: dict[str, float]
+    """Seconds of each stage so far."""
+
+
+class Version(Answer):
+    """The release of this program."""
+
+    version: str
+
+
+class Load(Answer):
+    """The worker's load, for routers and dashboards."""
+
+    pod: str
+    address: str
+    draining: bool
+    ready: bool
+    max_running: int
+    """`--max-num-seqs`."""
+    server_load: int
+    """Inference requests in progress."""
+    incarnation: str | None = None
+    """The name under which the index knows this start of the worker."""
+    canary: str | None = None
+    adapters: dict[str, Json] | None = None
+    """By name: digest, root and parent of each LoRA adapter."""
+    running: int
+    waiting: int
+    backlog_tokens: int
+    """Prompt tokens still to compute."""
+    prefill_rate: float
+    """Prompt tokens in a second."""
+    step_seconds: float
+    pages_free: int
+    pages_total: int
+    page_size: int
+    """Tokens in a page."""
+    arrival_rate: float
+    """Requests in a second, of about the last ten seconds."""
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class ServerInfo(Answer):
+    """The release and the settings. The fields about the model are absent until it is loaded."""
+
+    version: str
+    settings: dict[str, str]
+    """By name, without passwords."""
+    system_fingerprint: str | None = None
+    max_model_len: int | None = None
+    attention_backend: str | None = None
+    cpu_level: str | None = None
+    native_decoder: bool | None = None
+
+
+class TokenizerInfo(Answer):
+    """The tokenizer's settings. The special tokens are further fields, such as `eos_token`."""
+
+    tokenizer_class: str
+    tokenizer_digest: str
+    vocab_size: int
+    model_max_length: int
+    """Context length in tokens."""
+    chat_template: str
+    tool_chat_template: str
+    """For requests with tools. Empty: `chat_template`."""
+
+
+class DroppedPages(Answer):
+    """The cached KV is gone."""
+
+    dropped_pages: int
+
+
+class Withdrawal(Answer):
+    """The engine was asked to drop the request. The request's own answer says whether it did."""
