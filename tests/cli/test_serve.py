@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -124,6 +125,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(served: Served) -> None:
     """At a terminal: the answer of a random model is long; Ctrl-C comes in the middle of it, and the chat goes on."""
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs, and so this process, may ignore it
         os.execv(sys.executable, [sys.executable, "-m", "fairlead", "chat", "--url", served.url])
     try:
         _read_until(terminal, "Ctrl-D ends")
@@ -223,5 +225,5 @@ def _read_until(terminal: int, pattern: str) -> None:
     """Read the terminal until its new output has `pattern`."""
     text, deadline = "", time.monotonic() + 30
     while not re.search(pattern, text):
-        assert time.monotonic() < deadline, text
+        assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], text
         text += os.read(terminal, 1).decode(errors="replace")

@@ -155,7 +155,7 @@ def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_wi
     status, why = loads(leader, "third", f"{OWN}/third")
     assert status == 400 and "node 1 of 2 (other): there is no /proc/self/cwd/third" in why
     status, why = loads(leader, "fourth", f"{OWN}/fourth")
-    assert status == 400 and "there is no /proc/self/cwd/fourth" in why and "node" not in why
+    assert status == 404 and "there is no /proc/self/cwd/fourth" in why and "node" not in why
     assert leader.post("/v1/unload_lora_adapter", lora_name="first").status_code == 200
     assert loads(leader, "again", f"{OWN}/first")[0] == 200
     assert told(leader, model="again")[0] == answers["first"] and told(leader)[0] == want
