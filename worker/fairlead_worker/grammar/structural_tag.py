@@ -90,7 +90,7 @@ class FormatBuilder:
         return self._rule(" ".join(self.build(each, at, depth + 1) for at, each in elements))
 
     def _tag(self, given: dict[str, Any], where: str, depth: int, begin: str | None = None) -> str:
-        """Return a tag. `begin`: what is left of its begin after a trigger."""
+        """Return the rule of a tag. `begin`: the rest of its begin text if a trigger was already matched; None: all of it."""
         opening = self._literal(_text(given, "begin", where) if begin is None else begin)
         content, ends = given.get("content"), given.get("end", "")
         ends = ends if isinstance(ends, list) else [ends]
