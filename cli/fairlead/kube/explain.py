@@ -84,7 +84,7 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             yield cause
         if deployment is not None and (deployment.get("spec") or {}).get("paused"):
             yield creation.make_pause_cause(deployment["metadata"]["name"])
-    unresponsive_cause, _ = unresponsive.find_cause(facts.deployments.values(), facts.pods, now)
+    unresponsive_cause, _ = unresponsive.find_cause(facts.deployments.values(), facts.pods, now, relevant)
     if unresponsive_cause is not None:
         yield unresponsive_cause
 

@@ -1,4 +1,4 @@
-"""Detects a controller, scheduler or kubelet that does not act. A stopped one reports nothing, so only time shows it. Pure."""
+"""Detects a controller, scheduler or kubelet that does not act, and pods that stay not ready. Only time shows these. Pure."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -6,18 +6,31 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.causes.cause import Cause, make_cause
+from fairlead_operator.causes.containers import has_served
+from fairlead_operator.causes.events import probe_message
+from fairlead_operator.observed import PodEvent
 
 Body = Mapping[str, Any]
 GRACE = 60.0  # seconds; controllers and schedulers act within one second, also in clusters with thousands of pods
 NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first status
+NOT_READY_GRACE = 120.0  # seconds: a worker that catches up, or restarts its engine, is ready again by then
 
 _Late = tuple[float, Cause]  # when the component counts as unresponsive (seconds since the epoch), and the cause from then on
 
 
-def find_cause(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
-    """Return the cause, if there is one, and otherwise when there may be one (seconds since the epoch)."""
-    pods = list(pods)
-    found = [*(_check_deployment(deployment, pods) for deployment in deployments), *map(_check_pod, pods)]
+def find_cause(
+    deployments: Iterable[Body], pods: Iterable[Body], now: datetime, events: Mapping[str, PodEvent] | None = None
+) -> tuple[Cause | None, float | None]:
+    """Return the cause, if there is one, and otherwise when there may be one (seconds since the epoch).
+
+    `events`: pod name → its newest relevant Event.
+    """
+    pods, events = list(pods), events or {}
+    found = [
+        *(_check_deployment(deployment, pods) for deployment in deployments),
+        *map(_check_pod, pods),
+        *(_check_readiness(pod, events.get((pod.get("metadata") or {}).get("name", ""))) for pod in pods),
+    ]
     late = sorted((one for one in found if one is not None), key=lambda one: one[0])
     if not late:
         return None, None
@@ -77,6 +90,22 @@ def _check_pod(pod: Body) -> _Late | None:
         return None  # the scheduler has answered: the pod has no node
     at = _seconds(since)
     return None if at is None else (at + grace, make_cause(reason, what, do))
+
+
+def _check_readiness(pod: Body, event: PodEvent | None) -> _Late | None:
+    """Return when a running pod that was ready counts as lost capacity; None for a pod that is ready, starts or leaves."""
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    ready: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+    containers = [one for one in status.get("containerStatuses") or [] if not one.get("ready")]
+    runs = [one for one in containers if (one.get("state") or {}).get("running") is not None and has_served(one, ready)]
+    at = _seconds(ready.get("lastTransitionTime"))
+    if metadata.get("deletionTimestamp") or ready.get("status") != "False" or not runs or at is None:
+        return None
+    name = metadata.get("name", "?")
+    seen = probe_message(event) or "its readiness probe fails"
+    what = f"pod {name} runs and is not ready since {ready['lastTransitionTime']}: {seen}"
+    do = f"See kubectl logs {name}. If it does not recover, delete the pod: another replaces it."
+    return at + NOT_READY_GRACE, make_cause("NotReady", what, do)
 
 
 def _check_termination(name: str, metadata: Body) -> _Late:

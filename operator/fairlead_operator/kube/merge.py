@@ -1,4 +1,8 @@
-"""Merges `podTemplate` into our pod template: maps by key, lists by Kubernetes' merge key, everything else is replaced."""
+"""Merges `podTemplate` into our pod template: maps by key, lists by Kubernetes' merge key, everything else is replaced.
+
+Scheduling constraints add up, because a replaced one would be lost without a message: tolerations and preferences are appended, and a node
+must match one term of each side.
+"""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -19,6 +23,7 @@ MERGE_KEYS = {
     "resourceClaims": "name",
     "topologySpreadConstraints": "topologyKey",
 }
+APPENDED = ("tolerations", "preferredDuringSchedulingIgnoredDuringExecution")
 
 
 def merge(ours: Any, theirs: Any, field: str = "") -> Any:
@@ -29,6 +34,10 @@ def merge(ours: Any, theirs: Any, field: str = "") -> Any:
             if value is not None:
                 result[key] = merge(result.get(key), value, key)
         return result
+    if isinstance(ours, list) and isinstance(theirs, list) and field in APPENDED:
+        return deepcopy([*ours, *(item for item in theirs if item not in ours)])
+    if isinstance(ours, list) and isinstance(theirs, list) and field == "nodeSelectorTerms":
+        return [_and_terms(one, other) for one in ours for other in theirs]
     if isinstance(ours, list) and isinstance(theirs, list) and _keyed(theirs, field) and _keyed(ours, field):
         return _merged_lists(ours, theirs, MERGE_KEYS[field])
     return deepcopy(theirs)
@@ -44,3 +53,14 @@ def _merged_lists(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
     for item in theirs:
         result[item[key]] = merge(result.get(item[key]), item)
     return list(result.values())
+
+
+def _and_terms(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node selector term that requires both. The expressions of one term are ANDed, and terms are ORed.
+
+    An empty term matches no node, and stays empty.
+    """
+    if not ours or not theirs:
+        return {}
+    keys = sorted({*ours, *theirs})
+    return {key: deepcopy([*(ours.get(key) or []), *(theirs.get(key) or [])]) for key in keys}

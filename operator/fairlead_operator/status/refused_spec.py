@@ -47,7 +47,7 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     conditions.keep("BatchReady")
     index = index_status.build_status(before.index, observed.index, routers.ready, now, observed.redis)
     index_fault, index_fault_at = index_status.find_fault(index, now)
-    unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now)
+    unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)
     faults = (_find_pod_cause(observed, workers, routers), unresponsive_cause, index_fault, gateway_status.find_fault(gateway_condition))
     fault = next((one for one in faults if one is not None and one.fault), problem)
     conditions.set("Degraded", True, fault.reason, fault.message)

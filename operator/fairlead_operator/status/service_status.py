@@ -38,7 +38,7 @@ def build_service_status(
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.desired_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
-    unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now)
+    unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)
     observed = observed.stable  # the canary plan alone describes a canary
     loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
     obstacle = _find_obstacle(service, observed, workers, routers, step, unresponsive_cause)

@@ -266,6 +266,19 @@ def test_gpus_absent_take_the_default_and_zero_means_cpu() -> None:
     assert made["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0} and made["paused"] is False
 
 
+def test_scheduling_constraints_of_the_pod_template_add_up() -> None:
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*zones, {}]}}
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    dedicated = {"key": "dedicated", "operator": "Exists"}
+    template = {"spec": {"affinity": {"nodeAffinity": required}, "tolerations": [dedicated, gpu]}}
+    spec = worker_pod(service(resources={"gpuType": "H100"}, podTemplate=template))["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    product = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["H100"]}
+    assert terms == [{"matchExpressions": [product, *zone["matchExpressions"]]} for zone in zones] + [{}], "an empty term matches no node"
+    assert spec["tolerations"] == [gpu, dedicated], "none is lost, none is there twice"
+
+
 def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None:
     template = {
         "metadata": {"labels": {"team": "a", "app.kubernetes.io/instance": "stolen"}},

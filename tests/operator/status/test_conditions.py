@@ -108,6 +108,25 @@ def test_a_pod_that_does_not_end_is_a_fault_of_a_service_that_is_ready() -> None
     assert condition(plan, "Ready") == ("True", "Serving") and condition(plan, "Degraded") == ("True", "StuckTerminating")
 
 
+def test_a_worker_that_stays_not_ready_is_a_fault() -> None:
+    """Nine of ten workers not ready for hours must not look like a rollout."""
+    unready = [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T12:00:00Z"}]
+    runs_on = container({"running": {"startedAt": "2026-01-01T11:00:00Z"}}, started=True)
+    lost = tuple(pod(f"w{number}", revision=REVISION, conditions=unready, containerStatuses=[runs_on]) for number in range(9))
+    events = {"w0": PodEvent("Unhealthy", "Readiness probe failed: HTTP 503")}
+    seen = Observed({**SERVING, "worker": deployment("worker", 10, ready=1)}, pods=lost, pod_events=events)
+    early = look(seen, seconds=1, replicas=10)
+    assert condition(early, "Degraded") == ("False", "AsExpected") and early.wake_at == NOW.timestamp() + 120, "a drain ends by then"
+    late = look(seen, seconds=120, before=early, replicas=10)
+    assert condition(late, "Degraded") == ("True", "NotReady") == ("True", condition(late, "Ready")[1])
+    assert "HTTP 503" in words(late, "Degraded") and "delete the pod" in words(late, "Degraded")
+    starts = container({"running": {"startedAt": "2026-01-01T12:00:05Z"}}, started=True)
+    loading = (pod("w0", revision=REVISION, conditions=unready, containerStatuses=[starts]),)
+    assert condition(look(Observed(LOADING, pods=loading), seconds=900, replicas=2), "Degraded")[0] == "False", "a load may take long"
+    back = look(Observed({**SERVING, "worker": deployment("worker", 10)}, probe=PROVEN), seconds=130, before=late, replicas=10)
+    assert condition(back, "Ready") == ("True", "Serving") and condition(back, "Degraded") == ("False", "AsExpected")
+
+
 def test_a_canary_that_waits_for_its_predecessor_is_not_unresponsive() -> None:
     canary = deployment("worker-canary", 1)
     canary["metadata"] |= {"name": "qwen-worker-canary", "creationTimestamp": "2026-01-01T11:00:00Z"}
