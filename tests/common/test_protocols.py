@@ -134,6 +134,7 @@ def test_messages_thinking_stops_and_continuation() -> None:
     chat = messages(thinking={"type": "enabled", "budget_tokens": 2000}, stop_sequences=["x"], max_tokens=3, metadata={"user_id": "u"})
     assert chat["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True, "thinking_budget": 2000}
     assert (chat["stop"], chat["max_completion_tokens"], chat["user"]) == (["x"], 3, "u")
+    assert chat["thinking_token_budget"] == 2000 and "thinking_token_budget" not in messages(thinking={"type": "adaptive"})
     assert messages(thinking={"type": "disabled"}, output_config={"effort": "high"})["reasoning_effort"] == "none"
     assert messages(output_config={"effort": "high"})["reasoning_effort"] == "high"
     begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "I"}]

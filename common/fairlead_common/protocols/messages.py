@@ -36,6 +36,7 @@ RENAMED = {
     r"\bresponse_format\.json_schema\.schema\b": "output_config.format.schema",
     r"\bresponse_format(\.json_schema)?\b": "output_config.format",
     r"\breasoning_effort\b": "output_config.effort",
+    r"\bthinking_token_budget\b": "thinking.budget_tokens",
     r"^stop\b": "stop_sequences",
     r"^user\b": "metadata.user_id",
     r"\.function\.parameters\b": ".input_schema",
@@ -90,6 +91,8 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
     chat["response_format"] = _format((body.output_config or {}).get("format"))
     chat["reasoning_effort"] = _effort(body)
     chat["chat_template_kwargs"] = _template_kwargs(body)
+    if (body.thinking or {}).get("type") == "enabled":
+        chat["thinking_token_budget"] = (body.thinking or {}).get("budget_tokens")
     user = (body.metadata or {}).get("user_id")
     chat["user"] = check_text(user, "metadata.user_id") if user is not None else None
     return {name: value for name, value in chat.items() if value is not None}
@@ -233,7 +236,7 @@ def _effort(body: MessagesBody) -> str | None:
 
 
 def _template_kwargs(body: MessagesBody) -> Any:
-    """Return template variables for thinking: a switch, and a budget for templates that use one (Seed-OSS). The budget truncates nothing.
+    """Return template variables for thinking: a switch, and a budget for templates that use one (Seed-OSS). The worker enforces it.
 
     The client's chat_template_kwargs take precedence.
     """

@@ -16,7 +16,7 @@ from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.execution.stream import DeviceStream
-from fairlead_worker.ipc.messages import Output, Sampling, Submit
+from fairlead_worker.ipc.messages import Output, Sampling, Submit, ThinkingBudget
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
 from fairlead_worker.scheduler.config import SchedulerConfig
@@ -52,7 +52,7 @@ def work() -> list[Submit]:
             {"presence_penalty": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.3},
             {"temperature": 1.0, "seed": number, "stop_token_ids": tuple(range(2, 60)), "min_tokens": 4},
             {"bad_words": ((stem[0],), (3, 4)), "logit_bias": ((9, 3.0), (10, 3.0))},
-            {"logprobs": 3},
+            {"logprobs": 3, "thinking": ThinkingBudget(number % 5, (2,), (9, 7, 9), used=0)},
             {"prompt_logprobs": 1} if number % 2 else {"allowed_token_ids": tuple(range(2, 40)), "min_tokens": 2, "stop_token_ids": (5, 6)},
         ]
         settings = {"temperature": 0.0, "max_tokens": chooser.choice([1, 2, 9, 30]), "ignore_eos": True} | kinds[number % len(kinds)]

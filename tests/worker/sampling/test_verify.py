@@ -13,7 +13,7 @@ from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.ipc.messages import Sampling, TokenLogprobs
+from fairlead_worker.ipc.messages import Sampling, ThinkingBudget, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
@@ -29,6 +29,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0, "frequency_penalty": 1.5, "logprobs": 0},
     {"temperature": 0.9, "seed": 6, "repetition_penalty": 1.4, "presence_penalty": 0.6},
     {"temperature": 0.0, "allowed_token_ids": (10, 11, 12), "min_tokens": 9, "frequency_penalty": 0.3},
+    {"temperature": 0.9, "seed": 8, "thinking": ThinkingBudget(7, (2,), (9, 7, 9), used=0), "logprobs": 1},
     {"temperature": 0.7, "seed": 7, "logit_bias": ((20, 6.0), (21, 6.0)), "min_tokens": 12},
 ]
 TOKENS = 30

@@ -1,7 +1,8 @@
 """Stored responses (`store: true` of the Responses API) in Redis: at most a fixed number of a fixed size, each for a limited time.
 
 The number of the place is part of the response's id. Places are reused in turn, so nothing has to be counted or cleaned up. A response
-belongs to the tenant that asked for it: others get the same 404 as for an id that does not exist.
+belongs to the tenant that asked for it: others get the same 404 as for an id that does not exist. After a failure of Redis no request
+waits for it until the backoff is over, then one request tries.
 """
 
 import hmac
@@ -13,8 +14,9 @@ from typing import Any
 import msgspec
 
 from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.client import RedisClient
-from fairlead_index.redis.connection import RedisError
+from fairlead_index.redis.connection import Command, RedisError, ReplyError
 from fairlead_index.redis.scripts import key_prefix
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.config.limits import Limits
@@ -25,6 +27,7 @@ TIMEOUT_SECONDS = 2.0
 """Longest time that an answer waits for Redis."""
 ID = re.compile(r"resp_([0-9]{1,7})_[0-9a-f]{32}")
 FAULTS = (RedisError, OSError, TimeoutError)
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 30.0
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -37,8 +40,9 @@ class StoredResponse(msgspec.Struct, frozen=True):
 class ResponseStore:
     """The stored responses of a service."""
 
-    def __init__(self, redis: RedisAccess, namespace: str, limits: Limits) -> None:
+    def __init__(self, redis: RedisAccess, namespace: str, limits: Limits, backoff: Backoff | None = None) -> None:
         self._redis = RedisClient(redis, TIMEOUT_SECONDS, shared=True)  # a client that leaves must not end the calls of others
+        self._backoff = backoff or Backoff(FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS)
         self._prefix = f"{key_prefix(namespace)}answers"
         self._places, self._max_bytes = limits.stored_responses, limits.stored_response_bytes
         self._seconds = limits.stored_response_seconds
@@ -46,7 +50,7 @@ class ResponseStore:
     async def new_id(self) -> str | None:
         """Return the id of a response to store, or None while Redis is away: then it cannot be stored."""
         try:
-            count: int = await self._redis.execute("HINCRBY", self._prefix, "count", 1)
+            [count] = await self._send(("HINCRBY", self._prefix, "count", 1))
         except FAULTS as error:
             logger.warning("a response will not be stored: %s: %s", type(error).__name__, error)
             return None
@@ -61,7 +65,7 @@ class ResponseStore:
         id: str = stored.response["id"]
         key = self._key(id)
         try:
-            await self._redis.pipeline([("HSET", key, "id", id, "tenant", tenant, "body", body), ("EXPIRE", key, self._seconds)])
+            await self._send(("HSET", key, "id", id, "tenant", tenant, "body", body), ("EXPIRE", key, self._seconds))
         except FAULTS as error:
             logger.warning("a response is not stored: %s: %s", type(error).__name__, error)
             return False
@@ -82,10 +86,29 @@ class ResponseStore:
 
     async def _read(self, id: str, command: str, *fields: str) -> Any:
         try:
-            return await self._redis.execute(command, self._key(id), *fields)
+            [reply] = await self._send((command, self._key(id), *fields))
+            return reply
         except FAULTS as error:
             message = f"stored responses are not available: Redis does not answer ({type(error).__name__})"
             raise ApiError(503, message, type="server_error", code="unavailable", headers={"retry-after": "2"}) from error
+
+    async def _send(self, *commands: Command) -> list[Any]:
+        """Return the replies. Raise one of FAULTS, without waiting while Redis is in backoff. An error reply, as at `maxmemory`, starts
+        none: Redis answered.
+        """
+        if not self._backoff.may_try():
+            raise ConnectionError(f"the latest attempt failed: {self._backoff.reason}")
+        try:
+            replies = await self._redis.pipeline(commands)
+        except ReplyError:
+            self._backoff.reset()
+            raise
+        except FAULTS as error:
+            seconds = self._backoff.record_failure(f"{type(error).__name__}: {error}")
+            logger.warning("Redis fails; responses are neither stored nor read for %g s: %s", seconds, self._backoff.reason)
+            raise
+        self._backoff.reset()
+        return replies
 
     def _key(self, id: str) -> str:
         """Return the key of an id's place."""

@@ -82,6 +82,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: RequestId | None = None
@@ -103,7 +104,6 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Any = None
     stop_regex: Any = None
     store: Any = None
-    thinking_token_budget: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
 

@@ -37,7 +37,9 @@ class Limits(ConfigObject):
     stored_responses: Annotated[
         int, Field(ge=0, le=10**6, description="responses that Redis keeps for the service (`store: true`), the newest ones; 0: none")
     ] = 256
-    stored_response_bytes: Annotated[Positive, Field(description="bytes of a stored response with the conversation before it")] = 256 * 1024
+    stored_response_bytes: Annotated[
+        int, Field(ge=1, le=8 * MIB, description="bytes of a stored response with the conversation before it, at most 8 MiB")
+    ] = 256 * 1024
     stored_response_seconds: Annotated[Positive, Field(description="seconds that a stored response is kept")] = 86_400
     idle_prefill_chunks: Annotated[Positive, Field(description="chunks that a step may prefill while no request decodes")] = 5
     dedupe_tokens: Annotated[

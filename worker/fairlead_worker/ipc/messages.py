@@ -13,6 +13,19 @@ PoolingKind = Literal["last", "mean"]
 """How the hidden states of a prompt are pooled: the last token's, or the mean of all."""
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """The most reasoning tokens of one request, with its model's markers as tokens. `sampling/thinking.py` enforces it."""
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    """Forced once the budget is spent; not counted."""
+    blank: tuple[int, ...] = ()
+    """Tokens of whitespace that may come before `start`."""
+    used: int | None = None
+    """Reasoning tokens at the end of the prompt; None: the prompt does not end inside reasoning."""
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters of one request. `temperature=0` is greedy."""
 
@@ -43,6 +56,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token sequences that the output does not contain, unless no other token is possible."""
     prompt_logprobs: int | None = None
     """Like `logprobs`, for the prompt's tokens. Such a prompt uses no prefix cache, because cached positions have no logits."""
+    thinking: ThinkingBudget | None = None
+    """None: reasoning is not bounded."""
 
     @property
     def has_penalties(self) -> bool:
@@ -57,7 +72,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def plain(self) -> bool:
         """Whether the choice is the largest unchanged logit, without logprobs."""
-        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.changes_logits and not self.bad_words
+        if self.changes_logits or self.bad_words or self.thinking is not None:
+            return False
+        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens
 
 
 GRAMMAR_WAITED = "its grammar has waited longer for its turn than those before it may take:"

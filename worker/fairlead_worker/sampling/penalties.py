@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.sampling.thinking import ThinkingBudgets
 from fairlead_worker.scheduler.request import Request
 
 _ROOM = 64
@@ -68,6 +69,7 @@ class Histories:
 
     def __init__(self) -> None:
         self._of: dict[str, History] = {}
+        self.thinking = ThinkingBudgets()
 
     def adjust(self, logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
         """Return logits [rows, vocabulary] float32 with each row's bias, penalties and allowed tokens; the same tensor if no row sets
@@ -87,8 +89,9 @@ class Histories:
         return logits
 
     def forget(self) -> None:
-        """Drop all histories: no request of the latest step has penalties."""
+        """Drop all histories and trackers: no request of the latest step has penalties or a thinking budget."""
         self._of = {}
+        self.thinking.forget()
 
     def _history(self, request: Request) -> History:
         history = self._of.get(request.id)

@@ -78,7 +78,8 @@ def choose(
     else:
         tokens = largest(logits)
         tokens[to_device(changed, logits.device)] = choice
-    return tokens
+    # Last: the end of the reasoning precedes every other rule of the request.
+    return histories.thinking.force(tokens, requests, ahead)
 
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:

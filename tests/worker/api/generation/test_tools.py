@@ -166,6 +166,45 @@ def test_reasoning_is_apart_and_counted(worker: WorkerProcess) -> None:
     assert "</think>" in ended["choices"][0]["message"]["content"]  # the second one: the first only closes itself
 
 
+def test_a_thinking_budget_ends_the_reasoning_and_changes_no_token_before(worker: WorkerProcess) -> None:
+    opened = {
+        "chat_template_kwargs": {"enable_thinking": True},
+        "tools": None,
+        "ignore_eos": True,
+        "max_tokens": 12,
+        "return_token_ids": True,
+    }
+    # The prompt ends with the start marker and a line break, which counts as in vLLM.
+    for more in ({"temperature": 0}, {"n": 2}, {"logprobs": True, "min_tokens": 9}, {"n": 2, "frequency_penalty": 0.5}):
+        free = [choice["token_ids"] for choice in whole(worker, **opened, **more)["choices"]]
+        for budget in (0, 1, 2, 6):
+            answer = whole(worker, **opened, **more, thinking_token_budget=budget)
+            left = max(0, budget - 1)
+            for tokens, choice in zip(free, answer["choices"], strict=True):
+                assert choice["token_ids"][: left + 1] == [*tokens[:left], THOUGHT] and len(choice["token_ids"]) == 12
+                assert choice["message"]["content"]
+            assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": (left + 1) * len(free)}
+        assert [choice["token_ids"] for choice in whole(worker, **opened, **more, thinking_token_budget=13)["choices"]] == free
+
+
+def test_a_form_follows_reasoning_that_its_budget_ended(worker: WorkerProcess) -> None:
+    opened = {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {str(THOUGHT): -100}, "max_tokens": 40}
+    answer = whole(worker, **opened, tools=None, structured_outputs={"choice": ["yes", "no"]}, thinking_token_budget=4)
+    assert answer["choices"][0]["message"]["content"] in ("yes", "no") and answer["choices"][0]["finish_reason"] == "stop"
+    (choice,) = whole(worker, **opened | {"max_tokens": 300}, tool_choice=NAMED, thinking_token_budget=4)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_budget_has_no_effect_where_there_is_no_reasoning(worker: WorkerProcess) -> None:
+    assert whole(worker, thinking_token_budget=0)["choices"][0]["message"] == whole(worker)["choices"][0]["message"]
+
+
+def test_the_budget_of_a_message_is_enforced(worker: WorkerProcess) -> None:
+    asked = {"messages": CHAT, "max_tokens": 12, "thinking": {"type": "enabled", "budget_tokens": 5}}
+    answer = worker.post("/v1/messages", **asked, logit_bias={str(THOUGHT): -100}, ignore_eos=True, seed=3).json()
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+
+
 def test_a_form_begins_after_the_reasoning(worker: WorkerProcess) -> None:
     fields = {"tools": None, "structured_outputs": {"choice": ["yes", "no"]}}
     begun = {"logit_bias": {str(THINK): 100, str(THOUGHT): 90}, "chat_template_kwargs": {}}

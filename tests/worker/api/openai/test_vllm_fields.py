@@ -194,6 +194,14 @@ def test_what_is_not_done_is_refused_by_name(shared: WorkerProcess, field: str, 
     assert refused(shared, "/v1/completions", **GREEDY, **{field: value}) == (400, field)
 
 
+def test_a_model_without_reasoning_ignores_the_budget_of_a_message_and_refuses_others(shared: WorkerProcess) -> None:
+    fields = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    answer = shared.post("/v1/chat/completions", **fields, thinking_token_budget=0)
+    assert answer.status_code == 400 and "no reasoning that the worker knows (--reasoning-parser)" in answer.json()["error"]["message"]
+    assert shared.post("/v1/chat/completions", **fields, thinking_token_budget=-1).status_code == 200
+    assert shared.post("/v1/messages", **fields, thinking={"type": "enabled", "budget_tokens": 2}).status_code == 200
+
+
 def test_the_document_is_served(shared: WorkerProcess) -> None:
     said = shared.client.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/models/{name}"} <= said["paths"].keys()

@@ -1,5 +1,7 @@
 """Responses with `store: true`: they are read, continued and deleted, by their tenant only, and their number and size are bounded."""
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,12 @@ import openai
 import pytest
 from tests.servers.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
+
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import Backoff
+from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.response_store import ResponseStore, StoredResponse
+from fairlead_worker.config.limits import Limits
 
 ASK: dict[str, Any] = {"input": "one two", "max_output_tokens": 6, "temperature": 0, "store": True}
 Start = Callable[..., WorkerProcess]
@@ -105,3 +113,40 @@ def test_without_redis_nothing_is_stored_and_the_answer_says_so(start: Start) ->
     refused = alone.post("/v1/responses", **ASK, previous_response_id=made["id"])
     assert refused.status_code == 400 and "needs stored responses" in refused.json()["error"]["message"]
     assert read(alone, made["id"]).status_code == 404
+
+
+async def test_after_a_failure_no_request_waits_for_redis_until_the_backoff_is_over() -> None:
+    now, server = [0.0], RedisServer().start()
+    store = ResponseStore(RedisAccess(server.url), "test/hung", Limits(), Backoff(10.0, 40.0, clock=lambda: now[0]))
+    try:
+        id = await store.new_id()
+        assert id is not None and await store.save("", StoredResponse({"id": id}, []))
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert await store.new_id() is None
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert await store.new_id() is None, "Redis answers again, but is not asked yet"
+        with pytest.raises(ApiError, match="Redis does not answer") as refused:
+            await store.load(id, "")
+        assert refused.value.status == 503
+        now[0] = 10.0
+        assert (await store.load(id, "")).response == {"id": id}
+        assert await store.new_id() is not None
+    finally:
+        server.stop()
+
+
+async def test_at_maxmemory_nothing_is_stored_and_stored_responses_are_read() -> None:
+    server = RedisServer().start()
+    store = ResponseStore(RedisAccess(server.url), "test/full", Limits(), Backoff())
+    try:
+        first, second = await store.new_id(), await store.new_id()
+        assert first and second and await store.save("", StoredResponse({"id": first}, []))
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        assert not await store.save("", StoredResponse({"id": second}, [])) and await store.new_id() is None
+        assert (await store.load(first, "")).response == {"id": first}
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        assert await store.save("", StoredResponse({"id": second}, []))
+    finally:
+        server.stop()

@@ -66,9 +66,11 @@ def test_every_field_of_the_openai_sdk_is_known(path: str, params: Any) -> None:
     assert theirs <= {*ENDPOINTS[path].__struct_fields__}
 
 
-def test_a_thinking_budget_is_refused_and_never_ignored() -> None:
-    with pytest.raises(ApiError, match="thinking_token_budget: not supported, as reasoning is not cut"):
-        understood("/v1/chat/completions", thinking_token_budget=100)
+def test_a_thinking_budget_of_minus_one_is_none() -> None:
+    assert understood("/v1/chat/completions", thinking_token_budget=-1).thinking_token_budget is None
+    assert understood("/v1/chat/completions", thinking_token_budget=0).thinking_token_budget == 0
+    with pytest.raises(ApiError, match="thinking_token_budget"):
+        understood("/v1/chat/completions", thinking_token_budget=-2)
 
 
 def test_sglangs_names_of_formats_are_vllms() -> None:

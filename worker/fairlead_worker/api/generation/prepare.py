@@ -112,10 +112,11 @@ def prepare(
     for prompt in prompts:
         worker.check_tokens(prompt, field)
         max_tokens = limit_max_tokens(sampling_request.max_tokens, len(prompt), worker.max_model_len, field)
+        thinking = worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, prompt)
         for choice in range(sampling_request.best_of):
             scores = None if choice else base.prompt_logprobs
             seed = derive_seed(sampling_request.seed, choice)
-            sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
+            sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores, thinking=thinking)
             submissions.append(
                 Submission(
                     prompt,
@@ -173,6 +174,7 @@ def resolve_sampling(worker: Worker, sampling_request: SamplingRequest) -> Sampl
     ):
         message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
         raise invalid(message, param="spaces_between_special_tokens")
+    worker.output_parsers.build_thinking_budget(sampling_request.thinking_token_budget, array("I"))
     check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     return base
 

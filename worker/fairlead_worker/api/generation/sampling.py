@@ -73,6 +73,8 @@ class SamplingRequest:
     """The format that the answer must have."""
     bad_words: tuple[str, ...] = ()
     """Words that must not be generated. They become `sampling.bad_words` once the tokenizer is known."""
+    thinking_token_budget: int | None = None
+    """Most tokens of the reasoning; None: not bounded."""
     truncate_prompt_tokens: int | None = None
     """vLLM's `truncate_prompt_tokens`."""
     truncates_end: bool = False
@@ -137,6 +139,7 @@ def build_sampling_request(request: CompletionRequest | ChatRequest, defaults: M
         request.user or "",
         constraint=None if prompt_only else parse_constraint(request),
         bad_words=tuple(request.bad_words or ()),
+        thinking_token_budget=None if request.thinking_token_budget == -1 else request.thinking_token_budget,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         truncates_end=request.truncation_side == "right",
         output_options=OutputOptions(

@@ -37,9 +37,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "prompt_embeds": Refusal(([],), "prompts are text or token ids"),
     "stop_regex": Refusal(("", []), "an answer stops at fixed texts: see stop"),
     "suffix": Refusal(("",), "fill-in-the-middle is not supported"),
-    "thinking_token_budget": Refusal(
-        (-1,), "reasoning is not cut; max_completion_tokens bounds reasoning and answer, and reasoning_effort none turns it off"
-    ),
     "use_beam_search": Refusal((False,), "there is no beam search; see best_of"),
     "vllm_xargs": Refusal(_NOTHING, "there are no extensions"),
     "web_search_options": Refusal((), "the model has no web access"),

@@ -7,8 +7,10 @@ import msgspec
 
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.output.thinking_markers import find_thinking_markers
 from fairlead_worker.api.output.tool_choice import ToolUse
 from fairlead_worker.grammar.constraint import Constraint, ReasoningMarkers
+from fairlead_worker.ipc.messages import ThinkingBudget
 from fairlead_worker.parsing.families import TAIL_TOKENS, ModelParsers, ParserOptions
 from fairlead_worker.parsing.stage import Parser, Tools
 
@@ -25,6 +27,8 @@ class OutputParsers:
         self.visible_special_tokens = encoder.find_special_tokens(parser_selection.collect_markers())
         """Special tokens that the parsers look for."""
         self._model_parsers, self._encoder = parser_selection, encoder
+        self._thinking_markers, self.budget_problem = find_thinking_markers(parser_selection, encoder)
+        """`budget_problem`: why this model takes no thinking budget; empty: it does."""
 
     def build_constraint(self, requested: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Constraint | None:
         """Return the constraint of an answer to `prompt`. Raise ApiError 400 if the request has a format and also requires a call."""
@@ -45,6 +49,18 @@ class OutputParsers:
         return msgspec.structs.replace(
             constraint, reasoning=ReasoningMarkers(format.start, format.end, self._model_parsers.ends_in_reasoning(tail), format.answer)
         )
+
+    def build_thinking_budget(self, tokens: int | None, prompt: "array[int]") -> ThinkingBudget | None:
+        """Return the budget of an answer to `prompt`; None without one. Raise ApiError 400 if this model takes none."""
+        if tokens is None:
+            return None
+        markers, tail = self._thinking_markers, self._tail(prompt)
+        if markers is None:
+            raise invalid(f"thinking_token_budget: {self.budget_problem}; leave it out", param="thinking_token_budget")
+        if self._model_parsers.ends_after_reasoning(tail):
+            return None
+        used = markers.count_after_start(prompt[-TAIL_TOKENS:]) if self._model_parsers.ends_in_reasoning(tail) else None
+        return ThinkingBudget(tokens, markers.start, markers.end, markers.blank, used)
 
     def build_parser_factory(self, constraint: Constraint | None, tool_use: ToolUse, prompt: "array[int]") -> Callable[[], Parser | None]:
         """Return a function that creates a parser for each answer to `prompt`. It returns None if the whole answer is text."""

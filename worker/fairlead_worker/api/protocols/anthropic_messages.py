@@ -14,7 +14,7 @@ from fairlead_worker.api.protocols.chat_body import rename_error_fields, to_chat
 from fairlead_worker.api.protocols.named_events import encode_named_event
 from fairlead_worker.api.replies import send_answer
 from fairlead_worker.api.router_headers import USAGE
-from fairlead_worker.api.schema import parse
+from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.tokenize import split_token_prefix
 from fairlead_worker.api.worker import Worker
 
@@ -85,7 +85,7 @@ async def messages(worker: Worker, context: RequestContext) -> None:
     with rename_error_fields(RENAMED):
         if body.max_tokens is None:
             raise invalid("max_tokens: is missing; give the most tokens that the answer may have", param="max_tokens")
-        async with prepare_chat(worker, context, to_chat_request(chat_body(body)), prompt_tokens, len(raw)) as (
+        async with prepare_chat(worker, context, _chat_request(worker, body), prompt_tokens, len(raw)) as (
             model,
             generation_request,
             _,
@@ -99,9 +99,17 @@ async def count_tokens(worker: Worker, context: RequestContext) -> None:
     raw = await context.read_body(worker.config.limits.max_body_bytes)
     body = parse(raw, MessagesBody)
     with rename_error_fields(RENAMED):
-        tokens = await count_chat_tokens(worker, context, to_chat_request(chat_body(body)), len(raw))
+        tokens = await count_chat_tokens(worker, context, _chat_request(worker, body), len(raw))
     await context.respond_json({"input_tokens": tokens})
 
 
 def _events(events: Iterable[Json]) -> bytes:
     return b"".join(map(encode_named_event, events))
+
+
+def _chat_request(worker: Worker, body: MessagesBody) -> ChatRequest:
+    """Return a message request as a chat request. A model that takes no thinking budget ignores it: clients send one to every model."""
+    chat = chat_body(body)
+    if worker.output_parsers.budget_problem:
+        chat.pop("thinking_token_budget", None)
+    return to_chat_request(chat)

@@ -50,7 +50,8 @@ NOTES: dict[str, dict[str, str]] = {
         "stop_sequences": "at most 16; the answer names the one that matched",
         "stream": "named events",
         "system": "a text or text blocks",
-        "thinking": "`enabled` (`budget_tokens` is passed to the template and is not enforced), `adaptive` or `disabled`; "
+        "thinking": "`enabled` (`budget_tokens` is passed to the template, and enforced as `thinking_token_budget`), "
+        "`adaptive` or `disabled`; "
         "`display: omitted` returns empty blocks; default: the model's own; signatures are empty",
         "tool_choice": "`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`",
         "tools": "with `input_schema`; Anthropic's own tools and `defer_loading` are refused",

@@ -57,6 +57,8 @@ NOTES = {
     "reasoning_effort": "a variable of the chat template; `none` also sets `enable_thinking` and `thinking` to false",
     "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`",
     "tools": "functions, at most 512",
+    "thinking_token_budget": "most reasoning tokens, those at the end of the prompt included; then the end marker is forced. 0: no "
+    "reasoning; -1: no bound. 400 for a model without reasoning, and for gpt-oss",
     "truncate_prompt_tokens": "keeps this many tokens of the prompt; -1: as many as leave room for `max_tokens`; 0 is refused",
     "truncation_side": "`left` (default) keeps the last tokens of a truncated prompt, `right` the first",
     "user": _USER,
