@@ -7,6 +7,7 @@ thousand services and five thousand pods that is the difference between 6 MiB an
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fairlead_operator.kube.compression import CompressedObject, Compressor
@@ -28,6 +29,7 @@ class Cache:
         self._children: dict[Owner, dict[Key, CompressedObject]] = defaultdict(dict)
         self._compressor = Compressor()
         self._owners: dict[str, Owner] = {}  # uid of each cached object → the service that it is cached under
+        self._reads: set[Read] = set()  # requests that are under way
 
     def service(self, owner: Owner) -> Body | None:
         held = self._services.get(owner)
@@ -77,8 +79,22 @@ class Cache:
         for held in list(self._services.values()):
             yield held.decompress()
 
+    @contextmanager
+    def read(self) -> "Iterator[Read]":
+        """Put the objects of a response into the cache with the yielded `Read`. Enter before the request is sent.
+
+        An object may be deleted while a list is read page by page, or while the response to a write is under way. The watch may deliver
+        that deletion first. Without this guard the response would put the deleted object back, and nothing would remove it again.
+        """
+        read = Read(self)
+        self._reads.add(read)
+        try:
+            yield read
+        finally:
+            self._reads.discard(read)
+
     def put(self, body: Body) -> None:
-        """Store an object. A version older than the cached one is ignored: a watch may lag behind our own writes."""
+        """Store an object that a watch delivered. A version older than the cached one is ignored: a watch may lag behind our own writes."""
         uid, owner = body["metadata"]["uid"], _owner(body)
         previous_owner = self._owners.get(uid)
         if previous_owner is not None and previous_owner != owner:
@@ -86,8 +102,9 @@ class Cache:
             objects, key = self._locate(previous_owner, body)
             if _version(body) <= objects[key].version:
                 return
-            self.remove(body)
+            self._drop(previous_owner, objects, key, _version(body))
         if owner is None:
+            self._record_removal(uid, _version(body))
             return
         objects, key = self._locate(owner, body)
         held = objects.get(key)
@@ -100,11 +117,12 @@ class Cache:
         self._on_change(owner)
 
     def remove(self, body: Body) -> None:
-        """Remove an object. A cached successor of the same name stays."""
-        previous_owner = self._owners.get(body["metadata"]["uid"])
-        if previous_owner is not None:
-            objects, key = self._locate(previous_owner, body)
-            self._drop(previous_owner, objects, key)
+        """Remove an object that a watch reports as deleted. A cached successor of the same name stays."""
+        self._remove(body, _version(body))
+
+    def remove_missing(self, body: Body) -> None:
+        """Remove an object, whatever its version, because the API server answered that it does not exist."""
+        self._remove(body, sys.maxsize)
 
     def retain(self, kind: Kind, present: Container[str], version: int) -> int:
         """Remove the objects that a full list at resourceVersion `version` lacks (`present`: its uids). Returns how many there were."""
@@ -113,24 +131,54 @@ class Cache:
             entries = [(owner, objects, key) for owner, objects in self._children.items() for key in objects if key[0] == kind.kind]
         gone = [entry for entry in entries if (held := entry[1][entry[2]]).uid not in present and held.version <= version]
         for owner, objects, key in gone:
-            self._drop(owner, objects, key)
+            self._drop(owner, objects, key, version)
         return len(gone)
 
     def forget(self, kind: Kind) -> None:
         """Remove all objects of a kind that the cluster no longer serves."""
         self.retain(kind, (), sys.maxsize)
 
-    def _drop(self, owner: Owner, objects: dict[Any, CompressedObject], key: Any) -> None:
-        self._owners.pop(objects.pop(key).uid, None)
+    def _remove(self, body: Body, version: int) -> None:
+        uid = body["metadata"]["uid"]
+        self._record_removal(uid, version)
+        previous_owner = self._owners.get(uid)
+        if previous_owner is not None:
+            objects, key = self._locate(previous_owner, body)
+            self._drop(previous_owner, objects, key, version)
+
+    def _drop(self, owner: Owner, objects: dict[Any, CompressedObject], key: Any, version: int) -> None:
+        """Forget a cached object as of `version`."""
+        uid = objects.pop(key).uid
+        self._owners.pop(uid, None)
+        self._record_removal(uid, version)
         if not self._children.get(owner):
             self._children.pop(owner, None)
         self._on_change(owner)
+
+    def _record_removal(self, uid: str, version: int) -> None:
+        for read in self._reads:
+            read.removed[uid] = max(version, read.removed.get(uid, 0))
 
     def _locate(self, owner: Owner, body: Body) -> tuple[dict[Any, CompressedObject], Any]:
         kind = kind_of(body)
         if kind is SERVICES:
             return self._services, owner
         return self._children[owner], (kind.kind, body["metadata"]["name"])
+
+
+class Read:
+    """One request, from before it is sent until its response is in the cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self.removed: dict[str, int] = {}
+        """uid of each object that was removed since the request was sent → the version of the removal. Newer versions are put: an object
+        whose label is removed and added again leaves the watch as deleted, and returns."""
+
+    def put(self, body: Body) -> None:
+        """Store an object of the response, unless it was removed after that version."""
+        if _version(body) > self.removed.get(body["metadata"]["uid"], 0):
+            self._cache.put(body)
 
 
 def _owner(body: Body) -> Owner | None:

@@ -31,18 +31,19 @@ async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> 
     """Make the cache agree with the API server for one kind. Raises NotServed, and other errors of the API server."""
     present: set[str] = set()
     version = 0
-    try:
-        async with aclosing(cluster.pages(kind, namespace, labelled=kind is not SERVICES)) as pages:
-            async for bodies, at in pages:
-                version = at
-                for body in bodies:
-                    present.add(body["metadata"]["uid"])
-                    cache.put(body)
-    except ApiError as refusal:
-        if refusal.code != 404:
-            raise
-        cache.forget(kind)
-        raise NotServed(f"{kind.kind} of {kind.api_version}") from None
+    with cache.read() as read:
+        try:
+            async with aclosing(cluster.pages(kind, namespace, labelled=kind is not SERVICES)) as pages:
+                async for bodies, at in pages:
+                    version = at
+                    for body in bodies:
+                        present.add(body["metadata"]["uid"])
+                        read.put(body)
+        except ApiError as refusal:
+            if refusal.code != 404:
+                raise
+            cache.forget(kind)
+            raise NotServed(f"{kind.kind} of {kind.api_version}") from None
     return ListResult(version, cache.retain(kind, present, version))
 
 

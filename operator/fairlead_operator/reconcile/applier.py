@@ -79,13 +79,14 @@ class Applier:
         if live is not None and is_unlabelled:
             desired = {**desired, "data": live["data"]}  # the data of a ControllerRevision is immutable
         try:
-            answer = await self._cluster.apply(with_digest(desired))
+            with self._cache.read() as read:
+                answer = await self._cluster.apply(with_digest(desired))
+                read.put(answer)
         except ApiError as refusal:
             if not refusal.permanent:
                 raise
             return str(refusal)
         self._applied[key] = LastApplied.of(desired, answer)
-        self._cache.put(answer)
         log.info("applied %s %s/%s", key[0], self._owner[0], key[1])
         if is_unlabelled:
             raise UnknownRevision(f"{key[0]} {key[1]} was there, without the labels by which it is found")
@@ -112,12 +113,15 @@ class Applier:
 
         Without this check, a service whose deletion the watch missed would get its children back forever.
         """
-        body = await self._cluster.get(SERVICES, *self._owner)
         held = self._cache.service(self._owner)
-        if body is not None:
-            self._cache.put(body)
-        elif held is not None:
-            self._cache.remove(held)  # otherwise the controller would restart the reconciler of a service that the cache still shows
+        with self._cache.read() as read:
+            body = await self._cluster.get(SERVICES, *self._owner)
+            if body is not None:
+                read.put(body)
+        if body is None and held is not None:
+            self._cache.remove_missing(
+                held
+            )  # otherwise the controller would restart the reconciler of a service that the cache still shows
         if body is None or body["metadata"]["uid"] != self.uid or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
 

@@ -156,8 +156,10 @@ class Reconciler:
         plan = desired(service, observed, self._dependencies.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
         if deletion_costs.scales_down(plan.objects, observed):
-            for pod in await deletion_costs.update_deletion_costs(self._dependencies.cluster, self._dependencies.prober.demand, observed):
-                self._dependencies.cache.put(pod)
+            demand = self._dependencies.prober.demand
+            with self._dependencies.cache.read() as read:
+                for pod in await deletion_costs.update_deletion_costs(self._dependencies.cluster, demand, observed):
+                    read.put(pod)
         # The HTTPRoute is kept while it is unknown whether the cluster serves its InferencePool.
         refusals = await applier.converge(plan.objects, keep=_OPTIONAL_KINDS if self._dependencies.unknown() else ())
         if refusals or self._dependencies.cache.versions(self._owner) != before:  # the status describes the present objects
@@ -270,16 +272,16 @@ class Reconciler:
         status = after.model_dump(mode="json", by_alias=True)  # null removes a field
         gone = {key: None for key in body.get("status") or {} if key not in status}
         try:
-            answer = await self._dependencies.cluster.patch_status(body, {**status, **gone})
+            with self._dependencies.cache.read() as read:
+                read.put(await self._dependencies.cluster.patch_status(body, {**status, **gone}))
         except ApiError as refusal:
             if refusal.code == 404:
                 fresh = await self._dependencies.cluster.get(SERVICES, *self._owner)
                 if fresh is None:
-                    self._dependencies.cache.remove(body)
+                    self._dependencies.cache.remove_missing(body)
                     raise ServiceGone(str(refusal)) from None
             if refusal.code == 409:
                 raise Conflict(str(refusal)) from None
             raise
-        self._dependencies.cache.put(answer)
         for type_, reason, message in transitions.events_for(before, after):
             self._dependencies.record_event(body, type_, reason, message)
