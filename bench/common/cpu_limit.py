@@ -19,13 +19,14 @@ class NoLimits(Exception):
 
 @contextlib.contextmanager
 def limit_cpu(pids: Sequence[int], cores: float) -> Iterator[None]:
-    """Limit each process of `pids`, with its descendants, to `cores`. Raises NoLimits."""
+    """Limit each process of `pids`, with its descendants, to `cores`, with the highest weight beside other work. Raises NoLimits."""
     is_second = (ROOT / "cgroup.controllers").exists()
     parent = ROOT if is_second else ROOT / "cpu"
+    quota = int(cores * PERIOD_MICROSECONDS)
     limits = (
-        {"cpu.max": f"{int(cores * PERIOD_MICROSECONDS)} {PERIOD_MICROSECONDS}"}
+        {"cpu.max": f"{quota} {PERIOD_MICROSECONDS}", "cpu.weight": "10000"}
         if is_second
-        else {"cpu.cfs_period_us": str(PERIOD_MICROSECONDS), "cpu.cfs_quota_us": str(int(cores * PERIOD_MICROSECONDS))}
+        else {"cpu.cfs_period_us": str(PERIOD_MICROSECONDS), "cpu.cfs_quota_us": str(quota), "cpu.shares": "262144"}
     )
     groups = [parent / f"fairlead-bench-{pid}" for pid in pids]
     try:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from fairlead.simulate.engine_pod import EnginePod
 from fairlead.simulate.pods import Pod
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.hashing import hashes_from_bytes
@@ -76,7 +77,7 @@ class Fleet:
     `usable`: the pods that routers may choose; the others start, drain, have failed or do not exist.
     """
 
-    def __init__(self, make_pod: Callable[[float], Pod], pods: int, most: int, block_tokens: int, routers: int = 1) -> None:
+    def __init__(self, make_pod: Callable[[float], Pod | EnginePod], pods: int, most: int, block_tokens: int, routers: int = 1) -> None:
         self._make_pod = make_pod
         self.pods = [make_pod(0.0) for _ in range(most)]
         self.usable = list(range(pods))

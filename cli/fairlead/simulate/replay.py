@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fairlead.simulate.autoscale import PERIOD, Autoscaler, DemandMeter
+from fairlead.simulate.engine_pod import EngineModel, EnginePod
 from fairlead.simulate.failures import Failure
 from fairlead.simulate.fleet import Fleet, InflightRequest
 from fairlead.simulate.lifecycle import Lifecycle
@@ -28,18 +29,24 @@ class Scenario:
     """All but policy, workload and seed.
 
     `redis_away`: start and end, in seconds of the run, of an outage of Redis; it affects only the policy `fairlead`.
+    `model`: an `EngineModel` is for Fairlead's own policies, because peers have other engines.
     `autoscale`: bounds and target of the operator's autoscaler, which begins with `pods`.
     `has_bounds`: our routers know the bounds of the classes.
     """
 
     pods: int
-    model: PodModel = field(default_factory=PodModel)
+    model: PodModel | EngineModel = field(default_factory=PodModel)
     routers: int = 1
     redis_away: tuple[float, float] | None = None
     classes: Sequence[ServiceClass] = DEFAULT_CLASSES
     has_bounds: bool = False
     autoscale: Scaling | None = None
     failures: Sequence[Failure] = ()
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block of the prompts."""
+        return self.model.page_tokens if isinstance(self.model, EngineModel) else BLOCK_TOKENS
 
 
 def replay(policy: str, requests: list[Request], scenario: Scenario, seed: int = 0) -> Outcome:
@@ -69,7 +76,7 @@ class _Run:
         self._cached = 0
         self._engine, self._now = system.engine, 0.0
         most = scenario.pods if scenario.autoscale is None else scenario.autoscale.max_replicas
-        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, BLOCK_TOKENS, scenario.routers)
+        self._fleet = fleet = Fleet(self._make_pod, scenario.pods, most, scenario.block_tokens, scenario.routers)
         self._lifecycle = Lifecycle(len(fleet.pods))
         make, away = system.make, scenario.redis_away
         if policy == "fairlead" and away is not None:
@@ -193,9 +200,10 @@ class _Run:
 
     # Pods
 
-    def _make_pod(self, started: float) -> Pod:
+    def _make_pod(self, started: float) -> Pod | EnginePod:
         model = self._scenario.model
-        return Pod(model, self._draw.random() * max(0.0, model.report_seconds), self._engine, started)
+        phase = self._draw.random() * max(0.0, model.report_seconds)
+        return EnginePod(model, phase, started) if isinstance(model, EngineModel) else Pod(model, phase, self._engine, started)
 
     def _fail(self, failure: Failure) -> None:
         """Lose the pod's cache and answers. Its routers send the requests without a first token to other pods."""
