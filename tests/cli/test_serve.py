@@ -164,7 +164,7 @@ def test_ctrl_c_ends_streams_and_leaves_nothing(served: Served) -> None:
         ("empty", "no config.json in "),
         ("half", "no *.safetensors in "),
         ("word", "word is no folder here and no model URI; give a folder, ORG/NAME"),
-        ("oci://registry/model:1", "is an image, which only a cluster mounts"),
+        ("oci://registry/model:", "not an image; write oci://REGISTRY/REPOSITORY:TAG"),
     ],
 )
 def test_a_wrong_model_is_refused_before_a_worker_starts(
@@ -188,6 +188,7 @@ def test_a_wrong_model_is_refused_before_a_worker_starts(
         (["--", "--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag; did you mean --max-num-seqs?"),
         (["--replicas", "0"], "--replicas 0: must be 1 or more"),
         (["--replicas", "2", "--", "--host", "::"], "-- --host: only for one worker"),
+        (["--", "--host", "192.0.2.1"], "-- --host 192.0.2.1: give 0.0.0.0"),
         (["--port", "0"], "--port 0: must be 1 to 65535"),
     ],
 )
