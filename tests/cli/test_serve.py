@@ -23,6 +23,7 @@ from fairlead.local.pod import PodState
 from fairlead.main import main
 from fairlead.random_model import make_model
 from fairlead.serve.fleet import make_manifest
+from fairlead.serve.model import given_host
 from fairlead.serve.progress import Step, step_of
 
 START_SECONDS = 120.0
@@ -213,6 +214,11 @@ def test_steps_are_named_for_people() -> None:
     assert step_of(loading) == Step("download", 25, "5.0 MB of 20.0 MB")
     assert step_of(PodState("loading", 40, reason="capture")) == Step("capture CUDA graphs", 40)
     assert step_of(PodState("CrashLoopBackOff", reason="exit status 1")) == Step("crashloopbackoff (exit status 1)", None)
+
+
+def test_the_last_host_of_the_flags_counts() -> None:
+    assert given_host([]) is None and given_host(["--threads", "1"]) is None
+    assert given_host(["--host", "0.0.0.0", "--host=::1"]) == "::1" and given_host(["--host", "localhost"]) == "localhost"
 
 
 def test_several_replicas_are_a_manifest() -> None:

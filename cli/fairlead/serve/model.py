@@ -67,7 +67,7 @@ def worker_config(uri: str, port: int, flags: Sequence[str]) -> WorkerConfig:
 def given_host(flags: Sequence[str]) -> str | None:
     """Return the last value of `--host` among worker flags; None if there is none."""
     found = None
-    for flag, after in zip(flags, (*flags[1:], ""), strict=True):
+    for flag, after in zip(flags, (*flags, "")[1:], strict=True):
         if flag == "--host" or flag.startswith("--host="):
             found = flag.partition("=")[2] if "=" in flag else after
     return found
