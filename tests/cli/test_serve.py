@@ -23,6 +23,7 @@ from fairlead.local.pod import PodState
 from fairlead.main import main
 from fairlead.random_model import make_model
 from fairlead.serve.fleet import make_manifest
+from fairlead.serve.model import given_host
 from fairlead.serve.progress import Step, step_of
 
 START_SECONDS = 120.0
@@ -164,7 +165,7 @@ def test_ctrl_c_ends_streams_and_leaves_nothing(served: Served) -> None:
         ("empty", "no config.json in "),
         ("half", "no *.safetensors in "),
         ("word", "word is no folder here and no model URI; give a folder, ORG/NAME"),
-        ("oci://registry/model:1", "is an image, which only a cluster mounts"),
+        ("oci://registry/model:", "not an image; write oci://REGISTRY/REPOSITORY:TAG"),
     ],
 )
 def test_a_wrong_model_is_refused_before_a_worker_starts(
@@ -188,6 +189,7 @@ def test_a_wrong_model_is_refused_before_a_worker_starts(
         (["--", "--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag; did you mean --max-num-seqs?"),
         (["--replicas", "0"], "--replicas 0: must be 1 or more"),
         (["--replicas", "2", "--", "--host", "::"], "-- --host: only for one worker"),
+        (["--", "--host", "192.0.2.1"], "-- --host 192.0.2.1: give 0.0.0.0"),
         (["--port", "0"], "--port 0: must be 1 to 65535"),
     ],
 )
@@ -212,6 +214,11 @@ def test_steps_are_named_for_people() -> None:
     assert step_of(loading) == Step("download", 25, "5.0 MB of 20.0 MB")
     assert step_of(PodState("loading", 40, reason="capture")) == Step("capture CUDA graphs", 40)
     assert step_of(PodState("CrashLoopBackOff", reason="exit status 1")) == Step("crashloopbackoff (exit status 1)", None)
+
+
+def test_the_last_host_of_the_flags_counts() -> None:
+    assert given_host([]) is None and given_host(["--threads", "1"]) is None
+    assert given_host(["--host", "0.0.0.0", "--host=::1"]) == "::1" and given_host(["--host", "localhost"]) == "localhost"
 
 
 def test_several_replicas_are_a_manifest() -> None:

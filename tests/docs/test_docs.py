@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
 OTHER_PROGRAMS_FLAGS = {"cascade", "location", "set", "skip-tests", "take-ownership"}
 """Flags of helm, kubectl and curl that the pages explain."""
-OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_ROLLOUT_SEEDS"}
+OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_INSECURE_REGISTRIES", "FAIRLEAD_ROLLOUT_SEEDS"}
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
 

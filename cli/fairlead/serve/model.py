@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairlead.errors import UserError
+from fairlead.local.containers import LOOPBACK
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
@@ -13,6 +14,8 @@ from fairlead_worker.weights.uri import parse_uri, resolve
 
 OWN_FLAGS = {"--model": "give MODEL", "--port": "give --port"}
 """Flags that `fairlead serve` gives the worker itself, with what to give instead."""
+PROBED_HOSTS = ("0.0.0.0", "localhost", LOOPBACK)
+"""Values of `--host` with which a worker answers on loopback over IPv4."""
 WEIGHTS = "*.safetensors"
 
 
@@ -23,7 +26,7 @@ class ModelRefused(Exception):
 def find_model(name: str) -> str:
     """Return the model's URI. Raises ModelRefused for a folder without a model and for a repository that the hub does not have.
 
-    A bucket is not asked: the worker reports its errors within the time that the question takes.
+    A bucket or registry is not asked: the worker reports its errors within the time that the question takes.
     """
     try:
         uri = to_model_uri(name)
@@ -55,4 +58,16 @@ def worker_config(uri: str, port: int, flags: Sequence[str]) -> WorkerConfig:
     for flag in flags:
         if instead := OWN_FLAGS.get(flag.partition("=")[0]):
             raise UserError(f"-- {flag}: {instead} before -- instead")
-    return WorkerConfig.from_command_line(["--model", uri, "--port", str(port), *flags])
+    config = WorkerConfig.from_command_line(["--model", uri, "--port", str(port), *flags])
+    if given_host(flags) not in (None, *PROBED_HOSTS):
+        raise UserError(f"-- --host {config.host}: give 0.0.0.0 for all addresses or {LOOPBACK}; readiness is asked on {LOOPBACK}")
+    return config
+
+
+def given_host(flags: Sequence[str]) -> str | None:
+    """Return the last value of `--host` among worker flags; None if there is none."""
+    found = None
+    for flag, after in zip(flags, (*flags, "")[1:], strict=True):
+        if flag == "--host" or flag.startswith("--host="):
+            found = flag.partition("=")[2] if "=" in flag else after
+    return found

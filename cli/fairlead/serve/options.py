@@ -15,7 +15,9 @@ MOST_GRACE_SECONDS = 3600
 class ServeOptions:
     """The options of `fairlead serve`."""
 
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3:// or file:///.")]
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3://, oci:// or file:///.")
+    ]
     flags: Annotated[list[str] | None, typer.Argument(metavar="[-- WORKER FLAGS]", help="Flags of fairlead-worker, after --.")] = None
     port: Annotated[int, typer.Option("--port", "-p", metavar="P", help="Port of the API.")] = DEFAULT_PORT
     replicas: Annotated[int, typer.Option(metavar="N", help="Workers; above 1 a router and Redis run too.")] = 1

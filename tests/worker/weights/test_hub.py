@@ -77,11 +77,11 @@ def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("hf://no/such", "no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it (404)"),
-        ("hf://private/model", "no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it (401)"),
+        ("hf://no/such", "no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it (404)"),
+        ("hf://private/model", "no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it (401)"),
         (
             "hf://gated/model",
-            "the repository is gated (403): accept its terms on the hub, and give a token of that account: spec.model.secretRef (HF_TOKEN)",
+            "the repository is gated (403): accept its terms on the hub, and give a token of that account: HF_TOKEN (spec.model.secretRef)",
         ),
         ("hf://tiny/model@v9", "the repository has no revision 'v9' (404)"),
     ],

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, model_validator
 
 _URI: Final = r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
+_URI_OCI: Final = r"oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
 _REPOSITORY: Final = r"[\w.-]+/[\w.-]+(@[\w./-]+)?"
 
 
@@ -63,15 +64,14 @@ def to_model_uri(value: str) -> str:
 
     An existing folder wins over a repository of the same name. Raises ValueError for anything else.
     """
-    if re.fullmatch(_URI, value):
+    if re.fullmatch(f"{_URI}|{_URI_OCI}", value):
         return value
     folder = Path(value).expanduser()
     if folder.is_dir() or re.match(r"[./~]", value):  # a path of a missing folder too, so that the error names that folder
         return (folder.resolve() if ".." in folder.parts else folder.absolute()).as_uri()  # a link keeps its name, the model's default name
     if re.fullmatch(_REPOSITORY, value):
         return f"hf://{value}"
-    if value.startswith("oci://"):
-        raise ValueError("is an image, which only a cluster mounts (spec.model.uri); copy the model's folder here and give that folder")
     raise ValueError(
-        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder or file:///path"
+        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder, oci://image[#folder] "
+        "or file:///path"
     )

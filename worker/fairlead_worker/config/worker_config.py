@@ -44,7 +44,8 @@ class WorkerConfig(BaseSettings):
 
     # Model
     model: Annotated[
-        str, flag("Model", "model to serve: a folder, ORG/NAME on the hub, hf://org/name[@revision], s3://bucket/folder or file:///path")
+        str,
+        flag("Model", "model to serve: a folder, ORG/NAME on the hub, hf://…, s3://bucket/folder, oci://image[#folder] or file:///path"),
     ]
     served_model_name: Annotated[str, flag("Model", "name of the model in the API, or several with commas; default: from --model")] = ""
     dtype: Annotated[
@@ -367,6 +368,8 @@ class WorkerConfig(BaseSettings):
         if given:
             return given
         scheme, _, rest = self.model.partition("://")
+        if scheme == "oci":  # the repository, without tag, digest and folder
+            return (PurePosixPath(rest.partition("#")[0].partition("@")[0]).name.partition(":")[0],)
         return (rest.partition("@")[0] if scheme == "hf" else PurePosixPath(unquote(rest)).name,)
 
     @property

@@ -79,7 +79,8 @@ class ModelCache:
         """Record that the download is complete, with the digests of its files."""
         path = self._own / "complete" / f"{_key(uri)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith(".")}
+        found = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+        files = {str(file.relative_to(folder)): file_digest(file) for file in found}
         _replace(path, {"uri": uri, "files": files})
 
     def explain(self, uri: str, error: OSError) -> ModelLoadError:

@@ -104,13 +104,13 @@ def _explain_refusal(uri: str, source: HubModel, error: Exception) -> ModelLoadE
         case GatedRepoError():  # a subclass of RepositoryNotFoundError
             cause = (
                 "the repository is gated (403): accept its terms on the hub, and give a token of that account: "
-                "spec.model.secretRef (HF_TOKEN)"
+                "HF_TOKEN (spec.model.secretRef)"
             )
         case RevisionNotFoundError():
             cause = f"the repository has no revision {source.revision!r} (404)"
         case RepositoryNotFoundError():
             status = error.response.status_code
-            cause = f"no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it ({status})"
+            cause = f"no such repository, or it is private and HF_TOKEN (spec.model.secretRef) does not open it ({status})"
         case _:
             cause = str(error)
     return ModelLoadError(uri, cause)
@@ -118,7 +118,7 @@ def _explain_refusal(uri: str, source: HubModel, error: Exception) -> ModelLoadE
 
 def _hint(error: HfHubHTTPError) -> str:
     if error.response.status_code in (401, 403):
-        return "spec.model.secretRef (HF_TOKEN) is missing or does not allow it"
+        return "HF_TOKEN (spec.model.secretRef) is missing or does not allow it"
     return error.server_message or "try again later, or mirror the model and use file:///"
 
 

@@ -10,14 +10,17 @@ from fairlead_worker.weights import bucket, hub
 from fairlead_worker.weights.bucket import BucketModel
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.hub import HubModel
+from fairlead_worker.weights.oci.fetch import fetch as fetch_oci
+from fairlead_worker.weights.oci.manifest import MODELS
+from fairlead_worker.weights.oci.reference import OciModel, parse_oci
 from fairlead_worker.weights.progress import Progress, no_progress
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 """The files of a repository that a model needs. Pickled weights, images and other frameworks' files are excluded."""
 
 
-def parse_uri(uri: str) -> Path | HubModel | BucketModel:
-    """Parse a URI into a local folder, a hub repository or a bucket folder. Raises ModelLoadError for any other scheme or shape."""
+def parse_uri(uri: str) -> Path | HubModel | BucketModel | OciModel:
+    """Parse a URI into a local folder, a hub repository, a bucket folder or an image. Raises ModelLoadError for others."""
     parsed = urlparse(uri)
     if parsed.scheme in ("", "file"):
         if parsed.scheme == "file" and parsed.netloc not in ("", "localhost"):
@@ -35,7 +38,10 @@ def parse_uri(uri: str) -> Path | HubModel | BucketModel:
         if not parsed.netloc:
             raise ModelLoadError(uri, "names no bucket; write s3://bucket/folder")
         return BucketModel(parsed.netloc, parsed.path.strip("/"))
-    raise ModelLoadError(uri, f"unknown scheme {parsed.scheme!r}; use file:///path, /path, hf://org/name[@revision] or s3://bucket/folder")
+    if parsed.scheme == "oci":
+        return parse_oci(uri)
+    known = "file:///path, /path, hf://org/name[@revision], s3://bucket/folder or oci://image[#folder]"
+    raise ModelLoadError(uri, f"unknown scheme {parsed.scheme!r}; use {known}")
 
 
 def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None = None, *, required_file: str = "config.json") -> Path:
@@ -49,8 +55,12 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
             folder = hub.fetch(uri, source, FILES, cache, progress)
         case BucketModel() as source:
             folder = bucket.fetch(uri, source, FILES, cache, progress)
+        case OciModel() as source:
+            folder = fetch_oci(uri, source, FILES, cache, progress)
         case folder:
             pass
+    if not (folder / required_file).is_file() and (folder / MODELS / required_file).is_file():
+        folder = folder / MODELS  # of an image as KServe describes it, pulled here or mounted in a pod
     if not folder.exists():
         raise ModelLoadError(uri, f"there is no {folder}; is the volume mounted?")
     if not folder.is_dir():
