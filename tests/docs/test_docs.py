@@ -52,6 +52,11 @@ def test_a_page_has_at_most_1500_words(page: str) -> None:
     assert words <= WORDS, f"{page} has {words} words: split it"
 
 
+def test_the_charts_readme_is_generated_from_its_values() -> None:
+    reference = _load("reference")
+    assert reference.CHART_README.read_text() == reference.chart_readme(), "run `make chart-readme`"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_code_line_scrolls_sideways(page: str) -> None:
     wide = [line for line in code_lines(PAGES[page]) if len(line) > CODE_COLUMNS]
