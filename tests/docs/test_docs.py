@@ -17,7 +17,7 @@ from fairlead.program import Command, load_command
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
-OTHER_PROGRAMS_FLAGS = {"cascade", "location", "set", "skip-tests", "take-ownership"}
+OTHER_PROGRAMS_FLAGS = {"cascade", "location", "reset-then-reuse-values", "reuse-values", "set", "skip-tests", "take-ownership"}
 """Flags of helm, kubectl and curl that the pages explain."""
 OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_ROLLOUT_SEEDS"}
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")

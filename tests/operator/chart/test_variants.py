@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.operator.support import apiserver
-from tests.operator.support.chart import CHART, PROMETHEUS, rendered, template
+from tests.operator.support.chart import CHART, PROMETHEUS, helm, rendered, template
 
 VALUES = Path(__file__).parents[1] / "data" / "values"
 AIR_GAPPED = CHART / "values-air-gapped.yaml"
@@ -125,14 +125,19 @@ def test_in_an_air_gapped_cluster_every_image_is_the_registrys() -> None:
 
 def test_two_namespaced_releases_share_no_object() -> None:
     """One of each namespace, under one release name, beside a CRD that neither owns."""
-    chosen = ("-f", str(VALUES / "namespaced.yaml"))
+    chosen = ("-f", str(VALUES / "namespaced.yaml"), "--set=admissionPolicy.enabled=true")
     first, second = (template(*chosen, f"--namespace=home-{team}", f"--set=watch.namespace={team}") for team in "ab")
     names = [{(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in made} for made in (first, second)]
-    assert not names[0] & names[1] and all(namespace for made in names for _, namespace, _ in made)
-    leases = [
-        "".join(
-            flag for flag in one(made, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"][0]["args"] if "lease-n" in flag
-        )
-        for made in (first, second)
-    ]
-    assert leases[0] != leases[1]
+    assert not names[0] & names[1]
+    assert {kind for kind, namespace, _ in names[0] if not namespace} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    operators = [one(made, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"][0]["args"] for made in (first, second)]
+    assert [f"--lease-namespace=home-{team}" in flags for team, flags in zip("ab", operators, strict=True)] == [True, True]
+
+
+def test_values_of_an_earlier_chart_are_accepted_or_named(tmp_path: Path) -> None:
+    """Of the chart of 7e6be7f all but `test.timeout`, which is `test.timeoutSeconds` now."""
+    earlier = VALUES.parent / "values-7e6be7f.yaml"
+    refused = helm("template", "fl", str(CHART), "-f", str(earlier))
+    assert refused.returncode != 0 and "additional properties 'timeout' not allowed" in refused.stderr
+    (tmp_path / "values.yaml").write_text(earlier.read_text().replace("  timeout: ", "  timeoutSeconds: "))
+    assert rendered("-f", str(tmp_path / "values.yaml"))
