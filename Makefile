@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -155,6 +155,9 @@ crash-matrix: install ## kill the operator with -9 before and after each of its 
 
 crds: install ## generate crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd
+
+chart-readme: install ## generate the chart's README from its values and their schema
+	PYTHONPATH=. $(BIN)/python docs/generate/reference.py
 
 docs: install ## build the documentation site in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -261,8 +261,37 @@ def metric_rows(registry: CollectorRegistry) -> Iterator[tuple[object, ...]]:
 # --- Chart values
 
 
+CHART_README = ROOT / "charts" / "fairlead" / "README.md"
+CHART_INTRODUCTION = """# fairlead
+
+The Helm chart of [Fairlead](https://github.com/fairlead/fairlead): CRD, operator, and a Valkey for the prefix index.
+
+```
+helm install fairlead oci://REGISTRY/charts/fairlead --version VERSION -n fairlead-system --create-namespace -f values.yaml
+helm test fairlead -n fairlead-system --logs --timeout 960s
+```
+
+[Install with Helm](../../docs/operate/install.md) describes requirements, several releases, mirrors of registries and removal.
+[Upgrade](../../docs/operate/upgrade.md) describes upgrades.
+
+## Values
+
+The chart refuses a value that is not in this table. `make chart-readme` generates this page from `values.yaml` and `values.schema.json`.
+
+"""
+
+
+def chart_readme() -> str:
+    """Return the README of the Helm chart."""
+    return CHART_INTRODUCTION + chart_table()
+
+
 def chart_page() -> str:
     """Return the page of the Helm chart's values."""
+    return GENERATED + "# Chart values\n\nThe chart refuses a value that is not in this table.\n\n" + chart_table()
+
+
+def chart_table() -> str:
     schema = json.loads((ROOT / "charts" / "fairlead" / "values.schema.json").read_text())
     values = yaml.safe_load((ROOT / "charts" / "fairlead" / "values.yaml").read_text())
 
@@ -281,8 +310,7 @@ def chart_page() -> str:
             found = found[part]
         return dict(found)
 
-    page = GENERATED + "# Chart values\n\nThe chart refuses a value that is not in this table.\n\n"
-    return page + table(("Value", "Type", "Default", "Description"), rows("", schema, values))
+    return table(("Value", "Type", "Default", "Description"), rows("", schema, values))
 
 
 # --- Hooks
@@ -309,3 +337,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return a page whose links to files outside `docs/` lead to the repository."""
     return OUTSIDE.sub(rf"]({REPOSITORY}\1)", markdown)
+
+
+if __name__ == "__main__":
+    CHART_README.write_text(chart_readme())

@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import has_password, parse_url
 from fairlead_operator.settings import Settings
 
@@ -23,8 +24,12 @@ class OperatorConfig(BaseSettings):
     )
 
     worker_image: str = Field(min_length=1, description="Image of the workers.")
+    worker_gpu_image: str = Field("", description="Image of workers with GPUs; empty: that of the other workers.")
     router_image: str = Field(min_length=1, description="Image of the routers.")
     image_pull_policy: str = Field("IfNotPresent", pattern="^(Always|IfNotPresent|Never)$", description="Of workers and routers.")
+    image_pull_secrets: str = Field(
+        "", description="Comma-separated pull secrets of services without spec.imagePullSecrets, in their own namespaces."
+    )
     redis_url: str = Field("", description="Redis of the prefix index; empty: no index, routers choose workers by load.")
     redis_username: str = Field("", description="The operator's own Redis user; empty: default.")
     redis_password_file: str = Field("", description="File with the password, read at each connection.")
@@ -50,7 +55,8 @@ class OperatorConfig(BaseSettings):
     )
     health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: any free port.")
     kubeconfig: str = Field("", description="Kubeconfig file; empty: the pod's service account, or $KUBECONFIG.")
-    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
+    log_level: LogLevel = Field("INFO", description="What is logged.")
+    log_format: LogFormat = Field("text", description="json: one JSON object a line.")
 
     @field_validator("redis_url")
     @classmethod
@@ -92,13 +98,20 @@ class OperatorConfig(BaseSettings):
     def settings(self) -> Settings:
         return Settings(
             worker_image=self.worker_image,
+            worker_gpu_image=self.worker_gpu_image,
             router_image=self.router_image,
             image_pull_policy=self.image_pull_policy,
+            image_pull_secrets=_names(self.image_pull_secrets),
             redis_url=self.redis_url,
             redis_files=self.redis_files,
             default_gpus=self.default_gpus,
             cluster_domain=self.cluster_domain,
             operator_namespace=self.lease_namespace,
-            monitoring_namespaces=tuple(name.strip() for name in self.monitoring_namespaces.split(",") if name.strip()),
+            monitoring_namespaces=_names(self.monitoring_namespaces),
             otlp_endpoint=self.otlp_endpoint,
         )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -9,6 +9,7 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from fairlead_common.telemetry.logs import configure_logging
 from fairlead_index.redis.access import redact_url
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.run import operate
@@ -33,7 +34,7 @@ def main() -> None:
         words = str(error).removeprefix("error parsing CLI: ")
         print(f"fairlead-operator: {words}; fairlead-operator --help lists the flags", file=sys.stderr)
         sys.exit(2)
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    configure_logging(config.log_level, config.log_format, sys.stderr, "%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level)))
     log.info("configuration: %s", config.model_dump_json(exclude={"redis_url"}))
     if config.kubeconfig:

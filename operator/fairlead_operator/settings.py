@@ -9,7 +9,9 @@ class Settings:
 
     worker_image: str
     router_image: str
+    worker_gpu_image: str = ""  # of workers with GPUs; empty: worker_image
     image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()  # of services without their own, in the service's namespace
     redis_url: str = ""  # empty: no index, routers route by load
     redis_files: tuple[str, ...] = ()  # keys of the Secrets with which workers and routers reach Redis; empty: none is needed
     default_gpus: int = 1  # of a worker whose manifest has no value, times engine.tensorParallel

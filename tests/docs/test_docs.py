@@ -17,7 +17,7 @@ from fairlead.program import Command, load_command
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
-OTHER_PROGRAMS_FLAGS = {"cascade", "location", "set", "skip-tests", "take-ownership"}
+OTHER_PROGRAMS_FLAGS = {"cascade", "location", "reset-then-reuse-values", "reuse-values", "set", "skip-tests", "take-ownership"}
 """Flags of helm, kubectl and curl that the pages explain."""
 OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_INSECURE_REGISTRIES", "FAIRLEAD_ROLLOUT_SEEDS"}
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
@@ -50,6 +50,11 @@ def code_lines(text: str) -> list[str]:
 def test_a_page_has_at_most_1500_words(page: str) -> None:
     words = len(PAGES[page].split())
     assert words <= WORDS, f"{page} has {words} words: split it"
+
+
+def test_the_charts_readme_is_generated_from_its_values() -> None:
+    reference = _load("reference")
+    assert reference.CHART_README.read_text() == reference.chart_readme(), "run `make chart-readme`"
 
 
 @pytest.mark.parametrize("page", PAGES)

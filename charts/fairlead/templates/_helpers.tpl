@@ -1,5 +1,20 @@
 {{- define "fairlead.name" -}}
-{{- if contains "fairlead" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-fairlead" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- $name := default "fairlead" .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "fairlead.serviceAccount" -}}
+{{- $account := .Values.operator.serviceAccount | default dict }}
+{{- if dig "create" true $account }}{{ default (printf "%s-operator" (include "fairlead.name" .)) $account.name }}{{ else }}{{ default "default" $account.name }}{{ end }}
+{{- end }}
+
+{{- /* Names of all pull secrets, with commas. */}}
+{{- define "fairlead.pullSecrets" -}}
+{{- $names := list }}
+{{- range concat (.Values.images.pullSecrets | default list) ((.Values.global | default dict).imagePullSecrets | default list) }}{{ $names = append $names .name }}{{ end }}
+{{- join "," (uniq $names) }}
 {{- end }}
 
 {{- define "fairlead.selector" -}}
@@ -19,7 +34,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $tag := default .root.Chart.AppVersion .image.tag -}}
 {{- /* A tag such as 20260101, unquoted in a values file, is a float to Helm and would be printed as 2.0260101e+07. */}}
 {{- if kindIs "float64" $tag }}{{ $tag = int64 $tag }}{{ end -}}
-{{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}{{ else }}{{ .image.repository }}:{{ $tag }}{{ end }}
+{{- $repository := .image.repository -}}
+{{- with (.root.Values.global | default dict).imageRegistry }}
+{{- /* A first part with a dot or a port, or localhost, is the registry, as in a reference of docker. */}}
+{{- $repository = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $repository "") -}}
+{{- end -}}
+{{- if .image.digest }}{{ $repository }}@{{ .image.digest }}{{ else }}{{ $repository }}:{{ $tag }}{{ end }}
 {{- end }}
 
 {{- define "fairlead.redisUrl" -}}
@@ -64,9 +84,27 @@ capabilities: {drop: [ALL]}
 {{- default (printf "%s-test" (include "fairlead.name" .)) .Values.test.service }}
 {{- end }}
 
+{{- define "fairlead.podMetadata" -}}
+labels:
+  {{- include "fairlead.labels" . | nindent 2 }}
+  {{- with omit (.values.podLabels | default dict) "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with .values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "fairlead.placement" -}}
-{{- with .root.Values.images.pullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- with include "fairlead.pullSecrets" .root }}
+imagePullSecrets:
+{{- range splitList "," . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}

@@ -94,7 +94,8 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
         "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    spec = pods.pod_spec(service, names.BATCH, container, [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *volumes])
+    volumes = [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *volumes]
+    spec = pods.pod_spec(service, settings, names.BATCH, container, volumes)
     return pods.add_labels(service, names.BATCH, batch_revision(service), {"spec": spec})
 
 

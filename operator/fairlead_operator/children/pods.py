@@ -30,9 +30,10 @@ def liveness(failures: int) -> Object:
     return {**probe("/health", period=10, failures=failures), "terminationGracePeriodSeconds": GRACE_MARGIN}
 
 
-def pod_spec(service: InferenceService, component: str, container: Object, volumes: list[Object]) -> Object:
+def pod_spec(service: InferenceService, settings: Settings, component: str, container: Object, volumes: list[Object]) -> Object:
     """Return a PodSpec around one container: restricted, spread over nodes, without an API token."""
-    secrets = [{"name": secret.name} for secret in service.spec.image_pull_secrets]
+    own = [secret.name for secret in service.spec.image_pull_secrets]
+    secrets = [{"name": name} for name in own or settings.image_pull_secrets]
     return {
         **({"imagePullSecrets": secrets} if secrets else {}),
         "serviceAccountName": service.name,

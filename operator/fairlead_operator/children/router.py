@@ -79,7 +79,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
-    spec = pods.pod_spec(service, names.ROUTER, container, volumes)
+    spec = pods.pod_spec(service, settings, names.ROUTER, container, volumes)
     return pods.add_labels(service, names.ROUTER, router_revision(service), {"spec": spec})
 
 

@@ -108,7 +108,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         *source.volumes,
         *redis.volumes(service, settings, names.WORKER),
     ]
-    spec = pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)
+    spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source), volumes)
     template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -119,7 +119,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
     return {
         "name": "worker",
-        "image": settings.worker_image,
+        "image": (gpus(service, settings) and settings.worker_gpu_image) or settings.worker_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-worker"],
         "args": arguments(service, source),

@@ -1,11 +1,13 @@
 """A release with the real helm on a real API server: upgraded from the last release, and removed without a trace."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.operator.support import apiserver, foreign_crds
 from tests.operator.support.apiserver import wait_for_crd
 from tests.operator.support.chart import CHART, everything, helm
@@ -13,11 +15,13 @@ from tests.operator.support.cluster import Cluster, eventually
 from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 
+from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.kube.kinds import kind_of
 from fairlead_operator.names import FIELD_MANAGER
 
 PREVIOUS = Path(__file__).parents[1] / "data" / "fairlead-0.1.0.tgz"  # the chart of 0.1.0, with the present names of CRD fields
 CHILDREN = PREVIOUS.with_name("children-0.1.0.json")  # of a service of two replicas, as the operator beside that chart applied them
+EARLIER_CRD = PREVIOUS.with_name("crd-7e6be7f.yaml.gz")  # before fields were renamed within v1alpha1
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.fairlead.dev"
 HOME = "fairlead-system"
 
@@ -129,4 +133,53 @@ def test_a_deleted_service_is_gone_though_no_operator_runs(alone: apiserver.ApiS
     path = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices"
     alone.create(path, manifest("qwen", "default"))
     assert alone.request("DELETE", f"{path}/qwen")[0] == 200 and alone.get(f"{path}/qwen") is None
+    helmed(alone, "uninstall", "fl")
+
+
+def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> None:
+    """Each for its own namespace, the second without the CRD. Neither's removal takes an object of the other."""
+
+    def run(action: str, team: str, *arguments: str) -> None:
+        done = helm(action, "fl", *arguments, "--namespace", f"home-{team}", kubeconfig=alone.kubeconfig)
+        assert done.returncode == 0, done.stderr
+
+    for team in "ab":
+        alone.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"team-{team}"}})
+        crds = "crds.keep=false" if team == "a" else "crds.install=false"
+        flags = f"--set=watch.namespace=team-{team},admissionPolicy.enabled=true,{crds}"
+        run("install", team, str(CHART), "--create-namespace", flags)
+    both = objects(alone)
+    run("uninstall", "b")
+    left = objects(alone)
+    assert left < both and alone.get(CRD) is not None
+    bindings = alone.get("/apis/rbac.authorization.k8s.io/v1/namespaces/team-a/rolebindings")["items"]
+    assert [(one["subjects"][0]["name"], one["subjects"][0]["namespace"]) for one in bindings] == [("fl-fairlead-operator", "home-a")]
+    run("uninstall", "a")
+    assert not objects(alone)
+    eventually(lambda: alone.get(CRD) is None)
+
+
+def test_the_last_releases_values_can_be_reused(alone: apiserver.ApiServer) -> None:
+    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,watch.namespace=default")
+    helmed(alone, "upgrade", "fl", str(CHART), "--reset-then-reuse-values")
+    assert ("ClusterRole", "fl-fairlead-operator") not in objects(alone), "the namespace is still the value"
+    helmed(alone, "uninstall", "fl")
+
+
+def test_services_of_7e6be7f_are_invalid_until_they_are_replaced(alone: apiserver.ApiServer) -> None:
+    """docs/operate/upgrade.md: renamed fields are lost, stored defaults are refused, and `kubectl replace` mends both."""
+    alone.create(CRD.rpartition("/")[0], yaml.safe_load(gzip.decompress(EARLIER_CRD.read_bytes())))
+    wait_for_crd(alone)
+    path = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices"
+    alone.create(path, manifest("old", "default", scaling={"min": 2, "max": 3}, rollout={"drainTimeout": "60s"}))
+    helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false", "--take-ownership", "--force-conflicts")
+    eventually(lambda: "exposure" in alone.get(f"{path}/old")["spec"] and "podDisruptionBudget" in alone.get(f"{path}/old")["spec"])
+    with pytest.raises(InvalidManifest, match=r"maxReplicas: is required.*attentionBackend"):
+        InferenceService.parse(alone.get(f"{path}/old"))
+    renamed = json.dumps(manifest("old", "default", scaling={"minReplicas": 2, "maxReplicas": 3}, rollout={"drainTimeoutSeconds": 60}))
+    assert "maxModelLen" in alone.kubectl("apply", "-f", "-", stdin=renamed).stderr, "old defaults stay"
+    done = alone.kubectl("replace", "-f", "-", stdin=renamed)
+    assert done.returncode == 0, done.stderr
+    spec = InferenceService.parse(alone.get(f"{path}/old")).spec
+    assert spec.rollout.drain_timeout_seconds == 60 and spec.scaling is not None and spec.scaling.max_replicas == 3
     helmed(alone, "uninstall", "fl")

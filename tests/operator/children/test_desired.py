@@ -403,3 +403,19 @@ def test_an_endpoint_for_traces_reaches_workers_and_routers_as_the_standard_vari
         made = desired(service(), Observed(), settings_of_operator, NOW).objects
         pods = [one["spec"]["template"]["spec"]["containers"][0]["env"] for one in made if one["kind"] == "Deployment"]
         assert sum(variable in environment for environment in pods) == count
+
+
+def test_workers_with_gpus_have_their_own_image() -> None:
+    both = replace(SETTINGS, worker_gpu_image="gpu:1")
+    for gpus, image in ((0, "worker:1"), (1, "gpu:1"), (None, "gpu:1")):
+        one = service(resources={} if gpus is None else {"gpus": gpus})
+        made = {each["metadata"]["name"]: each for each in desired(one, Observed(), both, NOW).objects if each["kind"] == "Deployment"}
+        assert made["qwen-worker"]["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+def test_pull_secrets_of_the_installation_are_the_default() -> None:
+    given = replace(SETTINGS, image_pull_secrets=("registry",))
+    for own, expected in (([], ["registry"]), ([{"name": "mine"}], ["mine"])):
+        for made in desired(service(imagePullSecrets=own), Observed(), given, NOW).objects:
+            if made["kind"] == "Deployment":
+                assert [each["name"] for each in made["spec"]["template"]["spec"]["imagePullSecrets"]] == expected

@@ -1,0 +1,143 @@
+"""Every variant of the chart: a real API server takes it, its pods are restricted, and its roles name what they allow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.support import apiserver
+from tests.operator.support.chart import CHART, PROMETHEUS, helm, rendered, template
+
+VALUES = Path(__file__).parents[1] / "data" / "values"
+AIR_GAPPED = CHART / "values-air-gapped.yaml"
+DEFAULTS = VALUES / "defaults"  # no file: the chart's own values
+VARIANTS = [DEFAULTS, AIR_GAPPED, *sorted(VALUES.glob("*.yaml"))]
+MONITORS = (*PROMETHEUS, "--api-versions=monitoring.coreos.com/v1/ServiceMonitor")
+MANIFESTS = ("Deployment", "Pod", "InferenceService")
+variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda path: path.stem.removeprefix("values-"))
+
+
+def objects(variant: Path) -> list[dict[str, Any]]:
+    return template(*MONITORS, *([] if variant is DEFAULTS else ["-f", str(variant)]))
+
+
+def one(made: list[dict[str, Any]], kind: str, end: str) -> dict[str, Any]:
+    (found,) = [each for each in made if each["kind"] == kind and each["metadata"]["name"].endswith(end)]
+    return found
+
+
+def pod_specs(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        each["spec"]["template"]["spec"] if each["kind"] == "Deployment" else each["spec"] for each in made if each["kind"] in MANIFESTS[:2]
+    ]
+
+
+@variants
+def test_the_api_server_accepts_each_variant_in_a_restricted_namespace(server: apiserver.ApiServer, variant: Path) -> None:
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    for name in ("fairlead-system", "watched"):
+        if server.get(f"/api/v1/namespaces/{name}") is None:
+            server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    known = [each for each in objects(variant) if not each["apiVersion"].startswith("monitoring.")]
+    done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
+    assert done.returncode == 0, done.stderr
+    assert "would violate" not in done.stderr, done.stderr
+
+
+@variants
+def test_pods_of_each_variant_are_restricted(variant: Path) -> None:
+    made = objects(variant)
+    for pod in pod_specs(made):
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+            assert security["capabilities"] == {"drop": ["ALL"]} and "hostPort" not in str(container.get("ports"))
+
+
+@variants
+def test_roles_of_each_variant_have_no_wildcard_and_subjects_exist(variant: Path) -> None:
+    made = objects(variant)
+    (account,) = {
+        each["spec"]["template"]["spec"]["serviceAccountName"]
+        for each in made
+        if "operator" in each["metadata"]["name"] and each["kind"] == "Deployment"
+    }
+    for role in (each for each in made if each["kind"] in ("Role", "ClusterRole")):
+        assert not [rule for rule in role["rules"] if "*" in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]]
+    for binding in (each for each in made if each["kind"] in ("RoleBinding", "ClusterRoleBinding")):
+        assert [subject["name"] for subject in binding["subjects"]] == [account]
+
+
+def test_values_shape_pods_accounts_and_names() -> None:
+    made = objects(VALUES / "complete.yaml")
+    deployment = one(made, "Deployment", "-operator")
+    pod = deployment["spec"]["template"]
+    assert deployment["metadata"]["name"] == "inference-operator" and deployment["metadata"]["annotations"] == {"example.com/owner": "ml"}
+    selector = deployment["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= pod["metadata"]["labels"].items(), "a label of the user cannot break the selector"
+    assert pod["metadata"]["labels"]["team"] == "ml" and pod["metadata"]["annotations"] == {"example.com/scan": "true"}
+    spec, container = pod["spec"], pod["spec"]["containers"][0]
+    assert spec["serviceAccountName"] == "fairlead" == one(made, "ServiceAccount", "")["metadata"]["name"]
+    assert one(made, "ServiceAccount", "")["metadata"]["annotations"] == {"example.com/role": "fairlead"}
+    assert [each["topologyKey"] for each in spec["topologySpreadConstraints"]] == ["zone"] and "podAntiAffinity" in spec["affinity"]
+    assert {"--worker-gpu-image=ghcr.io/fairlead/fairlead-worker-gpu:0.1.0", "--image-pull-secrets=registry", "--log-format=json"} <= set(
+        container["args"]
+    )
+    assert container["args"][-1] == "--rotation-grace=600" and container["env"][-1]["name"] == "HTTPS_PROXY"
+    assert container["volumeMounts"][-1]["name"] == spec["volumes"][-1]["name"] == "extra"
+    redis = one(made, "Deployment", "-redis")["spec"]["template"]
+    assert redis["metadata"]["labels"]["team"] == "ml" and redis["spec"]["containers"][0]["args"][-2:] == ["--io-threads", "2"]
+    assert redis["spec"]["volumes"][-1]["name"] == "extra"
+
+
+def test_service_monitors_replace_pod_monitors() -> None:
+    made = objects(VALUES / "complete.yaml")
+    services, operator = (one(made, "ServiceMonitor", end)["spec"] for end in ("-services", "-operator"))
+    assert services["endpoints"][0]["targetPort"] == "admin" and operator["endpoints"][0]["port"] == "health"
+    metrics = one(made, "Service", "-operator-metrics")
+    assert operator["selector"]["matchLabels"].items() <= metrics["metadata"]["labels"].items()
+    assert not [each for each in made if each["kind"] == "PodMonitor"]
+    with pytest.raises(AssertionError, match="scrape the same pods: set one of them"):
+        template(*MONITORS, "--set=monitoring.podMonitors=true,monitoring.serviceMonitors=true")
+
+
+def test_account_and_rights_can_be_given() -> None:
+    made = objects(VALUES / "given-account.yaml")
+    assert not {each["kind"] for each in made} & {"Role", "RoleBinding", "ClusterRole", "ServiceAccount", "CustomResourceDefinition"}
+    assert one(made, "Deployment", "fl-llm-operator")["spec"]["template"]["spec"]["serviceAccountName"] == "given"
+
+
+def test_in_an_air_gapped_cluster_every_image_is_the_registrys() -> None:
+    made = objects(AIR_GAPPED)
+    images = [container["image"] for pod in pod_specs(made) for container in pod["containers"]]
+    flags = one(made, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"][0]["args"]
+    images += [flag.partition("=")[2] for flag in flags if flag.partition("=")[0].endswith("-image")]
+    mirror = "registry.example.com/mirror"
+    assert set(images) == {f"{mirror}/fairlead/fairlead-{name}:0.1.0" for name in ("control", "worker", "worker-gpu")} | {
+        f"{mirror}/valkey/valkey:8"
+    }
+    assert "--image-pull-secrets=registry" in flags and "ghcr.io" not in rendered(*MONITORS, "-f", str(AIR_GAPPED))
+    assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pod_specs(made) if "initContainers" not in pod)
+
+
+def test_two_namespaced_releases_share_no_object() -> None:
+    """One of each namespace, under one release name, beside a CRD that neither owns."""
+    chosen = ("-f", str(VALUES / "namespaced.yaml"), "--set=admissionPolicy.enabled=true")
+    first, second = (template(*chosen, f"--namespace=home-{team}", f"--set=watch.namespace={team}") for team in "ab")
+    names = [{(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in made} for made in (first, second)]
+    assert not names[0] & names[1]
+    assert {kind for kind, namespace, _ in names[0] if not namespace} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    operators = [one(made, "Deployment", "-operator")["spec"]["template"]["spec"]["containers"][0]["args"] for made in (first, second)]
+    assert [f"--lease-namespace=home-{team}" in flags for team, flags in zip("ab", operators, strict=True)] == [True, True]
+
+
+def test_values_of_an_earlier_chart_are_accepted_or_named(tmp_path: Path) -> None:
+    """Of the chart of 7e6be7f all but `test.timeout`, which is `test.timeoutSeconds` now."""
+    earlier = VALUES.parent / "values-7e6be7f.yaml"
+    refused = helm("template", "fl", str(CHART), "-f", str(earlier))
+    assert refused.returncode != 0 and "additional properties 'timeout' not allowed" in refused.stderr
+    (tmp_path / "values.yaml").write_text(earlier.read_text().replace("  timeout: ", "  timeoutSeconds: "))
+    assert rendered("-f", str(tmp_path / "values.yaml"))
