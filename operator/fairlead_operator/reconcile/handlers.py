@@ -1,7 +1,8 @@
 """kopf's watch of the services. Its handler puts each service into the cache, which wakes the service's reconciler.
 
 Only an `on.event` handler is used, so kopf writes nothing: no finalizer, no annotation, no status. Children have reflectors of our own
-(`kube.reflector`): kopf keeps a queue, a task and a record per object, most of the cost of a start with ten children and five pods each.
+(`kube.reflector`): kopf keeps a queue, a task and a record per object, which makes a start with ten children and five pods each 3.5 times
+as long (docs/benchmarks/operator.md).
 """
 
 import logging
