@@ -13,7 +13,15 @@ from e2e.cluster import Cluster, images
 PATIENCE = float(os.environ.get("FAIRLEAD_PATIENCE", "1"))  # factor of all timeouts, for a busy machine
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
-CONTROL_SOURCES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "requirements/control.txt", *images.PACKAGES)
+CONTROL_SOURCES = (
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "LICENSE",
+    "requirements/control.txt",
+    "requirements/build.txt",
+    *images.PACKAGES,
+)
 
 
 @dataclass(frozen=True)

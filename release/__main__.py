@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from e2e.progress import say, step
@@ -22,12 +23,15 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SUMS = "SHA256SUMS"
 
 
-def build(checkout: Path, folder: Path, target: Path) -> tuple[Tree, Layout]:
-    """Write all files of a release of the checkout's commit to `target`. `folder` is for the commit's files. Raises ReleaseFailed."""
+def build(checkout: Path, folder: Path, target: Path, allow_pure: bool) -> tuple[Tree, Layout]:
+    """Write all files of a release of the checkout's commit to `target`. Raises ReleaseFailed.
+
+    `folder` is for the commit's files. `allow_pure`: accept a wheel without native kernels.
+    """
     tree = export(checkout, folder)
     target.mkdir(parents=True)
     with step("wheel and sdist"):
-        build_packages(tree, target)
+        build_packages(tree, target, allow_pure)
     with step("chart and image contexts"):
         pack_chart(tree, target)
         for image in IMAGES:
@@ -78,14 +82,14 @@ def rehearse(tree: Tree, layout: Layout, target: Path, work: Path) -> list[str]:
     return missing
 
 
-def release(target: Path) -> list[str]:
+def release(target: Path, allow_pure: bool = False) -> list[str]:
     """Write a release to `target` and rehearse its push. Return what is missing on this machine. Raises ReleaseFailed."""
     if changed := uncommitted(CHECKOUT):
         say(f"{changed} files differ from the commit, and the release is of the commit: they are left out")
     with tempfile.TemporaryDirectory(prefix="fairlead-release-") as name:
         work = Path(name)
-        tree, layout = build(CHECKOUT, work / "tree", work / "release")
-        build(CHECKOUT, work / "again", work / "second")
+        tree, layout = build(CHECKOUT, work / "tree", work / "release", allow_pure)
+        build(CHECKOUT, work / "again", work / "second", allow_pure)
         check_equal(work / "release", work / "second")
         missing = rehearse(tree, layout, work / "release", work)
         shutil.rmtree(target, ignore_errors=True)
@@ -109,8 +113,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m release", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="where to write; its earlier content is replaced")
     parser.add_argument("--sboms", action="store_true", help="write only the bills of materials")
+    parser.add_argument("--allow-pure-wheel", action="store_true", help="accept a wheel without native kernels, built without a C compiler")
     arguments = parser.parse_args()
-    action: Callable[[Path], list[str]] = sboms if arguments.sboms else release
+    action: Callable[[Path], list[str]] = sboms if arguments.sboms else partial(release, allow_pure=arguments.allow_pure_wheel)
     try:
         missing = action(arguments.folder or CHECKOUT / "build" / ("sbom" if arguments.sboms else "release"))
     except ReleaseFailed as error:

@@ -15,12 +15,27 @@ SECONDS = 600
 """For one command. The first one downloads its tool."""
 
 
-def build_packages(tree: Tree, target: Path) -> list[Path]:
-    """Build the source distribution, and the wheel from it, with the pinned build backend. Raises ReleaseFailed."""
+def build_packages(tree: Tree, target: Path, allow_pure: bool = False) -> list[Path]:
+    """Build the source distribution, and the wheel from it, with the pinned build backend. Raises ReleaseFailed.
+
+    `allow_pure`: accept a wheel without native kernels.
+    """
     pins = tree.folder / "requirements" / "build.txt"
     flags = ["--quiet", "--build-constraints", str(pins), "--require-hashes", "--no-create-gitignore", "--python", sys.executable]
     _run([str(UV), "build", *flags, "--out-dir", str(target), str(tree.folder)], tree, "wheel and sdist")
-    return sorted(path for path in target.iterdir() if path.name.endswith((".whl", ".tar.gz")))
+    packages = sorted(path for path in target.iterdir() if path.name.endswith((".whl", ".tar.gz")))
+    for wheel in (path for path in packages if path.suffix == ".whl"):
+        check_wheel(wheel.name, allow_pure)
+    return packages
+
+
+def check_wheel(name: str, allow_pure: bool) -> None:
+    """Raise ReleaseFailed if the tag of a wheel says that it has no native kernels. The build backend only warns, for users' own builds."""
+    if name.endswith("-any.whl") and not allow_pure:
+        raise ReleaseFailed(
+            f"{name} has no native kernels, and CPUs would compute with torch alone: install gcc and build on x86_64 or aarch64, "
+            "or give --allow-pure-wheel"
+        )
 
 
 def write_sboms(tree: Tree, target: Path) -> list[Path]:

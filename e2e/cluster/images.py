@@ -22,7 +22,15 @@ from .paths import CHECKOUT, cache_root, content_key, locked
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = "ca-certificates,curl,procps,python3,python3-venv,python-is-python3,redis-server"
 PACKAGES = ("common", "index", "worker", "router", "operator", "cli")
-WORKER_SOURCES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "requirements/worker.txt", *PACKAGES)
+WORKER_SOURCES = (
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "LICENSE",
+    "requirements/worker.txt",
+    "requirements/build.txt",
+    *PACKAGES,
+)
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "*.egg-info", "build", "dist", "libfairlead.*")
 _EPOCH = 1_600_000_000
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
-from fairlead_common.http.origins import parse_origins
+from fairlead_common.http.origins import FOREIGN, is_foreign, parse_origins
 from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
 from fairlead_common.telemetry.logs import bind_request
 from fairlead_common.telemetry.spans import read_trace_id
@@ -74,9 +74,13 @@ class App:
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
-        if self._cors is not None and self._cors.answer(request, reply):
-            return
         path = request.path
+        if path in ADMIN:
+            if _is_foreign(request):
+                reply.send(403, ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin").body)
+                return
+        elif self._cors is not None and self._cors.answer(request, reply):
+            return
         handler, page = self._router.handler, self._pages.get(path)
         served = self._serves(path)
         if served and request.method in ("GET", "HEAD"):
@@ -306,6 +310,11 @@ class App:
                 return
         error = ApiError(404, f"There is no model {quote(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.send(error.status, error.body, error.headers)
+
+
+def _is_foreign(request: Request) -> bool:
+    headers = dict(request.headers)
+    return is_foreign(headers.get(b"origin"), headers.get(b"host", b""))
 
 
 def _or_dash(value: int | None) -> str:

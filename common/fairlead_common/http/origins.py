@@ -7,6 +7,8 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 """Response headers that a page's script may read besides the default ones."""
 MAX_AGE_SECONDS = 600
 """Time for which a browser keeps the answer of a preflight."""
+FOREIGN = "web pages of other origins may not call admin paths; call them from a program, which sends no Origin header"
+"""The message of a refused request."""
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 
@@ -21,3 +23,12 @@ def parse_origins(text: str) -> tuple[str, ...]:
         if not _ORIGIN.fullmatch(origin):
             raise ValueError(f"{origin!r} is no origin; give SCHEME://HOST[:PORT] without a path, as in https://chat.example.com, or *")
     return origins
+
+
+def is_foreign(origin: bytes | None, host: bytes) -> bool:
+    """Return whether a web page of another origin sent a request with these `Origin` and `Host` headers.
+
+    Browsers send `Origin` with every POST, also with a form's, which needs no preflight. Programs send none.
+    """
+    authority = None if origin is None else origin.partition(b"://")[2]
+    return authority is not None and (not authority or authority.lower() != host.lower())

@@ -1,6 +1,7 @@
 """`--allowed-origins`: which web pages may call, and what a preflight says."""
 
 import pytest
+from tests.admin_paths import ROUTER
 from tests.router.harness import Fleet
 from tests.router.stand_in_worker import Exchange
 
@@ -29,6 +30,21 @@ async def test_other_origins_get_no_permission(fleet: Fleet) -> None:
     assert preflight.status_code == 403 and "access-control-allow-origin" not in preflight.headers
     models = await router.client.get("/v1/models", headers=other)
     assert models.status_code == 200 and "access-control-allow-origin" not in models.headers
+
+
+@pytest.mark.parametrize("path", ROUTER)
+async def test_admin_paths_on_the_same_port_refuse_web_pages(fleet: Fleet, path: str) -> None:
+    router = await fleet.router(await fleet.worker(), allowed_origins="*")
+    method = "POST" if path == "/fairlead/score" else "GET"
+    for origin in (ORIGIN, "null"):
+        for answer in (
+            await router.client.request(method, path, headers={"origin": origin}),
+            await router.client.options(path, headers=PREFLIGHT | {"origin": origin}),
+        ):
+            assert answer.status_code == 403 and answer.json()["error"]["code"] == "forbidden_origin"
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+    same = str(router.client.base_url).rstrip("/")
+    assert (await router.client.get("/fairlead/workers", headers={"origin": same})).status_code == 200
 
 
 async def test_off_by_default_and_a_star_allows_all(fleet: Fleet) -> None:

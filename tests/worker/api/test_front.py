@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.admin_paths import WORKER
 from tests.worker.api.process import WorkerProcess
 
 ORIGIN = "https://chat.example.com"
@@ -50,3 +51,28 @@ def test_keys_and_origins(start: Callable[..., WorkerProcess], tmp_path: Path) -
 def test_without_the_flags_there_are_no_keys_and_no_origins(shared: WorkerProcess) -> None:
     answer = shared.client.get("/v1/models", headers={"origin": ORIGIN})
     assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+
+
+def test_admin_paths_refuse_web_pages_even_of_allowed_origins(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--allowed-origins", "*").wait_ready()
+    form = {"origin": ORIGIN, "content-type": "text/plain"}
+    assert worker.client.get("/v1/models", headers={"origin": ORIGIN}).headers["access-control-allow-origin"] == "*"
+    for path in WORKER:
+        for answer in (
+            *(
+                worker.client.request(method, path, headers=form | {"origin": origin})
+                for method in ("GET", "POST")
+                for origin in (ORIGIN, "null")
+            ),
+            worker.client.options(path, headers={"origin": ORIGIN, "access-control-request-method": "POST"}),
+        ):
+            assert answer.status_code == 403, (path, answer.request.method)
+            assert answer.json()["error"]["code"] == "forbidden_origin"
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+    same = worker.client.post("/reset_prefix_cache", headers={"origin": worker.url})
+    assert same.status_code == worker.client.post("/reset_prefix_cache").status_code == 200, "programs and pages of the worker itself may"
+
+
+def test_a_form_of_another_page_cannot_change_state_without_cors_either(shared: WorkerProcess) -> None:
+    form = {"origin": "https://evil.example", "content-type": "application/x-www-form-urlencoded"}
+    assert shared.client.post("/reset_prefix_cache", headers=form).status_code == 403

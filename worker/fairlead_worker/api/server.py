@@ -93,7 +93,7 @@ class Port:
         self._listener = listener
         self.server = UvicornServer(
             uvicorn.Config(
-                wrap(build(worker, part), worker.config, tracer, is_admin=part == "admin"),
+                wrap(build(worker, part), worker.config, tracer, part),
                 http=self.connections.protocol,  # type: ignore[arg-type]  # a protocol factory, not a class
                 ws="none",
                 lifespan="off",

@@ -5,23 +5,27 @@ from starlette.types import ASGIApp
 
 from fairlead_common.http.origins import EXPOSED_HEADERS, MAX_AGE_SECONDS, parse_origins
 from fairlead_common.telemetry.tracer import Tracer
+from fairlead_worker.api.front.admin_guard import AdminGuard
 from fairlead_worker.api.front.keys import KeyFile, RequireKey
 from fairlead_worker.api.front.observe import Observe
+from fairlead_worker.api.routes import admin
+from fairlead_worker.api.routes.apis import Part
 from fairlead_worker.config import WorkerConfig
 
 
-def wrap(app: ASGIApp, config: WorkerConfig, tracer: Tracer | None, is_admin: bool = False) -> ASGIApp:
-    """Return `app` behind CORS, then API keys, then traces.
+def wrap(app: ASGIApp, config: WorkerConfig, tracer: Tracer | None, part: Part = "all") -> ASGIApp:
+    """Return the application of a port behind CORS, then API keys, then traces.
 
-    Browsers read even a 401 and send preflights without a key, so CORS is outermost. Strangers without a key get no span.
-    `is_admin`: the port of the admin paths, which web pages may not call.
+    Browsers read even a 401 and send preflights without a key, so CORS is outermost. Strangers without a key get no span. Admin paths have
+    no CORS, and refuse web pages of other origins.
     """
     if tracer is not None or config.log_format == "json":
         app = Observe(app, tracer)
     if config.api_key_file:
         app = RequireKey(app, KeyFile(config.api_key_file), config.pod)
-    if (origins := parse_origins(config.allowed_origins)) and not is_admin:
-        app = CORSMiddleware(
+    public = app
+    if (origins := parse_origins(config.allowed_origins)) and part != "admin":
+        public = CORSMiddleware(
             app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS, max_age=MAX_AGE_SECONDS
         )
-    return app
+    return public if part == "inference" else AdminGuard(app, public, admin.OPERATIONS, config.pod)
