@@ -20,6 +20,8 @@ from fairlead_common.telemetry.tracer import Tracer
 from fairlead_common.truncate import quote, truncate
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
+from fairlead_router.console.console import Console
+from fairlead_router.console.console import serves as is_console_path
 from fairlead_router.errors import SHUTTING_DOWN, ApiError, Headers, unavailable
 from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import has_opted_out
@@ -57,6 +59,7 @@ class App:
     def __init__(self, router: Router, part: Part = "all") -> None:
         """`part`: the paths that this port serves; all others are answered with 404."""
         self._router, self._part = router, part
+        self._console = Console(router, shows_all_tenants=part == "admin") if router.config.console else None
         self._logs_json = router.config.log_format == "json"
         self._access = AccessLog(logging.getLogger(access_log.NAME), json=self._logs_json)
         origins = parse_origins(router.config.allowed_origins) if part != "admin" else ()
@@ -75,6 +78,9 @@ class App:
 
     async def __call__(self, request: Request, reply: Reply) -> None:
         path = request.path
+        if self._console is not None and is_console_path(path):  # before CORS: no other page may read it
+            await self._console.answer(request, reply)
+            return
         if path in ADMIN:
             if _is_foreign(request):
                 reply.send(403, ApiError(403, FOREIGN, kind="permission_error", code="forbidden_origin").body)
@@ -215,7 +221,7 @@ class App:
         with call.span.child("tokenize"):
             prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
         self._router.metrics.overhead.observe(monotonic() - began)
-        call.prompt_tokens = prompt.length
+        call.prompt_tokens, call.model = prompt.length, prompt.model
         return prompt
 
     async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
@@ -240,6 +246,8 @@ class App:
             self._router.slo_report.record(call, now)
         if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:
             self._router.stack_metrics.record(call)
+        if self._router.request_log is not None and path in _PROMPTED:
+            self._router.request_log.record(call, now)
         if self._access.is_enabled:
             self._access.write(
                 f"{call.id} {call.method} {path} {status} caller={call.log_name} class={call.class_name}"

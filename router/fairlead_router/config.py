@@ -97,6 +97,7 @@ class RouterConfig(BaseSettings):
         "",
         description="URL of an OpenTelemetry collector, as in http://collector:4318 (empty: OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
     )
+    console: bool = Field(False, description="serve the web console at /ui, with the same API keys")
     allowed_origins: str = Field("", description="origins of web pages that may call (CORS), with commas; *: all (empty: none)")
 
     picker_port: int | None = Field(

@@ -27,6 +27,7 @@ from fairlead_router.interop.score_page import ScorePage
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import Prompts
+from fairlead_router.request.request_log import RequestLog
 from fairlead_router.routing.canary_file import CanaryFile
 from fairlead_router.routing.canary_metrics import CanaryMetrics
 from fairlead_router.routing.canary_split import CanaryPolicy
@@ -97,6 +98,7 @@ class Router:
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.handler = RequestHandler(config, self.admission, self.proxy, self.metrics, scripts)
+        self.request_log = RequestLog() if config.console else None
         self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
@@ -180,7 +182,7 @@ class Router:
             case "PrefixAware":
                 config = self.config
                 index = IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups) if config.redis else None
-                return PrefixAware(self.table, index, self.metrics, self._refresh_discovery.set)
+                return PrefixAware(self.table, index, self.metrics, self._refresh_discovery.set, config.console)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":

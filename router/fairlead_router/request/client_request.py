@@ -3,10 +3,12 @@
 import asyncio
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
 from fairlead_common.telemetry.spans import NO_SPAN, Span
+from fairlead_index.score import StartEstimate
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.service_classes import ServiceClass
 from fairlead_router.tenancy.body_budget import InflightBodyBudget
@@ -54,6 +56,11 @@ class Call:
     predicted_tokens: int | None = None
     cached_tokens: int | None = None
     worker: str = ""
+    model: str = ""
+    """Model name that the worker must serve; empty where every worker does."""
+    candidates: Sequence[StartEstimate] = ()
+    """The workers that the last choice compared, best first; empty unless the web console shows them."""
+    chosen_at: float = 0.0
     first_byte_at: float | None = None
     bytes_out: int = 0
     ending: str = "ok"

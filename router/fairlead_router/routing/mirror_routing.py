@@ -36,11 +36,19 @@ class MirrorRouting:
     """
 
     def __init__(
-        self, table: WorkerTable, redis: RedisAccess, namespace: str, max_blocks: int | None, failures: Counter, trusts: Trust
+        self,
+        table: WorkerTable,
+        redis: RedisAccess,
+        namespace: str,
+        max_blocks: int | None,
+        failures: Counter,
+        trusts: Trust,
+        keep_candidates: bool = False,
     ) -> None:
-        """`max_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name."""
+        """`max_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name.
+        `keep_candidates`: choices have the workers that were compared."""
         self._table, self._redis, self._namespace, self._max_blocks = table, redis, namespace, max_blocks
-        self._failures, self._trusts = failures, trusts
+        self._failures, self._trusts, self._keep_candidates = failures, trusts, keep_candidates
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
         self._mirror: MirrorReader | None = None
         self._sent = SentPrefixes()
@@ -70,18 +78,19 @@ class MirrorRouting:
         return self.fleet.is_fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, request: RoutingRequest, tried: Tried) -> Choice | None:
-        starts = self.rank(request, tried, 1)
+        starts = self.rank(request, tried, CONSIDERED if self._keep_candidates else 1)
         if not starts:
             return None
         best = starts[0]
         worker = self._table.get(best.address)
         assert worker is not None  # nothing was awaited since it was listed
+        kept = starts if self._keep_candidates else ()
         if self.is_current:
             self._sent.clear()
-            return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+            return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost), kept)
         cached = min(best.cached, self.predict(request).get(best.address, 0))  # what is only expected at a home may not be there
         self._sent.add(worker, self._block_tokens(worker), request.hashes)
-        return Choice(worker, cached, self.fleet.reserve(best.address, request.prompt_tokens - cached))
+        return Choice(worker, cached, self.fleet.reserve(best.address, request.prompt_tokens - cached), kept)
 
     def rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> list[StartEstimate]:
         """Return the `wanted` best workers, best first; none without a snapshot."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 import xxhash
 
-from fairlead_index.score import CONSIDERED
+from fairlead_index.score import CONSIDERED, StartEstimate
 from fairlead_router.fleet.workers import Worker, WorkerTable
 
 Tried = Collection[tuple[str, int]]
@@ -40,6 +40,8 @@ class Choice(msgspec.Struct, frozen=True):
     """Cached tokens that the index predicts; None if the index was not used."""
     reservation: bytes | None = None
     """Reservation that `release` ends; empty or None: nothing was reserved."""
+    candidates: Sequence[StartEstimate] = ()
+    """The compared workers, best first; empty unless they are kept for the web console."""
 
 
 class Policy(Protocol):

@@ -46,9 +46,14 @@ class PrefixAware:
     """
 
     def __init__(
-        self, table: WorkerTable, index: IndexConfig | None, metrics: Metrics, refresh_discovery: Callable[[], None] = lambda: None
+        self,
+        table: WorkerTable,
+        index: IndexConfig | None,
+        metrics: Metrics,
+        refresh_discovery: Callable[[], None] = lambda: None,
+        keep_candidates: bool = False,
     ) -> None:
-        """`refresh_discovery`: requests an early discovery query."""
+        """`refresh_discovery`: requests an early discovery query. `keep_candidates`: as in `MirrorRouting`."""
         self._table, self._metrics = table, metrics
         self.trust = Trust(table, metrics.ignored_records, refresh_discovery)
         self._reader = create_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
@@ -57,7 +62,9 @@ class PrefixAware:
             logger.warning("--index-mode mirror supports one group, and --index-groups is %d: routing through Redis instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
             max_blocks = None if index.mode == "mirror" else AUTO_BLOCKS
-            self._mirror = MirrorRouting(table, index.redis, index.namespace, max_blocks, metrics.task_failures, self.trust)
+            self._mirror = MirrorRouting(
+                table, index.redis, index.namespace, max_blocks, metrics.task_failures, self.trust, keep_candidates
+            )
         fleet = self._mirror.fleet if self._mirror is not None else None
         self._unindexed = UnindexedWorkers(table, self._reader, fleet) if self._reader is not None else None
         self._audit = PredictionAudit(metrics, self._held, self._reader.recall) if self._reader is not None else None

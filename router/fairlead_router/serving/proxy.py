@@ -276,6 +276,7 @@ class Proxy:
     def _record_choice(self, call: Call, choice: Choice) -> Choice:
         call.attempts += 1
         call.worker, call.predicted_tokens = choice.worker.address, choice.predicted
+        call.candidates, call.chosen_at = choice.candidates, monotonic()
         return choice
 
     def _record_failure(self, choice: Choice, reason: str, error: Exception) -> None:

@@ -70,6 +70,10 @@ class KeyStore:
         )
         raise ApiError(401, message, code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")])
 
+    def find(self, key_digest: bytes) -> Caller | None:
+        """Return the caller of the key with this digest; None if there is none."""
+        return (self._callers or {}).get(key_digest)
+
     def act_for(self, tenant: str) -> Caller:
         """Return the caller for a tenant's batches, which go after all its other requests. Raises ApiError 403 for an unknown tenant."""
         callers = (self._callers or {}).values() if self.is_required else (ANONYMOUS,)

@@ -1,0 +1,158 @@
+"""The paths below `/ui`. Pages are read-only; a form takes the API key and sets a session cookie."""
+
+import socket
+import time
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader
+
+from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
+from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
+from fairlead_router.errors import ApiError, Headers
+from fairlead_router.request.client_request import Call
+from fairlead_router.router import Router
+from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest
+from fairlead_router.wire.client_connection import Request
+from fairlead_router.wire.response import Reply
+
+PATH: Final = "/ui"
+COOKIE: Final = "fairlead_console"
+MAX_FORM_BYTES: Final = 4096
+FOLDER: Final = Path(__file__).parent
+_HTML: Final = b"text/html; charset=utf-8"
+_STATIC: Final = {"/ui/console.css": b"text/css; charset=utf-8", "/ui/console.js": b"text/javascript; charset=utf-8"}
+_HEADERS: Final[Headers] = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        b"frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+
+
+def serves(path: str) -> bool:
+    """Return whether a path is of the console."""
+    return path == PATH or path.startswith("/ui/")
+
+
+class Console:
+    """Answers the console's paths on one port."""
+
+    def __init__(self, router: Router, shows_all_tenants: bool) -> None:
+        """`shows_all_tenants`: on the admin port. Elsewhere a key sees the requests of its own tenant."""
+        self._router, self._shows_all_tenants = router, shows_all_tenants
+        self._keys = router.handler.keys
+        self._replica = socket.gethostname()
+        self._static = {path: (FOLDER / "static" / path.rpartition("/")[2]).read_bytes() for path in _STATIC}
+        self._templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        self._templates.filters |= {"number": _number, "share": _share, "milliseconds": _milliseconds, "text": str}
+        self._pages: dict[str, Callable[[Reply, Caller], None]] = {
+            PATH: self._fleet,
+            "/ui/state.json": self._state,
+            "/ui/requests": self._requests,
+        }
+
+    async def answer(self, request: Request, reply: Reply) -> None:
+        """Answer one request. Keys are never logged and never in a URL."""
+        path = request.path.rstrip("/")
+        if request.method == "POST" and path in ("/ui/login", "/ui/logout"):
+            await self._post(path, request, reply)
+        elif request.method not in ("GET", "HEAD"):
+            self._send(reply, 405, "message.html", [(b"allow", b"GET, HEAD")], message="Only GET is allowed here.")
+        elif path in _STATIC:
+            reply.send(200, self._static[path], _HEADERS, _STATIC[path])
+        elif (page := self._pages.get(path)) is None:
+            self._send(reply, 404, "message.html", message="The console has no such page.")
+        elif (caller := self._caller(request)) is None:
+            self._send(reply, 401, "login.html", message="")
+        else:
+            page(reply, caller)
+
+    def _caller(self, request: Request) -> Caller | None:
+        """Return the caller by its cookie or its key; None if there is no valid one."""
+        if not self._keys.is_required:
+            return ANONYMOUS
+        token = _cookie(request)
+        if token and (caller := self._keys.find(read_digest(token))) is not None:
+            return caller if is_valid(token, caller.secret, time.time()) else None
+        credential = Call.from_request(request).credential
+        return self._keys.find(digest(credential)) if credential else None
+
+    async def _post(self, path: str, request: Request, reply: Reply) -> None:
+        if any(name == b"sec-fetch-site" and value not in (b"same-origin", b"none") for name, value in request.headers):
+            self._send(reply, 403, "message.html", message="Another site sent this form.")
+            return
+        call = Call.from_request(request)
+        try:
+            await call.read_body(request, MAX_FORM_BYTES)
+            if path == "/ui/logout":
+                self._redirect(reply, request, "", 0)
+                return
+            key = parse_qs(call.body.decode("latin-1")).get("key", [""])[0].strip().encode()
+            caller = self._keys.authenticate(key)
+        except ApiError as error:
+            self._send(reply, error.status, "login.html", message=str(error))
+            return
+        self._redirect(reply, request, create_token(digest(key), caller.secret, time.time()), SESSION_SECONDS)
+
+    def _redirect(self, reply: Reply, request: Request, token: str, seconds: int) -> None:
+        is_secure = any(name == b"x-forwarded-proto" and value == b"https" for name, value in request.headers)
+        cookie = f"{COOKIE}={token}; Path={PATH}; Max-Age={seconds}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"
+        reply.send(303, b"", [(b"location", PATH.encode()), (b"set-cookie", cookie.encode()), *_HEADERS], _HTML)
+
+    def _fleet(self, reply: Reply, caller: Caller) -> None:
+        self._send(reply, 200, "fleet.html", columns=COLUMNS, **describe_fleet(self._router.table))
+
+    def _state(self, reply: Reply, caller: Caller) -> None:
+        reply.send(200, msgspec.json.encode({"replica": self._replica, **describe_fleet(self._router.table)}), _HEADERS)
+
+    def _requests(self, reply: Reply, caller: Caller) -> None:
+        assert self._router.request_log is not None
+        tenant = None if self._shows_all_tenants else caller.tenant.name
+        names = {worker.address: name_of(worker) for worker in self._router.table}
+        records = list(self._router.request_log.newest(tenant))
+        model = next(iter(self._router.prompts.model_names()), "")
+        self._send(reply, 200, "requests.html", records=records, names=names, model=model)
+
+    def _send(self, reply: Reply, status: int, template: str, headers: Headers | None = None, **values: Any) -> None:
+        common = {
+            "service": self._router.config.service_name,
+            "replica": self._replica,
+            "policy": self._router.config.policy,
+            "has_keys": self._keys.is_required,
+            "page": template,
+        }
+        text = self._templates.get_template(template).render(common | values)
+        reply.send(status, text.encode(), [*_HEADERS, *(headers or [])], _HTML)
+
+
+def _cookie(request: Request) -> str:
+    for name, value in request.headers:
+        if name == b"cookie":
+            try:
+                found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
+            except CookieError:
+                return ""
+            if found is not None:
+                return found.value
+    return ""
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{1000 * value:,.0f}"
