@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -45,13 +45,19 @@ s3-server: install ## install an S3 server for the tests, in its own environment
 registry: install ## install a registry for the tests, from Debian into the user's cache (once, seconds)
 	-@$(BIN)/python -m release.registry
 
+chromium: install ## install a headless Chromium for the tests, from Debian into the user's cache (once, seconds)
+	-@$(BIN)/python -m tests.servers.chromium
+
+screenshots: install chromium ## write the screenshots of the documentation, docs/assets/*.png (seconds)
+	$(BIN)/python -m tests.browser.screenshots
+
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
 kubernetes: install ## install etcd, Kubernetes and Helm for e2e and for tests that need an API server, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
-test: install redis-servers s3-server registry clients ## run unit and component tests, without a cluster or GPU
+test: install redis-servers s3-server registry chromium clients ## run unit and component tests, without a cluster or GPU
 	@# A test that fails on a busy machine runs again alone and must pass then. Property tests use the same examples in each run (profile
 	@# `ci`), so that a change cannot fail by chance; `make test EXAMPLES=default` draws new ones.
 	@# Each process gets half of the tests in order, so that fixtures of sessions and modules start once; a finished one takes half of the rest.

@@ -1,6 +1,6 @@
 """Programs from Debian's packages in a folder of the user's cache. The system is not changed, and the release of Debian does not matter.
 
-A program is unpacked with the libraries of its own release, and runs with that release's loader.
+A server is unpacked with the libraries of its own release, and runs with that release's loader. Another program can bring its own launcher.
 """
 
 import os
@@ -8,7 +8,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -19,9 +20,23 @@ def cache() -> Path:
 
 
 def unpack(folder: Path, script: str, suite: str, packages: Sequence[str], program: str, mirror: str) -> None:
-    """Unpack the packages to `folder`/root and write `folder`/`script`, which runs `program`.
+    """Unpack the packages to `folder`/root and write `folder`/`script`, which runs `program`. Raises as `unpack_with`."""
+    unpack_with(folder, script, suite, packages, partial(_write_launcher, program=program), mirror)
 
-    Raises OSError, StopIteration or SubprocessError, and leaves no partial installation.
+
+def unpack_with(
+    folder: Path,
+    script: str,
+    suite: str,
+    packages: Sequence[str],
+    write_launcher: Callable[[Path], None],
+    mirror: str,
+    left_out: Sequence[str] | None = None,
+) -> None:
+    """Unpack the packages to `folder`/root and let `write_launcher` write the script's path. It accepts `--version`.
+
+    left_out: with it, also unpack all that the packages depend on except these. Raises OSError, StopIteration or SubprocessError, and
+    leaves no partial installation.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
@@ -40,26 +55,45 @@ def unpack(folder: Path, script: str, suite: str, packages: Sequence[str], progr
         }
         options = [part for key, value in places.items() for part in ("-o", f"Dir::{key}={work / value}")]
         options += ["-o", f"Dir::Etc::Preferences={work}/none", "-o", "Acquire::Languages=none", "-o", "APT::Sandbox::User=", "-qq"]
-        for command in (["update"], ["download", *packages]):
-            subprocess.run(["apt-get", *options, *command], cwd=work / "debs", check=True, timeout=120, stdin=subprocess.DEVNULL)
+
+        def apt(*command: str) -> str:
+            called = ["apt-get", *options, *command]
+            return subprocess.run(
+                called, cwd=work / "debs", check=True, timeout=600, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            ).stdout
+
+        apt("update")
+        if left_out is not None:
+            planned = apt("install", "--simulate", "--no-install-recommends", *packages)  # "Inst NAME (VERSION …)"
+            packages = [line.split()[1] for line in planned.splitlines() if line.startswith("Inst ")]
+            packages = [name for name in packages if name not in left_out]
+        apt("download", *packages)
         for package in (work / "debs").glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", package, work / "root"], check=True, timeout=60)
-        libraries = f"usr/lib/{platform.machine()}-linux-gnu"
-        loader = next(path for path in (work / "root").rglob("ld-linux-*.so.*"))
-        inside = loader.relative_to(work / "root")
         launcher = work / script
-        launcher.write_text(
-            '#!/bin/sh\nroot="$(dirname "$0")/root"\n'
-            f'exec "$root/{inside}" --library-path "$root/{libraries}:$root/{libraries[4:]}" "$root/usr/bin/{program}" "$@"\n'
-        )
+        write_launcher(launcher)
         launcher.chmod(0o755)
-        subprocess.run([launcher, "--version"], check=True, timeout=10, stdout=subprocess.DEVNULL)
+        subprocess.run([launcher, "--version"], check=True, timeout=20, stdout=subprocess.DEVNULL)
         for leftover in ("lists", "cache", "debs"):
             shutil.rmtree(work / leftover)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for part in ("root", script):
             (work / part).rename(folder / part)
+
+
+def libraries() -> str:
+    """Return the folder of this machine's libraries in a Debian system, relative to its root."""
+    return f"usr/lib/{platform.machine()}-linux-gnu"
+
+
+def _write_launcher(path: Path, program: str) -> None:
+    root = path.parent / "root"
+    inside = next(root.rglob("ld-linux-*.so.*")).relative_to(root)
+    path.write_text(
+        '#!/bin/sh\nroot="$(dirname "$0")/root"\n'
+        f'exec "$root/{inside}" --library-path "$root/{libraries()}:$root/{libraries()[4:]}" "$root/usr/bin/{program}" "$@"\n'
+    )
 
 
 def debian_mirror() -> str:
