@@ -32,7 +32,8 @@ class Shot:
         return ASSETS / f"{self.name}.png"
 
 
-SHOTS = (Shot("api-reference", "/docs", 960, 600),)
+SHOTS = (Shot("api-reference", "/docs", 960, 600), Shot("console-fleet", "/ui", 960, 420))
+ROUTER_FLAGS = ("--console",)
 
 
 async def take(browser: Browser, origin: str, shot: Shot) -> bytes:
@@ -40,6 +41,7 @@ async def take(browser: Browser, origin: str, shot: Shot) -> bytes:
     async with visit(browser, origin) as visitor:
         await visitor.freeze()
         await visitor.open(shot.path, shot.width, shot.height)
+        await visitor.hide("#replica")  # the name of this machine
         png = await visitor.screenshot()
         assert not visitor.problems, visitor.problems
         return png
@@ -62,7 +64,7 @@ async def _write_all(origin: str) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder)) as pair:
+    with tempfile.TemporaryDirectory() as folder, Pair(Path(folder), router_flags=ROUTER_FLAGS) as pair:
         asyncio.run(_write_all(pair.urls[1]))
 
 

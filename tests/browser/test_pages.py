@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser
 from tests.api.fleet import Pair
 from tests.browser.conftest import Visit
-from tests.browser.screenshots import ASSETS, LARGEST, SHOTS, Shot, png_size, take
+from tests.browser.screenshots import ASSETS, LARGEST, ROUTER_FLAGS, SHOTS, Shot, png_size, take
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 OPEN_ALL = """() => {
@@ -20,7 +20,7 @@ OPEN_ALL = """() => {
 @pytest.fixture(scope="module")
 def pair(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """It needs the browser, so that nothing starts where there is none."""
-    with Pair(tmp_path_factory.mktemp("pages")) as pair:
+    with Pair(tmp_path_factory.mktemp("pages"), router_flags=ROUTER_FLAGS) as pair:
         yield pair
 
 

@@ -96,6 +96,10 @@ class Visitor:
                 self.problems.append(f"focus cannot be seen: {label}")
         return stops
 
+    async def hide(self, selector: str) -> None:
+        """Make the text of the selected elements invisible, if there are any. What is around them stays where it is."""
+        await self.page.locator(selector).evaluate_all("all => all.forEach(each => { each.style.visibility = 'hidden' })")
+
     async def screenshot(self) -> bytes:
         """Return the window as a PNG, without animations and caret."""
         return await self.page.screenshot(animations="disabled", caret="hide", scale="css")

@@ -1,5 +1,6 @@
 """The paths below `/ui`. Pages are read-only; a form takes the API key and sets a session cookie."""
 
+import hashlib
 import socket
 import time
 from collections.abc import Callable
@@ -21,16 +22,19 @@ from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.response import Reply
 
 PATH: Final = "/ui"
-COOKIE: Final = "fairlead_console"
 MAX_FORM_BYTES: Final = 4096
 FOLDER: Final = Path(__file__).parent
 _HTML: Final = b"text/html; charset=utf-8"
-_STATIC: Final = {"/ui/console.css": b"text/css; charset=utf-8", "/ui/console.js": b"text/javascript; charset=utf-8"}
+_STATIC: Final = {
+    "/ui/console.css": b"text/css; charset=utf-8",
+    "/ui/console.js": b"text/javascript; charset=utf-8",
+    "/ui/icon.svg": b"image/svg+xml",
+}
 _HEADERS: Final[Headers] = [
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-        b"frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+        b"base-uri 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -51,6 +55,8 @@ class Console:
         self._router, self._shows_all_tenants = router, shows_all_tenants
         self._keys = router.handler.keys
         self._replica = socket.gethostname()
+        # Browsers ignore the port of a cookie: the consoles of two services on 127.0.0.1 need different names.
+        self._cookie = f"fairlead_console_{hashlib.sha256(router.config.service_name.encode()).hexdigest()[:12]}"
         self._static = {path: (FOLDER / "static" / path.rpartition("/")[2]).read_bytes() for path in _STATIC}
         self._templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         self._templates.filters |= {"number": _number, "share": _share, "milliseconds": _milliseconds, "text": str}
@@ -67,12 +73,14 @@ class Console:
             await self._post(path, request, reply)
         elif request.method not in ("GET", "HEAD"):
             self._send(reply, 405, "message.html", [(b"allow", b"GET, HEAD")], message="Only GET is allowed here.")
+        elif path in ("/ui/login", "/ui/logout"):  # the address after a wrong key, opened again
+            reply.send(303, b"", [(b"location", PATH.encode()), *_HEADERS], _HTML)
         elif path in _STATIC:
             reply.send(200, self._static[path], _HEADERS, _STATIC[path])
         elif (page := self._pages.get(path)) is None:
             self._send(reply, 404, "message.html", message="The console has no such page.")
         elif (caller := self._caller(request)) is None:
-            self._send(reply, 401, "login.html", message="")
+            self._send(reply, 401, "login.html", [(b"www-authenticate", b"Bearer")], message="")
         else:
             page(reply, caller)
 
@@ -80,7 +88,7 @@ class Console:
         """Return the caller by its cookie or its key; None if there is no valid one."""
         if not self._keys.is_required:
             return ANONYMOUS
-        token = _cookie(request)
+        token = _find_cookie(request, self._cookie)
         if token and (caller := self._keys.find(read_digest(token))) is not None:
             return caller if is_valid(token, caller.secret, time.time()) else None
         credential = Call.from_request(request).credential
@@ -99,13 +107,13 @@ class Console:
             key = parse_qs(call.body.decode("latin-1")).get("key", [""])[0].strip().encode()
             caller = self._keys.authenticate(key)
         except ApiError as error:
-            self._send(reply, error.status, "login.html", message=str(error))
+            self._send(reply, error.status, "login.html", error.headers, message=str(error))
             return
         self._redirect(reply, request, create_token(digest(key), caller.secret, time.time()), SESSION_SECONDS)
 
     def _redirect(self, reply: Reply, request: Request, token: str, seconds: int) -> None:
         is_secure = any(name == b"x-forwarded-proto" and value == b"https" for name, value in request.headers)
-        cookie = f"{COOKIE}={token}; Path={PATH}; Max-Age={seconds}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"
+        cookie = f"{self._cookie}={token}; Path={PATH}; Max-Age={seconds}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"
         reply.send(303, b"", [(b"location", PATH.encode()), (b"set-cookie", cookie.encode()), *_HEADERS], _HTML)
 
     def _fleet(self, reply: Reply, caller: Caller) -> None:
@@ -134,11 +142,11 @@ class Console:
         reply.send(status, text.encode(), [*_HEADERS, *(headers or [])], _HTML)
 
 
-def _cookie(request: Request) -> str:
+def _find_cookie(request: Request, wanted: str) -> str:
     for name, value in request.headers:
         if name == b"cookie":
             try:
-                found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
+                found = SimpleCookie(value.decode("latin-1")).get(wanted)
             except CookieError:
                 return ""
             if found is not None:

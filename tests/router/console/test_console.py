@@ -1,5 +1,6 @@
 """The web console at `/ui`: off by default, behind the service's API keys, escaped and bounded."""
 
+import hashlib
 import logging
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.request_log import MAX_REQUESTS
 from fairlead_router.routing.prefix_aware import PrefixAware
 
+COOKIE = "fairlead_console_" + hashlib.sha256(b"fairlead").hexdigest()[:12]
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -80,11 +82,12 @@ async def test_the_key_gives_a_session_and_a_tenant_sees_only_its_own_requests(
     router, _ = await guarded(fleet, tmp_path, console=True)
     for key in (ANNA, BORIS):
         assert (await ask(router, key)).status_code == 200
-    for headers in ({}, bearer("fl-wrong"), {"cookie": "fairlead_console=AAAA"}, {"cookie": "fairlead_console=%C3"}):
+    for headers in ({}, bearer("fl-wrong"), {"cookie": f"{COOKIE}=AAAA"}, {"cookie": f"{COOKIE}=%C3"}):
         for path in ("/ui", "/ui/requests", "/ui/state.json"):
             refused = await router.client.get(path, headers=headers)
             assert refused.status_code == 401 and 'name="key"' in refused.text and "pod-0" not in refused.text
     assert (await router.client.post("/ui/login", data={"key": "fl-wrong"})).status_code == 401
+    assert (await router.client.get("/ui/login")).headers["location"] == "/ui", "the address after a wrong key can be opened again"
     assert (await router.client.post("/ui/login", data={"key": "x" * 5000})).status_code == 413
     other_site = {"sec-fetch-site": "cross-site"}
     assert (await router.client.post("/ui/login", data={"key": ANNA}, headers=other_site)).status_code == 403

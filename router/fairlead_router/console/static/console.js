@@ -14,9 +14,14 @@ if (table) {
   const show = (value, format) =>
     value === null ? "–" : format === "share" ? `${Math.round(100 * value)} %` : format === "number" ? value.toLocaleString("en") : value;
 
+  // Unchanged text is left alone: a selection stays, and screen readers repeat nothing.
+  const setText = (element, text) => {
+    if (element.textContent !== text) element.textContent = text;
+  };
+
   const compare = (a, b) => {
     const [x, y] = [a[sort.column], b[sort.column]];
-    const order = typeof x === "string" ? x.localeCompare(y) : (x ?? -1) - (y ?? -1);
+    const order = typeof x === "string" ? (x < y ? -1 : x > y ? 1 : 0) : (x ?? -1) - (y ?? -1);
     return sort.descending ? -order : order;
   };
 
@@ -24,34 +29,36 @@ if (table) {
     if (!pods) return;
     const wanted = input.value.toLowerCase();
     const shown = pods.filter((pod) => `${pod[0]} ${pod[1]}`.toLowerCase().includes(wanted)).sort(compare);
-    const rows = shown.map((pod) => {
-      const row = document.createElement("tr");
+    const body = table.tBodies[0];
+    while (body.rows.length > shown.length) body.deleteRow(-1);
+    shown.forEach((pod, index) => {
+      const row = body.rows[index] ?? body.insertRow();
       pod.forEach((value, column) => {
-        const cell = row.insertCell();
+        const cell = row.cells[column] ?? row.insertCell();
         cell.className = formats[column];
-        cell.textContent = show(value, formats[column]);
+        setText(cell, show(value, formats[column]));
       });
-      return row;
     });
-    table.tBodies[0].replaceChildren(...rows);
-    status.textContent = `${shown.length} of ${pods.length}`;
+    setText(status, `${shown.length} of ${pods.length}`);
   };
 
   const update = async () => {
+    setTimeout(update, 1000 * SECONDS);
+    if (document.hidden) return;
     try {
-      const answer = await fetch("/ui/state.json");
+      const answer = await fetch("/ui/state.json", { signal: AbortSignal.timeout(1000 * SECONDS) });
       if (answer.status === 401) return location.reload();
+      if (!answer.ok) throw new Error(answer.statusText);
       const state = await answer.json();
       pods = state.pods;
-      document.getElementById("replica").textContent = state.replica;
+      setText(document.getElementById("replica"), state.replica);
       for (const cell of document.querySelectorAll("[data-total]")) {
-        cell.textContent = show(state.totals[cell.dataset.total], cell.dataset.format);
+        setText(cell, show(state.totals[cell.dataset.total], cell.dataset.format));
       }
       draw();
     } catch (error) {
-      status.textContent = "the router does not answer: these figures are old";
+      setText(status, "the router does not answer: these figures are old");
     }
-    setTimeout(update, 1000 * SECONDS);
   };
 
   headings.forEach((heading, column) => {
