@@ -2,11 +2,16 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fairlead_worker.platform.isa import CpuLevelError, cpu_level
+
+if TYPE_CHECKING:
+    from tests.api.fleet import Pair
 
 OUTCOMES = "FAIRLEAD_TEST_OUTCOMES"
 """Environment variable: a file for the outcome of each test, as JSON."""
@@ -30,3 +35,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path = os.environ.get(OUTCOMES)
     if path and not hasattr(session.config, "workerinput"):  # a worker process of pytest-xdist reports to the main process
         Path(path).write_text(json.dumps(_outcomes))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Pair]":
+    """One worker and one router as processes, for the tests of `api` and `browser`: they take 8 s of a core to start."""
+    from tests.api.fleet import Pair  # other folders' tests also run in environments without the worker's packages
+    from tests.api.fuzz import ROUTER_FLAGS, WORKER_FLAGS
+
+    with Pair(tmp_path_factory.mktemp("api"), *WORKER_FLAGS, router_flags=ROUTER_FLAGS) as pair:
+        yield pair
+        assert pair.alive, "no request has ended a process"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from playwright.async_api import Browser
 from tests.api.fleet import Pair
+from tests.api.fuzz import ROUTER_FLAGS
 from tests.browser.visitor import start_browser, visit
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
@@ -33,7 +34,6 @@ class Shot:
 
 
 SHOTS = (Shot("api-reference", "/docs", 960, 600), Shot("console-fleet", "/ui", 960, 420))
-ROUTER_FLAGS = ("--console",)
 
 
 async def take(browser: Browser, origin: str, shot: Shot) -> bytes:

@@ -1,27 +1,18 @@
 """Pages of a real worker and router in a browser, and the screenshots of them in the documentation."""
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.async_api import Browser
 from tests.api.fleet import Pair
 from tests.browser.conftest import Visit
-from tests.browser.screenshots import ASSETS, LARGEST, ROUTER_FLAGS, SHOTS, Shot, png_size, take
+from tests.browser.screenshots import ASSETS, LARGEST, SHOTS, Shot, png_size, take
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("browser")]  # the browser first: without it nothing starts
 OPEN_ALL = """() => {
   document.querySelectorAll('details').forEach(each => { each.open = true })
   return Object.fromEntries([...document.querySelectorAll('details:has(> summary > .method)')].map(
     each => [each.id, [each.querySelector('summary').innerText, each.querySelector('table').offsetHeight]]))
 }"""
 """Open every part of the page. Return the title and the height in pixels of each operation's table, by operationId."""
-
-
-@pytest.fixture(scope="module")
-def pair(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """It needs the browser, so that nothing starts where there is none."""
-    with Pair(tmp_path_factory.mktemp("pages"), router_flags=ROUTER_FLAGS) as pair:
-        yield pair
 
 
 @pytest.mark.parametrize("server", [0, 1], ids=["worker", "router"])

@@ -34,7 +34,8 @@ FOCUSED = """() => {
   if (!element || element === document.body) return null
   const style = getComputedStyle(element)
   const visible = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== 'none'
-  return [(element.getAttribute('aria-label') || element.innerText || element.name || element.tagName).trim(), visible]
+  const label = element.getAttribute('aria-label') || element.labels?.[0]?.innerText || element.innerText
+  return [(label || element.name || element.tagName).trim(), visible]
 }"""
 
 
