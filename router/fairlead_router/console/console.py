@@ -126,7 +126,7 @@ class Console:
         records = found[first : first + REQUESTS_ON_PAGE]
         model = next(iter(self._router.prompts.model_names()), "")
         has_more = len(found) > first + REQUESTS_ON_PAGE
-        values = {"records": records, "first": first, "total": len(found), "number": number, "has_more": has_more}
+        values: dict[str, Any] = {"records": records, "first": first, "total": len(found), "number": number, "has_more": has_more}
         self._send(reply, 200, "requests.html", names=self._names(), model=model, **values)
 
     async def _prefixes(self, request: Request, reply: Reply, caller: Caller) -> None:

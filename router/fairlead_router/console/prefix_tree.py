@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)  # compared by identity: both would recurse
 class PrefixNode:
     """A run of blocks that the same requests share. It ends where requests part, or where one ends."""
 
@@ -70,7 +70,7 @@ def build_tree(chains: "Iterable[array[int]]") -> PrefixNode:
 
 def choose_nodes(root: PrefixNode, limit: int) -> list[ShownNode]:
     """Return at most `limit` nodes below the root, the hottest first among those whose parent is shown."""
-    shown: set[int] = set()
+    shown: set[PrefixNode] = set()
     order = 0
     frontier: list[tuple[tuple[int, int], int, PrefixNode]] = []
 
@@ -83,11 +83,11 @@ def choose_nodes(root: PrefixNode, limit: int) -> list[ShownNode]:
     offer(root)
     while frontier and len(shown) < limit:
         node = heapq.heappop(frontier)[2]
-        shown.add(id(node))
+        shown.add(node)
         offer(node)
 
     def shown_children(node: PrefixNode) -> list[PrefixNode]:
-        return sorted((child for child in node.children if id(child) in shown), key=lambda child: child.heat)
+        return sorted((child for child in node.children if child in shown), key=lambda child: child.heat)
 
     rows: list[ShownNode] = []
     waiting = [(child, 0, 0) for child in shown_children(root)]  # node, level, elements that end with it

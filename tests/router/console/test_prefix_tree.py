@@ -53,13 +53,13 @@ def test_a_page_is_bounded_and_well_nested_with_parents_before_children(prompts:
     root = build_tree(prompts)
     everything = list(nodes_of(root))
     rows = choose_nodes(root, limit)
-    assert len(rows) == min(limit, len(everything)) == len({id(row.node) for row in rows})
+    assert len(rows) == min(limit, len(everything)) == len({row.node for row in rows})
     path: list[PrefixNode] = []
     for row in rows:
         above = path[-1] if path else root
-        assert row.level == len(path) and any(child is row.node for child in above.children)
+        assert row.level == len(path) and row.node in above.children
         path.append(row.node)
-        shown = sum(any(other.node is child for other in rows) for child in row.node.children)
+        shown = sum(any(other.node == child for other in rows) for child in row.node.children)
         assert row.hidden == len(row.node.children) - shown and row.is_leaf == (shown == 0)
         del path[len(path) - row.closes :]
     assert not path, "every opened element is closed"

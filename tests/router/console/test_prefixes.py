@@ -48,13 +48,13 @@ async def test_the_tree_has_the_shared_prefix_with_its_holders(fleet: Fleet, red
         await router.complete(SHARED + 32 * ending)
 
     async def has_holders() -> bool:
-        return all("1 holders" in one or "2 holders" in one for one in summaries(await page(router)))
+        return all("1 holder" in one or "2 holders" in one for one in summaries(await page(router)))
 
     await eventually(has_holders, "the workers' blocks are in the index")
     text = await page(router)
     shared, *rest = summaries(text)
     assert "64 tokens, 3 requests (100 %)" in shared
-    assert len(rest) == 3 and all("96 tokens, 1 requests (33 %)" in one for one in rest)
+    assert len(rest) == 3 and all("96 tokens, 1 request (33 %)" in one for one in rest)
     assert text.count("<details") == text.count("</details>") == 4
     assert "helpful" not in text and HOSTILE not in text and "&lt;script&gt;" in text
 
@@ -68,8 +68,7 @@ async def test_a_page_without_prefixes_or_without_an_index_says_so(fleet: Fleet)
     await router.complete(SHARED)
     text = await page(router)
     assert (
-        "Holders are unknown: this router reads no index." in text
-        and "64 tokens, 1 requests (100 %), holders unknown" in summaries(text)[0]
+        "Holders are unknown: this router reads no index." in text and "64 tokens, 1 request (100 %), holders unknown" in summaries(text)[0]
     )
     other = await fleet.router(worker, ready=1, console=True, policy="LeastLoad")
     await other.complete(SHARED)
@@ -84,7 +83,7 @@ async def test_a_key_sees_the_prefixes_of_its_tenant_and_the_admin_port_all(flee
     assert (await router.client.get("/ui/prefixes")).status_code == 401
     (anna,) = summaries(await page(router, **bearer(ANNA)))
     (boris,) = summaries(await page(router, **bearer(BORIS)))
-    assert "1 requests (100 %)" in anna and "2 requests (100 %)" in boris
+    assert "1 request (100 %)" in anna and "2 requests (100 %)" in boris
     admin = await router.client.get(f"http://127.0.0.1:{router.server.admin_port}/ui/prefixes", headers=bearer(ANNA))
     assert len(summaries(admin.text)) == 2, "tenants' hashes have different salts"
 
