@@ -99,7 +99,7 @@ def choose_nodes(root: PrefixNode, limit: int) -> list[ShownNode]:
     return rows
 
 
-def find_holders(rows: Sequence[ShownNode], held: Mapping[int, Mapping[str, int]], block_tokens: int) -> list[list[str] | None]:
+def find_holders(rows: Sequence[ShownNode], held: Mapping[int, Mapping[str, int]], block_tokens: int) -> list[set[str] | None]:
     """Return the addresses that hold each row's whole prefix; None where no leaf below it was looked up.
 
     `held`: tokens that each address holds of a leaf's prefix, by the leaf's place in `rows`. Who holds a block holds those before it.
@@ -113,7 +113,7 @@ def find_holders(rows: Sequence[ShownNode], held: Mapping[int, Mapping[str, int]
             for above in ancestors:
                 enough = {address for address, tokens in tokens_of.items() if tokens >= rows[above].node.end * block_tokens}
                 found[above] = enough | (found[above] or set())
-    return [None if one is None else sorted(one) for one in found]
+    return found
 
 
 def _common_blocks(node: PrefixNode, chain: "array[int]") -> int:

@@ -1,7 +1,7 @@
 """The hottest prefixes of the latest requests, with the pods that hold them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,7 +65,7 @@ async def _look_up_leaves(nodes: Sequence[ShownNode], look_up: LookUp | None) ->
     return dict(zip(hottest, found, strict=True)), ""
 
 
-def _row(shown: ShownNode, requests: int, block_tokens: int, holders: Sequence[str] | None, names: Mapping[str, str]) -> PrefixRow:
+def _row(shown: ShownNode, requests: int, block_tokens: int, holders: Collection[str] | None, names: Mapping[str, str]) -> PrefixRow:
     node = shown.node
     return PrefixRow(
         shown,
@@ -73,6 +73,6 @@ def _row(shown: ShownNode, requests: int, block_tokens: int, holders: Sequence[s
         node.end * block_tokens,
         (node.end - node.start) * block_tokens,
         node.requests / requests,
-        None if holders is None else [names.get(address, address) for address in holders[:MAX_HOLDERS]],
+        None if holders is None else sorted(names.get(address, address) for address in holders)[:MAX_HOLDERS],
         len(holders or ()),
     )

@@ -80,13 +80,13 @@ def test_holders_of_inner_nodes_follow_from_those_of_the_leaves(prompts: "list[a
         if row.is_leaf
     }
     for row, holders in zip(rows, find_holders(rows, held, BLOCK_TOKENS), strict=True):
-        assert holders == [str(pod) for pod, cache in enumerate(caches) if cache[: row.node.end] == row.node.prefix]
+        assert holders == {str(pod) for pod, cache in enumerate(caches) if cache[: row.node.end] == row.node.prefix}
 
 
 def test_holders_are_unknown_below_what_was_looked_up() -> None:
     rows = choose_nodes(build_tree([chain(1, 2), chain(1, 3)]), 100)
     leaf = next(place for place, row in enumerate(rows) if row.is_leaf)
-    assert find_holders(rows, {leaf: {"a": 16}}, BLOCK_TOKENS) == [["a"], [], None]
+    assert find_holders(rows, {leaf: {"a": 16}}, BLOCK_TOKENS) == [{"a"}, set(), None]
     assert find_holders(rows, {}, BLOCK_TOKENS) == [None, None, None]
 
 
