@@ -3,7 +3,7 @@
 import hashlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, Final
@@ -13,16 +13,19 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader
 
 from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
+from fairlead_router.console.prefixes import describe_prefixes
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.request.client_request import Call
 from fairlead_router.router import Router
+from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.response import Reply
 
 PATH: Final = "/ui"
 MAX_FORM_BYTES: Final = 4096
+REQUESTS_ON_PAGE: Final = 50
 FOLDER: Final = Path(__file__).parent
 _HTML: Final = b"text/html; charset=utf-8"
 _STATIC: Final = {
@@ -30,6 +33,11 @@ _STATIC: Final = {
     "/ui/console.js": b"text/javascript; charset=utf-8",
     "/ui/icon.svg": b"image/svg+xml",
 }
+_NAVIGATION: Final = (
+    (PATH, "fleet.html", "Fleet"),
+    ("/ui/requests", "requests.html", "Requests"),
+    ("/ui/prefixes", "prefixes.html", "Prefixes"),
+)
 _HEADERS: Final[Headers] = [
     (
         b"content-security-policy",
@@ -60,10 +68,11 @@ class Console:
         self._static = {path: (FOLDER / "static" / path.rpartition("/")[2]).read_bytes() for path in _STATIC}
         self._templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         self._templates.filters |= {"number": _number, "share": _share, "milliseconds": _milliseconds, "text": str}
-        self._pages: dict[str, Callable[[Reply, Caller], None]] = {
+        self._pages: dict[str, Callable[[Request, Reply, Caller], Awaitable[None]]] = {
             PATH: self._fleet,
             "/ui/state.json": self._state,
             "/ui/requests": self._requests,
+            "/ui/prefixes": self._prefixes,
         }
 
     async def answer(self, request: Request, reply: Reply) -> None:
@@ -82,7 +91,7 @@ class Console:
         elif (caller := self._caller(request)) is None:
             self._send(reply, 401, "login.html", [(b"www-authenticate", b"Bearer")], message="")
         else:
-            page(reply, caller)
+            await page(request, reply, caller)
 
     def _caller(self, request: Request) -> Caller | None:
         """Return the caller by its cookie or its key; None if there is no valid one."""
@@ -116,19 +125,38 @@ class Console:
         cookie = f"{self._cookie}={token}; Path={PATH}; Max-Age={seconds}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"
         reply.send(303, b"", [(b"location", PATH.encode()), (b"set-cookie", cookie.encode()), *_HEADERS], _HTML)
 
-    def _fleet(self, reply: Reply, caller: Caller) -> None:
+    async def _fleet(self, request: Request, reply: Reply, caller: Caller) -> None:
         self._send(reply, 200, "fleet.html", columns=COLUMNS, **describe_fleet(self._router.table))
 
-    def _state(self, reply: Reply, caller: Caller) -> None:
+    async def _state(self, request: Request, reply: Reply, caller: Caller) -> None:
         reply.send(200, msgspec.json.encode({"replica": self._replica, **describe_fleet(self._router.table)}), _HEADERS)
 
-    def _requests(self, reply: Reply, caller: Caller) -> None:
+    async def _requests(self, request: Request, reply: Reply, caller: Caller) -> None:
         assert self._router.request_log is not None
-        tenant = None if self._shows_all_tenants else caller.tenant.name
-        names = {worker.address: name_of(worker) for worker in self._router.table}
-        records = list(self._router.request_log.newest(tenant))
+        number = _page_number(request.query)
+        first = REQUESTS_ON_PAGE * (number - 1)
+        found = list(self._router.request_log.newest(self._tenant(caller)))
+        records = found[first : first + REQUESTS_ON_PAGE]
         model = next(iter(self._router.prompts.model_names()), "")
-        self._send(reply, 200, "requests.html", records=records, names=names, model=model)
+        has_more = len(found) > first + REQUESTS_ON_PAGE
+        values: dict[str, Any] = {"records": records, "first": first, "total": len(found), "number": number, "has_more": has_more}
+        self._send(reply, 200, "requests.html", names=self._names(), model=model, **values)
+
+    async def _prefixes(self, request: Request, reply: Reply, caller: Caller) -> None:
+        assert self._router.request_log is not None
+        policy, current = self._router.policy, self._router.formats.current
+        look_up = policy.holders if isinstance(policy, PrefixAware) and policy.index != "off" else None
+        block_tokens = current.format.block_tokens if current is not None else 0
+        chains = self._router.request_log.prefixes.chains(self._tenant(caller))
+        found = await describe_prefixes(chains, look_up, block_tokens, self._names())
+        self._send(reply, 200, "prefixes.html", block_tokens=block_tokens, **found)
+
+    def _tenant(self, caller: Caller) -> str | None:
+        """Return the tenant whose requests the caller may see; None: all."""
+        return None if self._shows_all_tenants else caller.tenant.name
+
+    def _names(self) -> dict[str, str]:
+        return {worker.address: name_of(worker) for worker in self._router.table}
 
     def _send(self, reply: Reply, status: int, template: str, headers: Headers | None = None, **values: Any) -> None:
         common = {
@@ -137,9 +165,16 @@ class Console:
             "policy": self._router.config.policy,
             "has_keys": self._keys.is_required,
             "page": template,
+            "pages": _NAVIGATION,
         }
         text = self._templates.get_template(template).render(common | values)
         reply.send(status, text.encode(), [*_HEADERS, *(headers or [])], _HTML)
+
+
+def _page_number(query: bytes) -> int:
+    """Return the `page` of a query, from 1; 1 for anything else."""
+    text = parse_qs(query.decode("latin-1")).get("page", ["1"])[0]
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 4 else 1
 
 
 def _find_cookie(request: Request, wanted: str) -> str:

@@ -60,6 +60,8 @@ class Call:
     """Model name that the worker must serve; empty where every worker does."""
     candidates: Sequence[StartEstimate] = ()
     """The workers that the last choice compared, best first; empty unless the web console shows them."""
+    hashes: Sequence[int] = ()
+    """Block hashes of the prompt that was sent to a worker."""
     chosen_at: float = 0.0
     first_byte_at: float | None = None
     bytes_out: int = 0

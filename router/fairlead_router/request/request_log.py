@@ -8,6 +8,7 @@ from typing import Final
 
 from fairlead_index.score import StartEstimate
 from fairlead_router.request.client_request import Call
+from fairlead_router.request.prefix_log import PrefixLog
 
 MAX_REQUESTS: Final = 200
 """Requests that are kept: at most 0.6 MB with 12 candidates each."""
@@ -43,15 +44,17 @@ class RequestRecord:
 
 
 class RequestLog:
-    """A ring of MAX_REQUESTS records."""
+    """A ring of MAX_REQUESTS records, and the prefixes of more requests."""
 
     def __init__(self) -> None:
         self._records: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
         self._count = 0
+        self.prefixes = PrefixLog()
 
     def record(self, call: Call, now: float) -> None:
         """Store an ended request. `now`: monotonic seconds."""
         self._count += 1
+        self.prefixes.record(call.caller.tenant.name, call.hashes)
         is_timed = call.held_stream is not None and call.first_byte_at is not None and call.chosen_at
         self._records.append(
             RequestRecord(

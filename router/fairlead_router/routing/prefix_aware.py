@@ -150,6 +150,15 @@ class PrefixAware:
             raise IndexUnavailable("this router has no index: set --redis-url")
         return await self._reader.match(hashes)
 
+    async def holders(self, hashes: Sequence[int]) -> Mapping[str, int]:
+        """Return the prompt's tokens that workers hold, by address: from the mirror if it is as good as Redis, which is asked otherwise.
+
+        The mirror of a large fleet names the deepest holders only. Raises IndexUnavailable.
+        """
+        if self._mirror is not None and self._mirror.is_preferred:
+            return self._mirror.predict(RoutingRequest(hashes=hashes))
+        return await self.match(hashes)
+
     def predict(self, request: RoutingRequest) -> Mapping[str, int]:
         """Return the prompt's tokens that workers hold, by address, as the mirror has it now; empty without one."""
         return self._mirror.predict(request) if self._mirror is not None and self._mirror.is_preferred else {}

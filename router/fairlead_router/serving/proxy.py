@@ -73,7 +73,7 @@ class Proxy:
                     code="bad_gateway",
                 )
             with call.span.child("route") as route:
-                choice, began = self._record_choice(call, await self.choose(request, attempts, busy, ticket)), monotonic()
+                choice, began = self._record_choice(call, request, await self.choose(request, attempts, busy, ticket)), monotonic()
                 route.set({"fairlead.worker": call.worker, "fairlead.predicted_cached_tokens": call.predicted_tokens})
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
@@ -273,10 +273,10 @@ class Proxy:
             headers.append((b"connection", b"close"))
         return headers
 
-    def _record_choice(self, call: Call, choice: Choice) -> Choice:
+    def _record_choice(self, call: Call, request: RoutingRequest, choice: Choice) -> Choice:
         call.attempts += 1
         call.worker, call.predicted_tokens = choice.worker.address, choice.predicted
-        call.candidates, call.chosen_at = choice.candidates, monotonic()
+        call.hashes, call.candidates, call.chosen_at = request.hashes, choice.candidates, monotonic()
         return choice
 
     def _record_failure(self, choice: Choice, reason: str, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded, 
 from tests.servers.redis_server import RedisServer
 
 from fairlead_index.worker_load import WorkerLoad
+from fairlead_router.console.console import REQUESTS_ON_PAGE
 from fairlead_router.console.fleet import MAX_PODS, describe_fleet
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.fleet.workers import WorkerTable
@@ -32,14 +34,14 @@ def redis() -> Iterator[RedisServer]:
 async def test_it_is_off_by_default_and_then_nothing_is_recorded(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     await router.complete()
-    for path in ("/ui", "/ui/requests", "/ui/state.json", "/ui/console.js"):
+    for path in ("/ui", "/ui/requests", "/ui/prefixes", "/ui/state.json", "/ui/console.js"):
         assert (await router.client.get(path)).status_code == 404
     assert router.server.router.request_log is None
 
 
 async def test_pages_load_nothing_from_elsewhere_and_say_when_they_are_empty(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(load={"running": 3, "pages_total": 10, "pages_free": 4}), console=True)
-    for path in ("/ui", "/ui/requests", "/ui/console.css", "/ui/console.js"):
+    for path in ("/ui", "/ui/requests", "/ui/prefixes", "/ui/console.css", "/ui/console.js"):
         answer = await router.client.get(path)
         assert answer.status_code == 200 and "://" not in answer.text
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
@@ -141,3 +143,15 @@ async def test_the_log_of_requests_is_a_ring(fleet: Fleet) -> None:
         await router.complete()
     log = router.server.router.request_log
     assert log is not None and len(list(log.newest(None))) == MAX_REQUESTS
+    seen: list[str] = []
+    target = "/ui/requests"
+    while target:
+        text = (await router.client.get(target)).text
+        seen += re.findall("<summary><code>(.*?)</code>", text)
+        assert text.count("<details>") <= REQUESTS_ON_PAGE
+        older = re.search('href="([^"]*)">Older', text)
+        target = older[1] if older else ""
+    assert seen == [record.id for record in log.newest(None)]
+    for query in ("page=0", "page=x", "page=%C2%B2", "page=99999", "page=-1", "page"):
+        assert seen[0] in (await router.client.get(f"/ui/requests?{query}")).text
+    assert "<details>" not in (await router.client.get("/ui/requests?page=99")).text
