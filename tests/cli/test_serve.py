@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.cli.processes import wait_until_gone
+from tests.cli.remote_models import remote_model
 
 from fairlead.errors import UserError
 from fairlead.local.kubelet import free_port
@@ -53,19 +55,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    port, output = free_port(set()), folder / f"output-{request.param}.txt"
-    words = ["serve", "./model", "--port", str(port), "--stop-grace", "1"]
-    words += ["--replicas", str(request.param)] if request.param > 1 else []
+@contextmanager
+def serve(folder: Path, output: Path, *words: str, variables: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """Run `fairlead serve` in `folder` until the block ends. Its files are below `folder`."""
+    port = free_port(set())
     with output.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fairlead", *words, "--", "--max-num-seqs", "7"],
+            [sys.executable, "-m", "fairlead", "serve", *words, "--port", str(port), "--stop-grace", "1", "--", "--max-num-seqs", "7"],
             cwd=folder,
             stdout=out,
             stderr=out,
             text=True,
-            env={**os.environ, "MARK": str(output), "TMPDIR": str(folder)},
+            env={**os.environ, "MARK": str(output), "TMPDIR": str(folder), **(variables or {})},
             start_new_session=True,
         )
     try:
@@ -79,6 +80,13 @@ def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    more = ["--replicas", str(request.param)] if request.param > 1 else []
+    with serve(folder, folder / f"output-{request.param}.txt", "./model", *more) as running:
+        yield running
 
 
 def fairlead(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -152,10 +160,29 @@ def test_ctrl_c_ends_streams_and_leaves_nothing(served: Served) -> None:
                 events.append(line)
                 if len(events) == 3:
                     served.process.send_signal(signal.SIGINT)
-    assert '"error"' in events[-1] or events[-1] == "data: [DONE]", events[-1]
+    error = json.loads(events[-1].removeprefix("data: "))["error"]
+    messages = ["the engine has ended: this worker is shutting down, and the request did not end within 1 s"]
+    if "worker-0" in served.output.read_text():
+        messages.append("The router is shutting down.")  # its drain ends at the same time as the worker's
+    assert error["message"] in messages, error
     assert served.process.wait(timeout=60) == 0
     wait_until_gone(str(served.output))
-    assert not list(served.folder.glob("fairlead-*/serve-*")), "an orderly end removes its files"
+    assert not list(served.folder.glob("fairlead-*/serve-*")), served.output.read_text()
+
+
+@pytest.mark.parametrize("scheme", ["hf", "s3", "oci"])
+def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, folder: Path, tmp_path: Path) -> None:
+    cache = {"HF_HOME": str(tmp_path / "hf"), "FAIRLEAD_MODEL_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+    with (
+        remote_model(scheme, folder / "model") as (uri, variables),
+        serve(folder, tmp_path / "output.txt", uri, variables=cache | variables) as running,
+    ):
+        done = subprocess.run(["bash", "-c", running.command("call")], capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0
+        assert list(tmp_path.rglob("*.safetensors")), "downloaded into the cache"
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=60) == 0, running.output.read_text()
+    wait_until_gone(str(running.output))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """What `fairlead up` refuses before it starts anything: one line that names the problem, and no file left behind."""
 
+import asyncio
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from fairlead.demo.command import MANIFEST, MODEL_PATH
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster
 from fairlead.local.manifest import objects_of, read_manifest
-from fairlead.local.rundir import RunRecord, make_run_directory, remove_old_runs, runs_root, write_record
+from fairlead.local.rundir import RunRecord, make_run_directory, remove_old_runs, remove_run_directory, runs_root, write_record
 from fairlead.local.up import check_ports_free
 from fairlead.main import main
 from fairlead_operator.api import InferenceService
@@ -146,6 +148,33 @@ def test_files_of_old_runs_are_removed_and_those_of_live_runs_are_not(short_path
         os.utime(old, (0, 0))
     remove_old_runs()
     assert sorted(runs_root().iterdir()) == sorted([alive, fresh])
+
+
+def test_files_go_with_the_run_even_while_its_last_process_writes(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    directory = make_run_directory("qwen")
+
+    def write() -> None:
+        for number in range(300):
+            with suppress(FileNotFoundError):
+                (directory / "tmp" / "kernels").mkdir(parents=True, exist_ok=True)
+                (directory / "tmp" / "kernels" / str(number)).touch()
+
+    async def run() -> None:
+        writing = asyncio.create_task(asyncio.to_thread(write))
+        await asyncio.sleep(0)  # let it start
+        await remove_run_directory(directory)
+        await writing
+        await remove_run_directory(directory)
+
+    asyncio.run(run())
+    assert not directory.exists() and not caplog.records
+    monkeypatch.setattr("fairlead.local.rundir.REMOVE_SECONDS", 0)
+    directory.write_text("not a directory")
+    asyncio.run(remove_run_directory(directory))
+    assert f"{directory} is left, remove it: " in caplog.text
 
 
 def test_a_run_directory_that_others_may_enter_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

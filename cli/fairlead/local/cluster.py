@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from fairlead.local.manifest import Manifest, objects_of
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.redis import LocalRedis
-from fairlead.local.rundir import PodRecord, RunRecord, make_run_directory, write_record
+from fairlead.local.rundir import PodRecord, RunRecord, make_run_directory, remove_run_directory, write_record
 from fairlead.local.workloads import LocalSettings, Workload, workloads
 
 LONGEST_TMP = 80
@@ -68,7 +67,7 @@ class LocalCluster:
         except BaseException:
             self._guard.__exit__(None, None, None)
             if not self._keep_files:  # the error already quotes Redis' log
-                shutil.rmtree(self.directory, ignore_errors=True)
+                await remove_run_directory(self.directory)
             raise
         self._kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._on_pod_change)
         return self
@@ -80,7 +79,7 @@ class LocalCluster:
         finally:
             self._guard.__exit__(kind, error, trace)
         if not self._keep_files and not isinstance(error, PodFailed | TimeoutError):
-            shutil.rmtree(self.directory, ignore_errors=True)
+            await remove_run_directory(self.directory)
 
     @property
     def redis(self) -> LocalRedis:

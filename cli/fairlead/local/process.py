@@ -13,6 +13,9 @@ from types import TracebackType
 
 from fairlead.local import guard
 
+REAP_SECONDS, REAP_CHECKS = 1.0, 50
+"""Time for killed processes to disappear. Where nobody reaps orphans, they stay in their group as zombies."""
+
 
 class Guard:
     """This process's end of the pipe to `guard.py`, as a context manager. Leaving it ends all groups that are still registered."""
@@ -85,9 +88,13 @@ class Process:
         return cls(child, guard)
 
     async def wait(self) -> Exit:
-        """Wait for the group's leader to end, then kill the rest of its group."""
+        """Wait for the group's leader to end, then kill the rest of its group and wait for it too, at most `REAP_SECONDS`."""
         code = await self._child.wait()
         self._signal(signal.SIGKILL)
+        for _ in range(REAP_CHECKS):
+            if not guard.is_alive(self.pid):
+                break
+            await asyncio.sleep(REAP_SECONDS / REAP_CHECKS)
         self._guard.unregister(self.pid)
         return Exit(code)
 

@@ -4,7 +4,9 @@
 A run that ends without error removes its directory. After a failure or a kill the directory stays for a day, for its logs.
 """
 
+import asyncio
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -18,6 +20,9 @@ from typing import TypedDict
 
 from fairlead.errors import UserError
 
+logger = logging.getLogger(__name__)
+REMOVE_SECONDS = 5.0
+"""Time for the last processes of a run to stop writing: a worker's engine has its own session and ends shortly after the worker."""
 BATCH_SECRET = "batch-secret"
 """File that replaces the Secret which routers and batch servers share. Only this user can enter the directory."""
 
@@ -75,6 +80,25 @@ def make_run_directory(name: str) -> Path:
         (directory / part).mkdir(mode=0o700)
     (directory / BATCH_SECRET).write_text(secrets.token_hex(32))
     return directory
+
+
+async def remove_run_directory(directory: Path) -> None:
+    """Remove a run's directory, again while an ending process still writes in it. Log what is left after `REMOVE_SECONDS`."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while True:
+        problem: OSError | None = None
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError as error:  # the directory, or a file that a process removed meanwhile
+            problem = error if directory.exists() else None
+        except OSError as error:
+            problem = error
+        if problem is None:
+            return
+        if time.monotonic() > deadline:
+            logger.warning("%s is left, remove it: %s", directory, problem)
+            return
+        await asyncio.sleep(0.05)
 
 
 def write_record(directory: Path, record: RunRecord) -> None:

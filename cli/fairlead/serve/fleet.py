@@ -1,10 +1,10 @@
 """What `fairlead serve` runs: one worker process, or the local cluster of a manifest made here."""
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -15,7 +15,7 @@ from fairlead.local.kubelet import find_program
 from fairlead.local.manifest import Manifest
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
-from fairlead.local.rundir import RunRecord, make_run_directory, write_record
+from fairlead.local.rundir import RunRecord, make_run_directory, remove_run_directory, write_record
 from fairlead_operator.api import InferenceService, InvalidManifest
 
 CLOSING_SECONDS = 5.0
@@ -62,7 +62,7 @@ class LocalWorker:
         finally:
             self._guard.__exit__(kind, error, trace)
         if error is None:  # otherwise its log may be read
-            shutil.rmtree(self.directory, ignore_errors=True)
+            await remove_run_directory(self.directory)
 
     def pods(self) -> list[Pod]:
         return [self._pod]
@@ -112,11 +112,13 @@ def make_manifest(uri: str, name: str, replicas: int, flags: Sequence[str], stop
         "spec": {
             "model": {"uri": uri, "name": name},
             "replicas": replicas,
-            "engine": {"args": list(flags)},
             "rollout": {"drainTimeoutSeconds": int(stop_grace)},
         },
     }
     try:
-        return Manifest(Path(f"{Path(sys.argv[0]).name} serve {uri}"), (InferenceService.parse(document),))
+        service = InferenceService.parse(document)
     except InvalidManifest as error:
         raise UserError(f"with --replicas {replicas}: {error}") from None
+    # Not in the document, which refuses flags such as --served-model-name: `worker_config` has checked these as it does for one worker.
+    spec = service.spec.model_copy(update={"engine": service.spec.engine.model_copy(update={"args": list(flags)})})
+    return Manifest(Path(f"{Path(sys.argv[0]).name} serve {uri}"), (replace(service, spec=spec),))

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.fields import Argument, Part, Quantity, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.owned_flags import refuse_owned_flags
 
 _SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages both set the size: keep one of the two"
 _BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: change one of the two"
@@ -139,6 +140,7 @@ class Engine(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        refuse_owned_flags(self.args)
         refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN} ({self.tensor_parallel} is not a multiple of {self.nodes})")
         refuse(self.itl_target_milliseconds is not None and self.chunked_prefill == "Disabled", _CHUNKS)
         return self

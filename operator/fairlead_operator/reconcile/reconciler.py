@@ -147,7 +147,8 @@ class Reconciler:
         try:
             service = InferenceService.parse(body)
         except InvalidManifest as error:
-            # The CRD of another version accepted this spec. Report the error and leave the running children unchanged.
+            # The CRD of another version accepted this spec, or engine.args has a flag of the operator, which the CRD does not check.
+            # Report the error and leave the running children unchanged.
             unread = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}})
             return await self._keep_running(body, unread, Cause("InvalidSpec", str(error), fault=True))
         if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
