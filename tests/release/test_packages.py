@@ -1,28 +1,44 @@
-"""The wheel of a release has native kernels."""
+"""Wheel and source distribution: the same bytes in each run, and a wheel that has native kernels."""
 
-from collections.abc import Iterator
+import os
 from pathlib import Path
 
 import pytest
 from release.errors import ReleaseFailed
 from release.packages import build_packages
 from release.tree import Tree, export
-from tests.own_environment import OwnEnvironment
 
 CHECKOUT = Path(__file__).parents[2]
-PINS = CHECKOUT / "requirements" / "build.txt"
+pytestmark = pytest.mark.usefixtures("build_backend")
+
+
+def compile_fast(tree: Tree) -> Tree:
+    """Compile without optimisation, in a tenth of the time. `make release` compares two builds with it."""
+    script = tree.folder / "worker" / "fairlead_worker" / "native" / "build.py"
+    assert '"-O3"' in script.read_text()
+    script.write_text(script.read_text().replace('"-O3"', '"-O0"'))
+    return tree
+
+
+def read(packages: list[Path]) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in packages}
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    """The files of the commit. The environment's SOURCE_DATE_EPOCH has no part in it."""
-    if not (CHECKOUT / ".git").exists():
-        pytest.skip("not a git checkout")
-    if problem := OwnEnvironment("build", PINS).install():
-        pytest.skip(f"no build backend: {problem}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("SOURCE_DATE_EPOCH", raising=False)
-        yield export(CHECKOUT, tmp_path_factory.mktemp("tree") / "files")
+def packages(build_backend: None, tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Sorted: the wheel, then the source distribution."""
+    folder = tmp_path_factory.mktemp("packages")
+    return build_packages(compile_fast(export(CHECKOUT, folder / "tree")), folder / "target", allow_pure=True)
+
+
+def test_two_runs_give_the_same_wheel_and_sdist(packages: list[Path], other: Tree, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        again = build_packages(compile_fast(other), tmp_path / "again", allow_pure=True)
+    finally:
+        os.umask(before)
+    assert [path.suffix for path in packages] == [".whl", ".gz"]
+    assert read(again) == read(packages)
 
 
 def test_without_a_compiler_a_release_fails_unless_a_pure_wheel_is_allowed(
