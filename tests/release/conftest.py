@@ -40,7 +40,9 @@ def other(tree: Tree, tmp_path: Path) -> Tree:
 
 
 @pytest.fixture(scope="session")
-def build_backend() -> None:
-    """Skip where the pinned build backend cannot be installed."""
-    if problem := OwnEnvironment("build-backend", CHECKOUT / "requirements" / "build.txt").install():
+def build_backend() -> Path:
+    """The Python of an environment with the pinned build backend."""
+    environment = OwnEnvironment("build-backend", CHECKOUT / "requirements" / "build.txt")
+    if problem := environment.install():
         pytest.skip(f"no build backend: {problem}")
+    return environment.python
