@@ -30,12 +30,17 @@ def build_packages(tree: Tree, target: Path, allow_pure: bool = False) -> list[P
 
 
 def check_wheel(name: str, allow_pure: bool) -> None:
-    """Raise ReleaseFailed if the tag of a wheel says that it has no native kernels. The build backend only warns, for users' own builds."""
+    """Raise ReleaseFailed if the tag of a wheel says that it has no native kernels, or that package indexes refuse it.
+
+    The build backend only warns, for users' own builds.
+    """
     if name.endswith("-any.whl") and not allow_pure:
         raise ReleaseFailed(
             f"{name} has no native kernels, and CPUs would compute with torch alone: install gcc and build on x86_64 or aarch64, "
             "or give --allow-pure-wheel"
         )
+    if "-linux_" in name:
+        raise ReleaseFailed(f"{name}: package indexes accept manylinux tags, not this one; build with gcc on Linux with glibc")
 
 
 def write_sboms(tree: Tree, target: Path) -> list[Path]:
