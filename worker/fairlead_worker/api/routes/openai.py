@@ -2,12 +2,11 @@
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, INVOCATIONS, RESPONSES
 from fairlead_common.protocols.responses import ResponsesBody
-from fairlead_worker.api import invocations
 from fairlead_worker.api.admin import state
 from fairlead_worker.api.openai import chat, completions
 from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.pooling.similarity import SIDES
-from fairlead_worker.api.protocols import openai_responses, stored_responses
+from fairlead_worker.api.protocols import invocations, openai_responses, stored_responses
 from fairlead_worker.api.routes.answers.completions import ChatCompletion, ChatCompletionChunk, Completion
 from fairlead_worker.api.routes.answers.models import AnyModel, AnyModelList
 from fairlead_worker.api.routes.answers.responses import DeletedResponse, InputItemList, Response, ResponseStreamEvent
