@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, INVOCATIONS, MESSAGES, RERANKS, RESPONSES, SCORES
 
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
 HI = [{"role": "user", "content": "hi"}]
@@ -45,7 +45,7 @@ class Bodies:
         self.operations = [
             (path, self._schemas[said["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]])
             for path, said in document["paths"].items()
-            if "requestBody" in said.get("post", {}) and "lora" not in path
+            if "requestBody" in said.get("post", {}) and "lora" not in path and path != INVOCATIONS
         ]
 
     def operation(self) -> tuple[str, bytes]:

@@ -8,6 +8,7 @@ import pytest
 from tests.api.fleet import Pair
 from tests.api.fuzz import GOOD
 
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, RERANKS, SCORES
 from fairlead_router.app import UNPROMPTED
 from fairlead_router.request.prompts import PROMPTED
 from fairlead_worker.api.routes.answers.models import AnthropicModel, AnthropicModelList
@@ -29,6 +30,8 @@ WORKER_ONLY = (
 )
 WITHOUT_BODY = {"/internal/withdraw/{attempt}", "/v1/responses/{id}/cancel", "/ping", "/reset_prefix_cache"}
 """The path says all."""
+INVOKED = {CHAT, COMPLETIONS, EMBEDDINGS, *RERANKS, *SCORES}
+"""The APIs behind `/invocations`."""
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +122,13 @@ def operations(document: dict) -> list[dict]:
 
 
 def test_every_body_has_a_schema(document: dict) -> None:
-    other = WITHOUT_BODY | {"/invocations"}  # which has the body of any API
-    posts = {path: said["post"] for path, said in document["paths"].items() if "post" in said and path not in other}
+    posts = {path: said["post"] for path, said in document["paths"].items() if "post" in said and path not in WITHOUT_BODY}
     assert {*PROMPTED, *UNPROMPTED} <= posts.keys(), "paths that a router forwards are in it too"
     for path, post in posts.items():
-        reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-        assert schema["properties"], path
+        body = post["requestBody"]["content"]["application/json"]["schema"]
+        assert ("anyOf" in body) == (path == "/invocations"), "only this path has the body of any API"
+        for each in body.get("anyOf", [body]):
+            assert document["components"]["schemas"][each["$ref"].rpartition("/")[2]]["properties"], path
 
 
 def test_the_document_has_exactly_the_existing_paths(pair: Pair, document: dict) -> None:
@@ -156,6 +159,12 @@ def test_the_document_has_exactly_the_existing_paths(pair: Pair, document: dict)
         ("/v1/rerank", {"query": "x"}, False),
         ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, True),
         ("/v1/embeddings", {"input": "x", "embed_dtype": "int8"}, False),
+        *(("/invocations", body, True) for path, body in GOOD if path in INVOKED),
+        ("/invocations", {"data_1": "x", "items": ["y"]}, True),
+        ("/invocations", {"prompt": "x", "n": 0}, False),
+        ("/invocations", {"query": "x"}, False),
+        ("/invocations", {"text_1": "x"}, False),
+        ("/invocations", {}, False),
     ],
 )
 def test_the_schema_accepts_valid_bodies_only(document: dict, path: str, body: dict, right: bool) -> None:

@@ -32,7 +32,7 @@ WEATHER = {
 @pytest.fixture(scope="session")
 def api(url: str) -> Iterator[openai.OpenAI]:
     """Only the blocking form: test_openai_responses.py has both forms of the client."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True) as client:
         yield client
 
 

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_router.wire.client_connection import ClientConnection, Request
 from fairlead_router.wire.response import Reply
-from fairlead_worker.api.connections import Connections
+from fairlead_worker.api.front.connections import Connections
 
 Message = tuple[bytes, bytes, bytes]
 """Method, path, body; the body of GET and HEAD is left out, as the router drops it."""

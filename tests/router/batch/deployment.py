@@ -109,7 +109,7 @@ class Deployment:
         self.batch.start()
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, _strict_response_validation=True)
 
 
 def upload(client: openai.OpenAI, data: bytes) -> str:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, UPGRADES, WHOLE, send_headers_forever, send_raw
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
+from fairlead_worker.api.front.connections import STALL_SECONDS, Connection, Connections
 from fairlead_worker.api.server import UvicornServer
 from fairlead_worker.config import Limits
 

@@ -19,10 +19,10 @@ from fairlead_common.memory import freeze_gc
 from fairlead_common.telemetry.tracer import Tracer
 from fairlead_worker.api.admin.prefix_warmup import should_warm_up, warm_up
 from fairlead_worker.api.app import build
-from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine.child import EngineChild
 from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.engine.index_publisher import IndexPublisher
+from fairlead_worker.api.front.connections import Connections
 from fairlead_worker.api.front.wrap import wrap
 from fairlead_worker.api.metrics.vllm_names import NAMES
 from fairlead_worker.api.metrics.worker_metrics import Metrics

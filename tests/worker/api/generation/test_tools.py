@@ -43,7 +43,7 @@ def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
 
 @pytest.fixture(scope="module")
 def sdk(worker: WorkerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def sdk(shared: WorkerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
 
 
 def _streamed(worker: WorkerProcess, path: str, **body: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

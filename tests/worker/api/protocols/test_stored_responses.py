@@ -59,7 +59,7 @@ def test_a_conversation_continues_from_a_stored_response(shared: WorkerProcess) 
 
 
 def test_the_end_of_a_stream_comes_after_the_response_is_stored(shared: WorkerProcess) -> None:
-    sdk = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none")
+    sdk = openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none", _strict_response_validation=True)
     *_, last = list(sdk.responses.create(model="tiny", stream=True, **ASK))
     assert last.type in ("response.completed", "response.incomplete")
     stored = sdk.responses.retrieve(last.response.id)

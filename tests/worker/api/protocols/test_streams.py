@@ -92,7 +92,8 @@ def run(writer: Any, pieces: list[list[Event]], *, stream: bool) -> Any:
 def parsed_response(data: bytes) -> list[Any]:
     """Return the events as OpenAI's client parses them."""
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=data, headers={"content-type": "text/event-stream"}))
-    client = openai.OpenAI(api_key="x", base_url="http://x/v1", http_client=httpx.Client(transport=transport))
+    http_client = httpx.Client(transport=transport)
+    client = openai.OpenAI(api_key="x", base_url="http://x/v1", http_client=http_client, _strict_response_validation=True)
     with client, client.responses.stream(model="m", input="x") as stream:
         return list(stream)
 

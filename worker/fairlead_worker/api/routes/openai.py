@@ -2,19 +2,28 @@
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, INVOCATIONS, RESPONSES
 from fairlead_common.protocols.responses import ResponsesBody
-from fairlead_worker.api import invocations
 from fairlead_worker.api.admin import state
 from fairlead_worker.api.openai import chat, completions
-from fairlead_worker.api.protocols import openai_responses, stored_responses
+from fairlead_worker.api.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from fairlead_worker.api.pooling.similarity import SIDES
+from fairlead_worker.api.protocols import invocations, openai_responses, stored_responses
 from fairlead_worker.api.routes.answers.completions import ChatCompletion, ChatCompletionChunk, Completion
 from fairlead_worker.api.routes.answers.models import AnyModel, AnyModelList
 from fairlead_worker.api.routes.answers.responses import DeletedResponse, InputItemList, Response, ResponseStreamEvent
-from fairlead_worker.api.routes.operation import ERRORS, Operation
+from fairlead_worker.api.routes.operation import Operation
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
 
 TAG = "OpenAI"
 _STORED = f"{RESPONSES}/{{id}}"
 _STORED_STATUSES = (404, 503)
+_INVOCATIONS = (
+    (ChatRequest, (("messages",),)),
+    (CompletionRequest, (("prompt",),)),
+    (EmbeddingRequest, (("input", "messages"),)),
+    (RerankRequest, (("query",), ("documents",))),
+    (ScoreRequest, SIDES),
+)
+"""Bodies with the fields by which `invocations` tells them apart."""
 OPERATIONS = (
     Operation(
         *("POST", CHAT, "create_chat_completion", "Answer a chat", chat.chat_completions),
@@ -61,7 +70,7 @@ OPERATIONS = (
     ),
     Operation(
         *("POST", INVOCATIONS, "invoke", "Answer the body of any API, as SageMaker's containers do", invocations.invocations),
-        statuses=tuple(ERRORS),
+        alternatives=_INVOCATIONS,
     ),
     Operation("GET", "/v1/models", "list_models", "List the models and adapters", state.models, answer=AnyModelList),
     Operation(

@@ -70,6 +70,8 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     required: Sequence[str] = ()
     """Fields of the body that are required. The structs make them optional, so that the error can say more than that a field is missing."""
+    alternatives: Sequence[tuple[type[msgspec.Struct], Sequence[Sequence[str]]]] = ()
+    """Instead of `body`, the bodies of several operations. One field of each group that stands beside a body is required."""
     stream: type[BaseModel] | None = None
     """The model of an event, of which `stream: true` makes the response a stream."""
     error: type[BaseModel] = Error
@@ -90,7 +92,7 @@ class Operation:
             assert self.answer is not None
             found[self.refusal] = {"description": "The answer is no.", "content": {JSON: {"schema": schema_of(self.answer)}}}
         error = {JSON: {"schema": schema_of(self.error)}}
-        for status in self.statuses or (ERRORS if self.body else ()):
+        for status in self.statuses or (ERRORS if self._body_schema() else ()):
             found[status] = {"description": ERRORS.get(status, "The request is refused."), "content": error}
         return found | {"default": {"description": "Another error.", "content": error}}
 
@@ -99,15 +101,26 @@ class Operation:
         found: dict[str, Any] = {}
         if names := [part[1:-1].partition(":")[0] for part in self.path.split("/") if part.startswith("{")]:
             found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-        if self.body is not None:
-            schema = schema_of(self.body) | ({"required": list(self.required)} if self.required else {})
+        if schema := self._body_schema():
             found["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
         return found
+
+    def _body_schema(self) -> dict[str, Any]:
+        """Return the schema of the body. Empty: the operation takes none."""
+        if self.alternatives:
+            return {"anyOf": [schema_of(body) | {"allOf": [_require_one(names) for names in groups]} for body, groups in self.alternatives]}
+        if self.body is None:
+            return {}
+        return schema_of(self.body) | ({"required": list(self.required)} if self.required else {})
 
 
 def schema_of(model: type[BaseModel] | type[msgspec.Struct]) -> dict[str, Any]:
     """Return a reference to a model in the document's components."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _require_one(names: Sequence[str]) -> dict[str, Any]:
+    return {"anyOf": [{"required": [name]} for name in names]}
 
 
 def build_router(tag: str, operations: Iterable[Operation], head: bool = True) -> APIRouter:
