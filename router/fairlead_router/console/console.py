@@ -12,6 +12,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader
 
 from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
+from fairlead_router.console.schedule import draw_schedule, find_pod
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.request.client_request import Call
@@ -69,10 +70,12 @@ class Console:
             self._send(reply, 405, "message.html", [(b"allow", b"GET, HEAD")], message="Only GET is allowed here.")
         elif path in _STATIC:
             reply.send(200, self._static[path], _HEADERS, _STATIC[path])
-        elif (page := self._pages.get(path)) is None:
+        elif (page := self._pages.get(path)) is None and not path.startswith("/ui/pods/"):
             self._send(reply, 404, "message.html", message="The console has no such page.")
         elif (caller := self._caller(request)) is None:
             self._send(reply, 401, "login.html", message="")
+        elif page is None:
+            await self._schedule(path, reply)
         else:
             page(reply, caller)
 
@@ -121,6 +124,14 @@ class Console:
         records = list(self._router.request_log.newest(tenant))
         model = next(iter(self._router.prompts.model_names()), "")
         self._send(reply, 200, "requests.html", records=records, names=names, model=model)
+
+    async def _schedule(self, path: str, reply: Reply) -> None:
+        worker = find_pod(path, self._router.table)
+        if worker is None:
+            self._send(reply, 404, "message.html", message="The router knows no such pod.")
+            return
+        picture, reason = await draw_schedule(worker)
+        self._send(reply, 200, "schedule.html", pod=name_of(worker), picture=picture, reason=reason)
 
     def _send(self, reply: Reply, status: int, template: str, headers: Headers | None = None, **values: Any) -> None:
         common = {

@@ -29,7 +29,9 @@ if (table) {
       pod.forEach((value, column) => {
         const cell = row.insertCell();
         cell.className = formats[column];
-        cell.textContent = show(value, formats[column]);
+        const target = column ? cell : cell.appendChild(document.createElement("a"));
+        if (!column) target.href = `/ui/pods/${encodeURIComponent(value)}/schedule`;
+        target.textContent = show(value, formats[column]);
       });
       return row;
     });
