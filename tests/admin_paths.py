@@ -11,10 +11,10 @@ WORKER = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/internal/withdraw/aa",
-    "/internal/schedule",
     "/server_info",
     "/tokenizer_info",
     "/reset_prefix_cache",
+    "/internal/schedule",
 )
 ROUTER = ("/metrics", "/fairlead/workers", "/fairlead/split", "/fairlead/demand", "/fairlead/probe", "/fairlead/score")
 

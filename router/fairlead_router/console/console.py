@@ -126,6 +126,9 @@ class Console:
         self._send(reply, 200, "requests.html", records=records, names=names, model=model)
 
     async def _schedule(self, path: str, reply: Reply) -> None:
+        if self._keys.is_required and not self._shows_all_tenants:  # rows show cached and computed tokens of all tenants' requests
+            self._send(reply, 403, "message.html", message="Steps show requests of all tenants: open the router's admin port for them.")
+            return
         worker = find_pod(path, self._router.table)
         if worker is None:
             self._send(reply, 404, "message.html", message="The router knows no such pod.")

@@ -1,9 +1,11 @@
 """The steps of a pod in the console: drawn from the worker's trace, bounded, and a reason where there is none."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tests.router.harness import Fleet
+from tests.router.tenancy.test_access import ANNA, bearer, key_file
 
 from fairlead_router.console.schedule import MAX_ROWS, MAX_STEPS
 
@@ -50,6 +52,18 @@ async def test_an_empty_a_wrong_and_a_large_answer_are_named(fleet: Fleet) -> No
 async def test_names_of_a_trace_are_escaped(fleet: Fleet) -> None:
     text = await page_of(fleet, trace(2, name="<script>alert(1)</script>"))
     assert "<script>alert" not in text and "&lt;script&gt;alert(1)" in text
+
+
+async def test_a_tenant_does_not_see_the_steps_of_others(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text(key_file())
+    worker = await fleet.worker(schedule=trace(3))
+    router = await fleet.router(worker, console=True, api_keys_file=str(tmp_path / "keys.yaml"), admin_port=0)
+    path, key = "/ui/pods/pod-0/schedule", bearer(ANNA)
+    admin = f"http://127.0.0.1:{router.server.admin_port}{path}"
+    assert [(await router.client.get(url)).status_code for url in (path, admin)] == [401, 401]
+    refused = await router.client.get(path, headers=key)
+    assert refused.status_code == 403 and "<svg" not in refused.text
+    assert "<svg" in (await router.client.get(admin, headers=key)).text
 
 
 async def test_an_unknown_pod_is_404_and_the_fleet_links_to_known_ones(fleet: Fleet) -> None:
