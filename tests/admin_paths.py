@@ -14,6 +14,7 @@ WORKER = (
     "/server_info",
     "/tokenizer_info",
     "/reset_prefix_cache",
+    "/internal/schedule",
 )
 ROUTER = ("/metrics", "/fairlead/workers", "/fairlead/split", "/fairlead/demand", "/fairlead/probe", "/fairlead/score")
 

@@ -14,6 +14,7 @@ COMMANDS = (
     Command("status", "fairlead.tools.status", INSPECT, "Services, pods and workers on this machine, behind a router, or in a cluster."),
     Command("top", "fairlead.tools.live", INSPECT, "Live load of services and pods, on this machine or in a cluster."),
     Command("explain", "fairlead.tools.why", INSPECT, "Why a service is not ready, and what to do next."),
+    Command("console", "fairlead.tools.web_console", INSPECT, "Open a service's web console, on this machine or in a cluster."),
     Command("verify", "fairlead.tools.verify", INSPECT, "Test a service: send one completion twice; the second must hit the prefix cache."),
     Command("doctor", "fairlead.tools.doctor", INSPECT, "Check this machine for local mode: what is missing, and what to do."),
     Command("bench", "fairlead.bench.command", MEASURE, "Measure a server's latency and throughput."),

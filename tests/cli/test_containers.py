@@ -1,5 +1,6 @@
 """Pod templates become command lines as a kubelet would build them, with local flags last."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def test_local_flags_come_last_and_the_parents_environment_does_not_leak(tmp_pat
     assert container.env["FAIRLEAD_ADVERTISE"] == "127.0.0.1:4000" and container.env["FAIRLEAD_REDIS_URL"] == "unix:///r"
     assert "FAIRLEAD_PORT" not in container.env and container.env["FAIRLEAD_CPU_ISA"] == "none"
     assert f"file://{tmp_path}/qwen" in found["router"].flags(8080, settings)
+    assert "--console" in found["router"].flags(8080, settings) and "--console" not in found["worker"].flags(4000, settings)
+    assert "--console" not in found["router"].flags(8080, replace(settings, router_host="0.0.0.0")), "only on loopback"
 
 
 def deployment(component: str, replicas: int) -> dict[str, Any]:

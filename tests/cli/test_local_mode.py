@@ -183,6 +183,17 @@ def test_status_shows_the_workers(up: Up) -> None:
     assert "small-worker-0" in shown.stdout and "small-worker-1" in shown.stdout and "Ready" in shown.stdout
 
 
+def test_the_web_console_is_on_and_its_url_is_printed(up: Up) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "fairlead", "console"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(up.manifest.parent)},
+        check=True,
+    )
+    assert shown.stdout == f"{up.url}/ui\n" and f"  console: {up.url}/ui\n" in up.output.read_text()
+
+
 def test_an_edited_file_scales_and_an_invalid_one_is_refused_with_the_field_named(up: Up) -> None:
     up.scale(3)
     up.wait(lambda: len(up.usable()) == 3)

@@ -114,6 +114,15 @@ def test_flags_after_the_dashes_reach_the_worker(served: Served) -> None:
     assert httpx.get(f"{url}/load", timeout=5, trust_env=False).json()["max_running"] == 7
 
 
+def test_the_web_console_is_printed_if_there_is_a_router(served: Served) -> None:
+    words = {**os.environ, "TMPDIR": str(served.folder)}
+    done = subprocess.run([sys.executable, "-m", "fairlead", "console"], capture_output=True, text=True, timeout=60, env=words)
+    if "worker-0" in served.output.read_text():
+        assert served.command("pages") == f"{served.url}/ui" and done.stdout == f"{served.url}/ui\n"
+    else:
+        assert done.returncode == 2 and "--replicas 2" in done.stderr and "  pages  " not in served.output.read_text()
+
+
 def test_a_question_from_a_pipe_gets_one_answer(served: Served) -> None:
     done = fairlead("chat", "--url", served.url, "--system", "Be short.", given="Hello?\n")
     assert done.returncode == 0 and done.stdout.strip() and not done.stderr, done.stderr

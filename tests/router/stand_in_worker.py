@@ -189,6 +189,8 @@ class StandIn:
     """Whether the prompt format is sent with gzip to clients that accept it."""
     tells: bool = True
     """Whether stored blocks are published to the index."""
+    schedule: bytes | None = None
+    """The end of the trace of steps."""
     address: str = ""
     host: str = "127.0.0.1"
 
@@ -284,6 +286,12 @@ class StandIn:
         elif path.startswith("/internal/withdraw/"):
             self.withdrawals.append(path.rpartition("/")[2])
             await self.on_withdraw(exchange)
+        elif path == "/internal/schedule":
+            if self.schedule is None:
+                await exchange.whole(404, {"error": {"message": "this worker writes no trace of its steps"}})
+            else:
+                await exchange.head(200, len(self.schedule), "text/plain")
+                writer.write(self.schedule)
         elif path == "/internal/prompt-format":
             self.format_fetches += 1
             data, tag = encoded(self.format)

@@ -25,8 +25,8 @@ _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: " "}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainOptions:
-    """The options of `explain`; those of a cluster have kubectl's names."""
+class ServiceOptions:
+    """A service, and where it is; the options of a cluster have kubectl's names."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="The InferenceService.")] = ""
     namespace: Annotated[
@@ -38,6 +38,12 @@ class ExplainOptions:
     kubeconfig: Annotated[
         str, typer.Option(metavar="FILE", help="Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).", rich_help_panel="Cluster")
     ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(ServiceOptions):
+    """The options of `explain`."""
+
     output: Output = "table"
 
 
@@ -67,7 +73,7 @@ class TopOptions(ClusterOptions):
     once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False
 
 
-def names_cluster(options: ExplainOptions) -> bool:
+def names_cluster(options: ServiceOptions) -> bool:
     """Return whether the command line selects a cluster."""
     everywhere = getattr(options, "all_namespaces", False)
     return bool(options.namespace or everywhere or options.context or options.kubeconfig)

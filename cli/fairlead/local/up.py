@@ -110,7 +110,7 @@ async def up(options: UpOptions, console: Console) -> int:
         if not status:
             console.print("stopping")
             return 0
-        print_urls(console, cluster.urls, manifest)
+        print_urls(console, cluster.urls, manifest, has_console=options.host == LOOPBACK)
         print_zero(console, cluster.idle)
         if options.host == EVERYWHERE:
             console.print(f"  {EVERYWHERE}: other machines reach this port too, also its admin paths (/fairlead, /metrics)", style="yellow")
@@ -171,8 +171,8 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def print_urls(console: Console, urls: Mapping[str, str], manifest: Manifest) -> None:
-    """Print each service's URL and an example request."""
+def print_urls(console: Console, urls: Mapping[str, str], manifest: Manifest, *, has_console: bool = True) -> None:
+    """Print each service's URL, an example request, and the URL of the web console."""
     for service in manifest.services:
         url = urls[service.name]
         console.print(f"\n[bold green]ready[/]  {url}/v1   model {service.served_model_name}", soft_wrap=True)
@@ -180,6 +180,8 @@ def print_urls(console: Console, urls: Mapping[str, str], manifest: Manifest) ->
         body = f'{{"model": "{service.served_model_name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
         request = f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
         console.print(f"  {request}", markup=False, soft_wrap=True)
+        if has_console:
+            console.print(f"  console: {url}/ui", markup=False, soft_wrap=True)
     console.print("  to scale: edit spec.replicas in the file · to stop: Ctrl-C\n", style="dim", markup=False)
 
 

@@ -76,6 +76,7 @@ class Workload:
             return [*flags, "--router-url", f"http://{LOOPBACK}:{self.partner_port}", "--secret-file", str(settings.batch_secret)]
         if self.component == "router":
             flags += ["--admin-port=", "--worker-admin-port=", "--redis-url", settings.redis_url]
+            flags += ["--console"] if settings.router_host == LOOPBACK else []
             # Local endpoints are current, so a stopping router need not accept new connections for a while.
             flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
             if self.partner_port:

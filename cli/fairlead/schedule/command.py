@@ -11,8 +11,10 @@ import typer
 from fairlead.errors import UserError
 from fairlead.options import takes
 from fairlead.program import describe, new_app
-from fairlead.schedule import perfetto, svg, text
+from fairlead.schedule import perfetto, text
 from fairlead.schedule.trace import read
+from fairlead_common.schedule.svg import draw_svg
+from fairlead_common.schedule.trace import describe as describe_trace
 
 app = new_app()
 
@@ -51,9 +53,9 @@ def run(options: ScheduleOptions) -> int:
         trace = trace.part(int(found[1] or 0), int(found[2] or len(trace.steps)))
     if not trace.steps:
         raise UserError(f"{options.file}: no steps{' in the range of --steps' if options.steps else ' yet'}")
-    print(text.describe(trace))
+    print(describe_trace(trace))
     if options.svg or options.perfetto:
-        for flag, path, draw in (("svg", options.svg, svg.draw_svg), ("perfetto", options.perfetto, perfetto.draw_trace)):
+        for flag, path, draw in (("svg", options.svg, draw_svg), ("perfetto", options.perfetto, perfetto.draw_trace)):
             if path:
                 _write(flag, path, draw(trace))
         return 0

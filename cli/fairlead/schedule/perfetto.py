@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from fairlead.schedule.trace import Row, Step, Trace
+from fairlead_common.schedule.trace import Row, Step, Trace
 
 _STEPS, _REQUESTS = 1, 2
 """Process ids: one track with the engine's steps, and one process with a track for each request."""

@@ -2,23 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from fairlead.schedule.trace import Row, Step, Trace
+from fairlead_common.schedule.trace import Row, Step, Trace
 
 CHUNK, LAST, DECODE, NOTHING = "▒", "█", "·", " "
 _LEVELS = " ▁▂▃▄▅▆▇█"
-
-
-def describe(trace: Trace) -> str:
-    """Return the trace's totals and its settings, in two lines."""
-    steps = trace.steps
-    about = ", ".join(f"{name} {value}" for name, value in trace.about.items() if name != "format")
-    drafted, accepted = (sum(counts) for counts in zip(*(step.speculation for step in steps), strict=True))
-    verified = f", {accepted} of {drafted} draft tokens accepted" if drafted else ""
-    mixed = sum(1 for step in steps if step.decodes and step.prefill_tokens)
-    return (
-        f"{len(steps)} steps ({mixed} mixed), {len(trace.requests)} requests, {sum(step.seconds for step in steps):.3f} s computing; "
-        f"{sum(step.prefill_tokens for step in steps)} prefill tokens, {sum(step.decodes for step in steps)} decodes{verified}\n{about}"
-    )
 
 
 def draw_legend() -> str:

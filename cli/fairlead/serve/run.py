@@ -48,7 +48,7 @@ async def serve(options: ServeOptions, console: Console) -> int:
                 console.print("stopping")
                 return 0
         console.print(f"\n[bold green]ready[/] after {time.monotonic() - began:.1f} s", soft_wrap=True)
-        print_usage(console, f"http://{LOOPBACK}:{options.port}", config.names[0])
+        print_usage(console, f"http://{LOOPBACK}:{options.port}", config.names[0], has_console=options.replicas > 1)
         await run_until_stopped(_report_failures(fleet, changed, console), stop)
         console.print("stopping; Ctrl-C again: stop now")
     return 0
@@ -91,9 +91,10 @@ def describe_end(pod: Pod) -> str:
     return f"{reasons[0]} (log: {pod.log})" if len(reasons) == 1 else describe_failure(pod)
 
 
-def print_usage(console: Console, url: str, model: str) -> None:
-    """Print how to call the model: a command to paste, and the chat."""
+def print_usage(console: Console, url: str, model: str, *, has_console: bool) -> None:
+    """Print how to call the model: a command to paste, and the chat. Only a router has the web console."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     curl = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     chat = "fairlead chat" if url == DEFAULT_URL else f"fairlead chat --url {url}"
-    console.print(f"  model  {model} at {url}/v1\n  stop   Ctrl-C\n  call   {curl}\n  chat   {chat}", markup=False, soft_wrap=True)
+    page = f"\n  pages  {url}/ui" if has_console else ""
+    console.print(f"  model  {model} at {url}/v1\n  stop   Ctrl-C\n  call   {curl}{page}\n  chat   {chat}", markup=False, soft_wrap=True)

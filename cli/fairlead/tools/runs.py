@@ -5,7 +5,7 @@ from typing import Any
 
 from fairlead.errors import UserError
 from fairlead.kube import command as kube
-from fairlead.kube.command import ExplainOptions
+from fairlead.kube.command import ServiceOptions
 from fairlead.kube.live import Live
 from fairlead.kube.snapshot import PodRow, ServiceRow, sum_figures, worker_figures
 from fairlead.local.rundir import PodRecord, RunRecord, running
@@ -19,7 +19,7 @@ class NothingRuns(UserError):
         super().__init__(f"{what}. Start a service with `fairlead up -f FILE`, or give --url of a router or --kubeconfig of a cluster.")
 
 
-def find_runs(options: ExplainOptions, url: str = "") -> list[RunRecord] | None:
+def find_runs(options: ServiceOptions, url: str = "") -> list[RunRecord] | None:
     """Return the local runs that the options mean; None: they mean a cluster.
 
     A cluster is meant if a flag selects it, or if nothing here runs the service and there is a kubeconfig. Raises UserError.

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
 from fairlead_router.console.prefixes import describe_prefixes
+from fairlead_router.console.schedule import draw_schedule, find_pod
 from fairlead_router.console.session import SESSION_SECONDS, create_token, is_valid, read_digest
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.request.client_request import Call
@@ -86,10 +87,12 @@ class Console:
             reply.send(303, b"", [(b"location", PATH.encode()), *_HEADERS], _HTML)
         elif path in _STATIC:
             reply.send(200, self._static[path], _HEADERS, _STATIC[path])
-        elif (page := self._pages.get(path)) is None:
+        elif (page := self._pages.get(path)) is None and not path.startswith("/ui/pods/"):
             self._send(reply, 404, "message.html", message="The console has no such page.")
         elif (caller := self._caller(request)) is None:
             self._send(reply, 401, "login.html", [(b"www-authenticate", b"Bearer")], message="")
+        elif page is None:
+            await self._schedule(path, reply)
         else:
             await page(request, reply, caller)
 
@@ -157,6 +160,17 @@ class Console:
 
     def _names(self) -> dict[str, str]:
         return {worker.address: name_of(worker) for worker in self._router.table}
+
+    async def _schedule(self, path: str, reply: Reply) -> None:
+        if self._keys.is_required and not self._shows_all_tenants:  # rows show cached and computed tokens of all tenants' requests
+            self._send(reply, 403, "message.html", message="Steps show requests of all tenants: open the router's admin port for them.")
+            return
+        worker = find_pod(path, self._router.table)
+        if worker is None:
+            self._send(reply, 404, "message.html", message="The router knows no such pod.")
+            return
+        picture, reason = await draw_schedule(worker)
+        self._send(reply, 200, "schedule.html", pod=name_of(worker), picture=picture, reason=reason)
 
     def _send(self, reply: Reply, status: int, template: str, headers: Headers | None = None, **values: Any) -> None:
         common = {

@@ -36,7 +36,13 @@ if (table) {
       pod.forEach((value, column) => {
         const cell = row.cells[column] ?? row.insertCell();
         cell.className = formats[column];
-        setText(cell, show(value, formats[column]));
+        if (column) {
+          setText(cell, show(value, formats[column]));
+        } else {
+          const link = cell.querySelector("a") ?? cell.appendChild(document.createElement("a"));
+          link.href = `/ui/pods/${encodeURIComponent(value)}/schedule`;
+          setText(link, value);
+        }
       });
     });
     setText(status, `${shown.length} of ${pods.length}`);

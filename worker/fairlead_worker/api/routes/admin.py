@@ -1,6 +1,6 @@
 """Operations of the admin port, for operators, routers and other workers."""
 
-from fairlead_worker.api.admin import introspection, lora, state, withdraw
+from fairlead_worker.api.admin import introspection, lora, schedule, state, withdraw
 from fairlead_worker.api.routes.answers.worker import DroppedPages, Load, ServerInfo, TokenizerInfo, Withdrawal
 from fairlead_worker.api.routes.operation import TEXT, Operation
 from fairlead_worker.api.schema import LoadLoraRequest, UnloadLoraRequest
@@ -33,6 +33,11 @@ OPERATIONS = (
         state.hot_prefixes,
         media_type="application/msgpack",
         statuses=(400, 401, 503),
+    ),
+    Operation(
+        *("GET", "/internal/schedule", "get_schedule", "Return the last steps of --trace-schedule", schedule.schedule),
+        media_type=TEXT,
+        statuses=(404,),
     ),
     Operation("GET", "/metrics", "get_metrics", "Return metrics for Prometheus", state.metrics, media_type=TEXT),
     Operation(

@@ -3,8 +3,7 @@
 from html import escape
 from itertools import pairwise
 
-from fairlead.schedule.text import describe
-from fairlead.schedule.trace import Row, Trace
+from fairlead_common.schedule.trace import Row, Trace, describe
 
 _LANE, _MARGIN, _TOP, _WIDTH = 18, 90, 44, 1200
 _COLORS = {"chunk": "#7aa6d8", "last": "#1f5fa8", "decode": "#e6a23c"}
