@@ -90,4 +90,4 @@ async def test_without_the_script_the_first_state_is_there(fleet: Fleet, browser
     await context.close()
 
 
-PAGES = ("/ui", "/ui/requests", "/ui/prefixes")
+PAGES = ("/ui", "/ui/requests", "/ui/prefixes", "/ui/pods/pod-1/schedule")
