@@ -132,7 +132,7 @@ class LocalKubernetes:
         }
 
     def _layout(self) -> components.Layout:
-        programs = binaries.build()
+        programs = binaries.build(binaries.CLUSTER)
         cni = packages.cni_folder()
         assert cni is not None, "packages.ensure installs it"
         return components.Layout(self.run, self.images, programs, cni, self.machine.cgroup, images.pause(programs["pause"]))
