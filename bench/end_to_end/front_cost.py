@@ -4,10 +4,12 @@
 
 Both workers serve the same tiny model. The engine is another process and is not counted: the API process parses, tokenizes, streams and
 counts. A request is a chat of one token; a token is the difference to a stream of `--tokens`, divided by their number. Each pair gives
-the difference of the two checkouts; the table has medians, because other processes disturb single pairs. `decode` compares msgspec with
+the difference of the two checkouts; the table has medians, because other processes disturb single pairs. `--streams 256` also measures
+the p99 of the time between two tokens, by wall clock, over so many streams at once. `decode` compares msgspec with
 pydantic on the bodies of requests. Its pydantic models have the fields and types of the structs, without bounds, so they do less.
 """
 
+import asyncio
 import json
 import statistics
 import tempfile
@@ -25,6 +27,7 @@ from bench.common.report import make_parser, write_report
 from fairlead.random_model.build import make_model
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest, parse
 
+FLAGS = ("--served-model-name", "tiny", "--kv-pages", "4000")
 PACKAGES = ("common", "index", "worker", "router", "operator", "cli", "")
 CHAT: dict[str, Any] = {
     "model": "tiny",
@@ -56,12 +59,41 @@ def measure(worker: WorkerProcess, requests: int, tokens: int) -> float:
     return (cpu_microseconds(worker.process.pid) - began) / requests
 
 
-def compare(folder: Path, base: Path, pairs: int, requests: int, tokens: int) -> dict[str, dict[str, float]]:
-    """Return medians of both checkouts and of their difference, in microseconds."""
+async def gaps_of_streams(port: int, count: int, tokens: int) -> list[float]:
+    """Return the milliseconds between two tokens, of `count` concurrent streams of `tokens`. Tokens that arrive together have gaps of 0."""
+    fields = {"model": "tiny", "prompt": "Why is the sky blue?", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+    body = json.dumps(fields).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+
+    async def stream() -> list[float]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + body)
+        gaps, last, ended = list[float](), 0.0, False
+        while not ended:
+            part = await reader.read(1 << 16)
+            assert part, "the stream was cut"
+            now, events = time.perf_counter(), part.count(b"data: {")
+            ended = b"data: [DONE]" in part
+            if events:
+                gaps += [1e3 * (now - last)] * bool(last) + [0.0] * (events - 1)
+                last = now
+        writer.close()
+        return gaps
+
+    return [gap for gaps in await asyncio.gather(*(stream() for _ in range(count))) for gap in gaps]
+
+
+def measure_gaps(worker: WorkerProcess, streams: int, tokens: int) -> float:
+    """Return the p99 of the gaps, in milliseconds."""
+    return statistics.quantiles(asyncio.run(gaps_of_streams(worker.port, streams, tokens)), n=100)[98]
+
+
+def compare(folder: Path, base: Path, pairs: int, requests: int, tokens: int, streams: int) -> dict[str, dict[str, float]]:
+    """Return medians of both checkouts, of their difference and of their ratio; in µs, the gaps between tokens in ms."""
     model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
     paths = {"base": base.resolve(), "here": Path.cwd()}
     workers = {
-        name: WorkerProcess(model, folder / name, "--served-model-name", "tiny", PYTHONPATH=":".join(str(root / one) for one in PACKAGES))
+        name: WorkerProcess(model, folder / name, *FLAGS, PYTHONPATH=":".join(str(root / one) for one in PACKAGES))
         for name, root in paths.items()
     }
     try:
@@ -75,6 +107,8 @@ def compare(folder: Path, base: Path, pairs: int, requests: int, tokens: int) ->
             long = {name: measure(workers[name], max(4, 10 * requests // tokens), tokens) for name in order}
             samples["request"].append(whole)
             samples["token"].append({name: (long[name] - whole[name]) / (tokens - 1) for name in order})
+            if streams:
+                samples.setdefault("itl p99", []).append({name: measure_gaps(workers[name], streams, tokens) for name in order})
     finally:
         for worker in workers.values():
             worker.kill()
@@ -82,6 +116,7 @@ def compare(folder: Path, base: Path, pairs: int, requests: int, tokens: int) ->
         kind: {
             **{name: round(statistics.median(one[name] for one in found), 2) for name in workers},
             "difference": round(statistics.median(one["here"] - one["base"] for one in found), 2),
+            "ratio": round(statistics.median(one["here"] / one["base"] for one in found), 3),
         }
         for kind, found in samples.items()
     }
@@ -127,15 +162,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--requests", type=int, default=200, help="in each half of a pair")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--streams", type=int, default=0, help="concurrent streams for the time between two tokens; 0: not measured")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"decode": decode()}
     for name, libraries in results["decode"].items():
         print(f"decode {name:18}" + "".join(f"{library} {spent:9,.1f} µs   " for library, spent in libraries.items()))
     if arguments.base:
         with tempfile.TemporaryDirectory() as folder:
-            results["front"] = compare(Path(folder), arguments.base, arguments.pairs, arguments.requests, arguments.tokens)
+            sizes = (arguments.pairs, arguments.requests, arguments.tokens, arguments.streams)
+            results["front"] = compare(Path(folder), arguments.base, *sizes)
         for kind, each in results["front"].items():
-            print(f"{kind:9}" + "".join(f"{name} {spent:9,.1f} µs   " for name, spent in each.items()))
+            unit = "ms" if kind == "itl p99" else "µs"
+            cells = "".join(f"{name} {each[name]:9,.1f} {unit}   " for name in ("base", "here", "difference"))
+            print(f"{kind:9}{cells}ratio {each['ratio']:.3f}")
     write_report(__name__, arguments, results)
 
 
