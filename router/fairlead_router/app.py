@@ -31,6 +31,7 @@ from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
+from fairlead_router.tenancy.tenants import ANONYMOUS
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.cors import Cors
 from fairlead_router.wire.response import Reply
@@ -246,7 +247,8 @@ class App:
             self._router.slo_report.record(call, now)
         if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:
             self._router.stack_metrics.record(call)
-        if self._router.request_log is not None and path in _PROMPTED:
+        is_known = call.caller is not ANONYMOUS or not self._router.handler.keys.is_required
+        if self._router.request_log is not None and path in _PROMPTED and is_known:  # strangers must not push out requests
             self._router.request_log.record(call, now)
         if self._access.is_enabled:
             self._access.write(

@@ -1,10 +1,10 @@
 """The paths below `/ui`. Pages are read-only; a form takes the API key and sets a session cookie."""
 
+import asyncio
 import hashlib
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 from jinja2 import Environment, FileSystemLoader
 
+from fairlead_common.http.origins import is_foreign
 from fairlead_router.console.fleet import COLUMNS, describe_fleet, name_of
 from fairlead_router.console.prefixes import describe_prefixes
 from fairlead_router.console.schedule import draw_schedule, find_pod
@@ -27,6 +28,8 @@ from fairlead_router.wire.response import Reply
 PATH: Final = "/ui"
 MAX_FORM_BYTES: Final = 4096
 REQUESTS_ON_PAGE: Final = 50
+PREFIXES_SECONDS: Final = 5.0
+"""A page of prefixes serves all loads of so many seconds: it asks the index for many of them."""
 FOLDER: Final = Path(__file__).parent
 _HTML: Final = b"text/html; charset=utf-8"
 _STATIC: Final = {
@@ -46,7 +49,7 @@ _HEADERS: Final[Headers] = [
         b"base-uri 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
 
@@ -65,10 +68,12 @@ class Console:
         self._keys = router.handler.keys
         self._replica = socket.gethostname()
         # Browsers ignore the port of a cookie: the consoles of two services on 127.0.0.1 need different names.
-        self._cookie = f"fairlead_console_{hashlib.sha256(router.config.service_name.encode()).hexdigest()[:12]}"
+        self._cookie = f"fairlead_console_{hashlib.sha256(router.config.namespace.encode()).hexdigest()[:12]}"
+        self._rendering, self._prefixes_lock = asyncio.Lock(), asyncio.Lock()
+        self._prefix_pages: dict[str | None, tuple[float, bytes]] = {}  # tenant → time of the page, and the page
         self._static = {path: (FOLDER / "static" / path.rpartition("/")[2]).read_bytes() for path in _STATIC}
         self._templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        self._templates.filters |= {"number": _number, "share": _share, "milliseconds": _milliseconds, "text": str}
+        self._templates.filters |= {"number": _number, "share": _share, "milliseconds": _milliseconds, "text": str, "time": _time}
         self._pages: dict[str, Callable[[Request, Reply, Caller], Awaitable[None]]] = {
             PATH: self._fleet,
             "/ui/state.json": self._state,
@@ -101,19 +106,22 @@ class Console:
         if not self._keys.is_required:
             return ANONYMOUS
         token = _find_cookie(request, self._cookie)
-        if token and (caller := self._keys.find(read_digest(token))) is not None:
-            return caller if is_valid(token, caller.secret, time.time()) else None
+        if token and (caller := self._keys.find(read_digest(token))) is not None and is_valid(token, caller.secret, time.time()):
+            return caller
         credential = Call.from_request(request).credential
         return self._keys.find(digest(credential)) if credential else None
 
     async def _post(self, path: str, request: Request, reply: Reply) -> None:
-        if any(name == b"sec-fetch-site" and value not in (b"same-origin", b"none") for name, value in request.headers):
+        fetched = dict(request.headers)
+        # Browsers send Sec-Fetch-Site only over HTTPS and to localhost, and Origin with every form.
+        foreign = is_foreign(fetched.get(b"origin"), fetched.get(b"host", b""))
+        if foreign or fetched.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
             self._send(reply, 403, "message.html", message="Another site sent this form.")
             return
         call = Call.from_request(request)
         try:
             await call.read_body(request, MAX_FORM_BYTES)
-            if path == "/ui/logout":
+            if path == "/ui/logout" or not self._keys.is_required:
                 self._redirect(reply, request, "", 0)
                 return
             key = parse_qs(call.body.decode("latin-1")).get("key", [""])[0].strip().encode()
@@ -129,7 +137,7 @@ class Console:
         reply.send(303, b"", [(b"location", PATH.encode()), (b"set-cookie", cookie.encode()), *_HEADERS], _HTML)
 
     async def _fleet(self, request: Request, reply: Reply, caller: Caller) -> None:
-        self._send(reply, 200, "fleet.html", columns=COLUMNS, **describe_fleet(self._router.table))
+        await self._send_page(reply, "fleet.html", columns=COLUMNS, **describe_fleet(self._router.table))
 
     async def _state(self, request: Request, reply: Reply, caller: Caller) -> None:
         reply.send(200, msgspec.json.encode({"replica": self._replica, **describe_fleet(self._router.table)}), _HEADERS)
@@ -138,21 +146,30 @@ class Console:
         assert self._router.request_log is not None
         number = _page_number(request.query)
         first = REQUESTS_ON_PAGE * (number - 1)
-        found = list(self._router.request_log.newest(self._tenant(caller)))
+        found = self._router.request_log.newest(self._tenant(caller))
         records = found[first : first + REQUESTS_ON_PAGE]
         model = next(iter(self._router.prompts.model_names()), "")
         has_more = len(found) > first + REQUESTS_ON_PAGE
         values: dict[str, Any] = {"records": records, "first": first, "total": len(found), "number": number, "has_more": has_more}
-        self._send(reply, 200, "requests.html", names=self._names(), model=model, **values)
+        await self._send_page(reply, "requests.html", names=self._names(), model=model, **values)
 
     async def _prefixes(self, request: Request, reply: Reply, caller: Caller) -> None:
         assert self._router.request_log is not None
-        policy, current = self._router.policy, self._router.formats.current
-        look_up = policy.holders if isinstance(policy, PrefixAware) and policy.index != "off" else None
-        block_tokens = current.format.block_tokens if current is not None else 0
-        chains = self._router.request_log.prefixes.chains(self._tenant(caller))
-        found = await describe_prefixes(chains, look_up, block_tokens, self._names())
-        self._send(reply, 200, "prefixes.html", block_tokens=block_tokens, **found)
+        tenant, now = self._tenant(caller), time.monotonic()
+        async with self._prefixes_lock:  # one at a time, however many ask
+            self._prefix_pages = {name: page for name, page in self._prefix_pages.items() if now - page[0] < PREFIXES_SECONDS}
+            if tenant not in self._prefix_pages:
+                policy, current = self._router.policy, self._router.formats.current
+                look_up = policy.holders if isinstance(policy, PrefixAware) and policy.index != "off" else None
+                block_tokens = current.format.block_tokens if current is not None else 0
+                chains = self._router.request_log.prefixes.chains(tenant)
+                found = await describe_prefixes(chains, look_up, block_tokens, self._names())
+                page = await asyncio.to_thread(self._render, "prefixes.html", {"block_tokens": block_tokens, **found})
+                if found["rows"] and not found["reason"]:
+                    self._prefix_pages[tenant] = time.monotonic(), page
+            else:
+                page = self._prefix_pages[tenant][1]
+        reply.send(200, page, _HEADERS, _HTML)
 
     def _tenant(self, caller: Caller) -> str | None:
         """Return the tenant whose requests the caller may see; None: all."""
@@ -163,16 +180,30 @@ class Console:
 
     async def _schedule(self, path: str, reply: Reply) -> None:
         if self._keys.is_required and not self._shows_all_tenants:  # rows show cached and computed tokens of all tenants' requests
-            self._send(reply, 403, "message.html", message="Steps show requests of all tenants: open the router's admin port for them.")
+            self._send(
+                reply,
+                403,
+                "message.html",
+                message="Steps show requests of all tenants: open the router's admin port (--admin-port) for them.",
+            )
             return
         worker = find_pod(path, self._router.table)
         if worker is None:
             self._send(reply, 404, "message.html", message="The router knows no such pod.")
             return
         picture, reason = await draw_schedule(worker)
-        self._send(reply, 200, "schedule.html", pod=name_of(worker), picture=picture, reason=reason)
+        await self._send_page(reply, "schedule.html", pod=name_of(worker), picture=picture, reason=reason)
+
+    async def _send_page(self, reply: Reply, template: str, **values: Any) -> None:
+        """Send a page whose rendering takes milliseconds. A thread renders it, one page at a time: streams go on meanwhile."""
+        async with self._rendering:
+            page = await asyncio.to_thread(self._render, template, values)
+        reply.send(200, page, _HEADERS, _HTML)
 
     def _send(self, reply: Reply, status: int, template: str, headers: Headers | None = None, **values: Any) -> None:
+        reply.send(status, self._render(template, values), [*_HEADERS, *(headers or [])], _HTML)
+
+    def _render(self, template: str, values: dict[str, Any]) -> bytes:
         common = {
             "service": self._router.config.service_name,
             "replica": self._replica,
@@ -181,8 +212,7 @@ class Console:
             "page": template,
             "pages": _NAVIGATION,
         }
-        text = self._templates.get_template(template).render(common | values)
-        reply.send(status, text.encode(), [*_HEADERS, *(headers or [])], _HTML)
+        return self._templates.get_template(template).render(common | values).encode()
 
 
 def _page_number(query: bytes) -> int:
@@ -192,15 +222,18 @@ def _page_number(query: bytes) -> int:
 
 
 def _find_cookie(request: Request, wanted: str) -> str:
+    """Return the value of the cookie, or an empty string. Cookies of other applications on this host may have any form."""
     for name, value in request.headers:
         if name == b"cookie":
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(wanted)
-            except CookieError:
-                return ""
-            if found is not None:
-                return found.value
+            for part in value.split(b";"):
+                found, _, text = part.strip().partition(b"=")
+                if found == wanted.encode():
+                    return text.decode("latin-1")
     return ""
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _number(value: float | None) -> str:

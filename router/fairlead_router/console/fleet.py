@@ -8,6 +8,8 @@ from fairlead_router.fleet.workers import Worker
 MAX_PODS: Final = 1000
 """Pods of one answer, the busiest ones: at most 200 KB."""
 MAX_NAME: Final = 80
+MAX_RATE: Final = 1e9
+"""Tokens per second. A sum of larger ones, which only a broken worker reports, would not be finite."""
 COLUMNS: Final = (
     ("Pod", "text"),
     ("State", "text"),
@@ -46,7 +48,7 @@ def _row(worker: Worker) -> list[Any]:
         load.waiting,
         _share(load.pages_total - load.pages_free, load.pages_total),
         rate,
-        round(load.prefill_rate),
+        round(min(load.prefill_rate, MAX_RATE)),
     ]
 
 
@@ -61,7 +63,7 @@ def _totals(workers: list[Worker]) -> dict[str, Any]:
         "waiting": sum(load.waiting for load in loads),
         "kv_use": _share(pages - sum(load.pages_free for load in loads), pages),
         "hit_rate": _share(sum(cached for cached, _ in counted), sum(prompt for _, prompt in counted)),
-        "prefill_rate": round(sum(load.prefill_rate for load in loads)),
+        "prefill_rate": round(sum(min(load.prefill_rate, MAX_RATE) for load in loads)),
     }
 
 

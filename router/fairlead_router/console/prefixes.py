@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fairlead_index.reader import IndexUnavailable
-from fairlead_router.console.prefix_tree import ShownNode, build_tree, choose_nodes, find_holders
+from fairlead_router.console.prefix_tree import PrefixNode, ShownNode, build_tree, choose_nodes, find_holders
 
 if TYPE_CHECKING:
     from array import array
@@ -45,12 +45,16 @@ async def describe_prefixes(
 
     `look_up`: returns the tokens that each address holds, and raises IndexUnavailable; None: this router has no index. `names`: of pods.
     """
-    root = build_tree(chains)
-    nodes = choose_nodes(root, MAX_NODES)
-    held, reason = await _look_up_leaves(nodes, look_up)
+    root, nodes = await asyncio.to_thread(_choose, list(chains))
+    held, reason = await _look_up_leaves(nodes, look_up if block_tokens else None)
     holders = find_holders(nodes, held, block_tokens)
     rows = [_row(node, root.requests, block_tokens, found, names) for node, found in zip(nodes, holders, strict=True)]
     return {"rows": rows, "requests": root.requests, "reason": reason}
+
+
+def _choose(chains: "list[array[int]]") -> tuple[PrefixNode, list[ShownNode]]:
+    root = build_tree(chains)
+    return root, choose_nodes(root, MAX_NODES)
 
 
 async def _look_up_leaves(nodes: Sequence[ShownNode], look_up: LookUp | None) -> tuple[dict[int, Mapping[str, int]], str]:
@@ -58,11 +62,13 @@ async def _look_up_leaves(nodes: Sequence[ShownNode], look_up: LookUp | None) ->
         return {}, "this router reads no index"
     places = [place for place, shown in enumerate(nodes) if shown.is_leaf]
     hottest = sorted(places, key=lambda place: nodes[place].node.heat, reverse=True)[:MAX_LOOKUPS]
+    found: dict[int, Mapping[str, int]] = {}
     try:
-        found = await asyncio.gather(*(look_up(nodes[place].node.prefix) for place in hottest))
+        for place in hottest:  # one at a time: requests that are being routed share the connection to Redis
+            found[place] = await look_up(nodes[place].node.prefix)
     except IndexUnavailable as error:
         return {}, str(error)
-    return dict(zip(hottest, found, strict=True)), ""
+    return found, ""
 
 
 def _row(shown: ShownNode, requests: int, block_tokens: int, holders: Collection[str] | None, names: Mapping[str, str]) -> PrefixRow:

@@ -54,8 +54,9 @@ def _draw(body: bytes) -> tuple[str, str]:
     except NotATrace as error:
         return "", f"its answer is {error}"
     first, rows = len(trace.steps), 0
-    while first and len(trace.steps) - first < MAX_STEPS and (rows := rows + len(trace.steps[first - 1].rows)) <= MAX_ROWS:
+    while first and len(trace.steps) - first < MAX_STEPS and (not rows or rows + len(trace.steps[first - 1].rows) <= MAX_ROWS):
         first -= 1
+        rows += len(trace.steps[first].rows)
     if first == len(trace.steps):
         return "", "it has run no step yet, or none was written to the file: it is flushed every second"
     return draw_svg(Trace(trace.about, trace.steps[first:])), ""

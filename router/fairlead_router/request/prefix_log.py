@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 MAX_PROMPTS: Final = 1000
@@ -13,22 +13,28 @@ MAX_BLOCKS_OF_PROMPT: Final = 4096
 
 
 class PrefixLog:
-    """A ring of hash chains, bounded by their number and by their blocks."""
+    """The latest hash chains, bounded by their number and by their blocks. A busy tenant pushes out its own chains first."""
 
     def __init__(self) -> None:
-        self._chains: deque[tuple[str, array[int]]] = deque()
-        self._blocks = 0
+        self._chains: dict[str, deque[array[int]]] = {}  # by tenant
+        self._blocks: dict[str, int] = {}
 
     def record(self, tenant: str, hashes: Sequence[int]) -> None:
         """Store a prompt's block hashes, and drop the oldest ones beyond the bounds. A prompt without a full block is left out."""
         if not hashes:
             return
         chain = array("Q", hashes[:MAX_BLOCKS_OF_PROMPT])
-        self._chains.append((tenant, chain))
-        self._blocks += len(chain)
-        while len(self._chains) > MAX_PROMPTS or self._blocks > MAX_BLOCKS:
-            self._blocks -= len(self._chains.popleft()[1])
+        self._chains.setdefault(tenant, deque()).append(chain)
+        self._blocks[tenant] = self._blocks.get(tenant, 0) + len(chain)
+        while sum(self._blocks.values()) > MAX_BLOCKS:
+            self._drop(max(self._blocks, key=self._blocks.__getitem__))
+        while sum(map(len, self._chains.values())) > MAX_PROMPTS:
+            self._drop(max(self._chains, key=lambda name: len(self._chains[name])))
 
-    def chains(self, tenant: str | None) -> "Iterator[array[int]]":
-        """Yield the hash chains, the oldest first. `tenant`: only this tenant's; None: all."""
-        return (chain for owner, chain in self._chains if tenant is None or owner == tenant)
+    def chains(self, tenant: str | None) -> "list[array[int]]":
+        """Return the hash chains, of each tenant the oldest first. `tenant`: only this tenant's; None: all."""
+        chosen = self._chains.values() if tenant is None else [self._chains.get(tenant, ())]
+        return [chain for chains in chosen for chain in chains]
+
+    def _drop(self, tenant: str) -> None:
+        self._blocks[tenant] -= len(self._chains[tenant].popleft())

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,6 @@ MAX_REQUESTS: Final = 200
 class RequestRecord:
     """One ended request. Times are in seconds; None: unknown. `time_to_first_token`: from the choice, of streams only."""
 
-    number: int
     ended_at: float
     """Unix time."""
     id: str
@@ -44,24 +43,23 @@ class RequestRecord:
 
 
 class RequestLog:
-    """A ring of MAX_REQUESTS records, and the prefixes of more requests."""
+    """The latest MAX_REQUESTS records, and the prefixes of more requests. A busy tenant pushes out its own records first."""
 
     def __init__(self) -> None:
-        self._records: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
+        self._records: dict[str, deque[RequestRecord]] = {}  # by tenant
         self._count = 0
         self.prefixes = PrefixLog()
 
     def record(self, call: Call, now: float) -> None:
         """Store an ended request. `now`: monotonic seconds."""
-        self._count += 1
-        self.prefixes.record(call.caller.tenant.name, call.hashes)
-        is_timed = call.held_stream is not None and call.first_byte_at is not None and call.chosen_at
-        self._records.append(
+        tenant = call.caller.tenant.name
+        self.prefixes.record(tenant, call.hashes)
+        is_timed = call.held_stream is not None and call.first_byte_at is not None and call.chosen_at > 0
+        self._records.setdefault(tenant, deque()).append(
             RequestRecord(
-                self._count,
                 time.time(),
                 call.id,
-                call.caller.tenant.name,
+                tenant,
                 call.path,
                 call.model,
                 call.class_name,
@@ -77,7 +75,13 @@ class RequestLog:
                 now - call.started_at,
             )
         )
+        self._count += 1
+        if self._count > MAX_REQUESTS:
+            largest = max(self._records, key=lambda name: len(self._records[name]))
+            self._records[largest].popleft()
+            self._count -= 1
 
-    def newest(self, tenant: str | None) -> Iterator[RequestRecord]:
-        """Yield the records, the newest first. `tenant`: only this tenant's; None: all."""
-        return (record for record in reversed(self._records) if tenant is None or record.tenant == tenant)
+    def newest(self, tenant: str | None) -> list[RequestRecord]:
+        """Return the records, the newest first. `tenant`: only this tenant's; None: all."""
+        chosen = self._records.values() if tenant is None else [self._records.get(tenant, ())]
+        return sorted((record for records in chosen for record in records), key=lambda record: record.ended_at, reverse=True)

@@ -21,7 +21,7 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.request_log import MAX_REQUESTS
 from fairlead_router.routing.prefix_aware import PrefixAware
 
-COOKIE = "fairlead_console_" + hashlib.sha256(b"fairlead").hexdigest()[:12]
+COOKIE = "fairlead_console_" + hashlib.sha256(b"default/fairlead").hexdigest()[:12]
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -93,6 +93,9 @@ async def test_the_key_gives_a_session_and_a_tenant_sees_only_its_own_requests(
     assert (await router.client.post("/ui/login", data={"key": "x" * 5000})).status_code == 413
     other_site = {"sec-fetch-site": "cross-site"}
     assert (await router.client.post("/ui/login", data={"key": ANNA}, headers=other_site)).status_code == 403
+    other_origin = {"origin": "http://other.example"}
+    assert (await router.client.post("/ui/login", data={"key": ANNA}, headers=other_origin)).status_code == 403
+    router.client.cookies.set("other{app", 'a "value', path="/ui")  # of another application on this host
     entered = await router.client.post("/ui/login", data={"key": ANNA})
     cookie = entered.headers["set-cookie"]
     assert entered.status_code == 303 and entered.headers["location"] == "/ui"
@@ -142,12 +145,12 @@ async def test_the_log_of_requests_is_a_ring(fleet: Fleet) -> None:
     for _ in range(MAX_REQUESTS + 5):
         await router.complete()
     log = router.server.router.request_log
-    assert log is not None and len(list(log.newest(None))) == MAX_REQUESTS
+    assert log is not None and len(log.newest(None)) == MAX_REQUESTS
     seen: list[str] = []
     target = "/ui/requests"
     while target:
         text = (await router.client.get(target)).text
-        seen += re.findall("<summary><code>(.*?)</code>", text)
+        seen += re.findall("<summary>[0-9: UTC-]+<code>(.*?)</code>", text)
         assert text.count("<details>") <= REQUESTS_ON_PAGE
         older = re.search('href="([^"]*)">Older', text)
         target = older[1] if older else ""
@@ -155,3 +158,17 @@ async def test_the_log_of_requests_is_a_ring(fleet: Fleet) -> None:
     for query in ("page=0", "page=x", "page=%C2%B2", "page=99999", "page=-1", "page"):
         assert seen[0] in (await router.client.get(f"/ui/requests?{query}")).text
     assert "<details>" not in (await router.client.get("/ui/requests?page=99")).text
+
+
+async def test_a_busy_tenant_and_strangers_push_out_no_requests_of_others(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path, console=True)
+    log = router.server.router.request_log
+    assert log is not None
+    await ask(router, BORIS)
+    for _ in range(3):
+        assert (await ask(router, "fl-wrong")).status_code == 401
+    assert len(log.newest(None)) == 1
+    assert (await ask(router, ANNA)).status_code == 200
+    for _ in range(MAX_REQUESTS + 5):
+        await ask(router, ANNA)
+    assert len(log.newest("boris")) == 1 and len(log.newest(None)) == MAX_REQUESTS

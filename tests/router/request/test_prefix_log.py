@@ -27,3 +27,13 @@ def test_a_tenant_gets_only_its_own_and_a_prompt_without_a_block_is_left_out() -
     log.record("boris", array("Q"))
     assert [list(chain) for chain in log.chains("anna")] == [[1, 2]] and [list(chain) for chain in log.chains("boris")] == [[3]]
     assert len(list(log.chains(None))) == 2
+
+
+def test_a_busy_tenant_pushes_out_its_own_prompts_first() -> None:
+    log = PrefixLog()
+    log.record("boris", array("Q", [3]))
+    for number in range(MAX_PROMPTS + 5):
+        log.record("anna", array("Q", [number]))
+    for _ in range(MAX_BLOCKS // MAX_BLOCKS_OF_PROMPT + 5):
+        log.record("anna", array("Q", range(MAX_BLOCKS_OF_PROMPT)))
+    assert len(log.chains("boris")) == 1 and sum(map(len, log.chains(None))) <= MAX_BLOCKS
