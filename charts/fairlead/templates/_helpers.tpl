@@ -7,7 +7,7 @@
 
 {{- define "fairlead.serviceAccount" -}}
 {{- $account := .Values.operator.serviceAccount | default dict }}
-{{- if dig "create" true $account }}{{ default (printf "%s-operator" (include "fairlead.name" .)) $account.name }}{{ else }}{{ default "default" $account.name }}{{ end }}
+{{- if dig "create" true $account }}{{ default (printf "%s-operator" (include "fairlead.name" .)) $account.name }}{{ else }}{{ required "operator.serviceAccount.name: name the account, as operator.serviceAccount.create is false" $account.name }}{{ end }}
 {{- end }}
 
 {{- /* Names of all pull secrets, with commas. */}}

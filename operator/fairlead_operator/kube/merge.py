@@ -37,7 +37,7 @@ def merge(ours: Any, theirs: Any, field: str = "") -> Any:
     if isinstance(ours, list) and isinstance(theirs, list) and field in APPENDED:
         return deepcopy([*ours, *(item for item in theirs if item not in ours)])
     if isinstance(ours, list) and isinstance(theirs, list) and field == "nodeSelectorTerms":
-        return [_and_terms(one, other) for one in ours for other in theirs]
+        return [_and_terms(one, other) for one in ours for other in theirs] if theirs else deepcopy(ours)
     if isinstance(ours, list) and isinstance(theirs, list) and _keyed(theirs, field) and _keyed(ours, field):
         return _merged_lists(ours, theirs, MERGE_KEYS[field])
     return deepcopy(theirs)

@@ -12,14 +12,9 @@ from fairlead_worker.config.options import flag_name, topic_of
 
 REPLACED = {
     "--model=hf://a/b": "spec.model.uri",
-    "--served-model-name": "spec.model.name",
-    "--lora-modules=a=hf://a/b": "spec.model.adapters",
     "--api-key-file=/keys": "spec.access.keysSecretRef",
-    "--block-tokens=32": "spec.engine.kvCache.blockTokens",
     "--nnodes": "spec.engine.nodes",
-    "--drain-timeout=5": "spec.rollout.drainTimeoutSeconds",
     "--port": "remove it",
-    "--host=::": "remove it",
 }
 
 

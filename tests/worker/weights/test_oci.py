@@ -1,11 +1,13 @@
 """oci:// URIs from a real registry: images and artifacts, every digest compared, nothing written outside, resumed after a kill."""
 
 import base64
+import errno
 import hashlib
 import http.client
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +23,7 @@ from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.oci import registry as client
+from fairlead_worker.weights.oci.manifest import Layer, platform_digest
 from fairlead_worker.weights.oci.reference import OciModel, is_plain, parse_oci
 from fairlead_worker.weights.uri import resolve
 
@@ -245,6 +248,45 @@ def test_a_complete_model_is_used_while_the_registry_is_away(registry: str, tmp_
     assert resolve(f"oci://{proxy.address}/away:1", cache=ModelCache(tmp_path)) == found
     with pytest.raises(ModelLoadError, match="cannot be reached"):
         resolve(f"oci://{proxy.address}/away:1", cache=ModelCache(tmp_path / "other"))
+
+
+def test_names_and_tags_with_dots_are_different_models_while_the_registry_is_away(registry: str, tmp_path: Path) -> None:
+    proxy = Proxy(registry)
+    model_image(registry, "qwen3-0.6b")
+    with serving(proxy):
+        resolve(f"oci://{proxy.address}/qwen3-0.6b:1", cache=ModelCache(tmp_path))
+    for other in ("qwen3-0.6b:1.1", "qwen3-0.6b:2.0", "qwen3-0.9b:1", f"qwen3-0.6b@sha256:{'b' * 64}"):
+        with pytest.raises(ModelLoadError, match="cannot be reached"):
+            resolve(f"oci://{proxy.address}/{other}", cache=ModelCache(tmp_path))
+
+
+def test_two_workers_on_a_volume_without_locks_do_not_write_the_same_part(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fairlead_worker.weights.cache.fcntl.flock", refuse)
+    written = list[str]()
+    download = client.Registry.download
+
+    def record(self: client.Registry, layer: Layer, path: Path, received: Callable[[int], None]) -> None:
+        written.append(path.parent.name)
+        download(self, layer, path, received)
+
+    monkeypatch.setattr(client.Registry, "download", record)
+    for process in (1, 2):
+        monkeypatch.setattr("fairlead_worker.weights.oci.fetch.os.getpid", lambda process=process: process)
+        folder = resolve(f"oci://{proxy.address}/both:1", cache=ModelCache(tmp_path))
+        assert (folder / "config.json").is_file()
+        shutil.rmtree(tmp_path / "fairlead")
+    assert len(set(written)) == 2, written
+
+
+def test_an_index_with_an_unverifiable_digest_is_refused() -> None:
+    for digest in ("sha512:abc", "../../x", "sha256:" + "A" * 64):
+        with pytest.raises(ValueError, match="no sha256 digest"):
+            platform_digest({"manifests": [{"digest": digest, "platform": None}]})
 
 
 def test_a_full_volume_is_named_before_the_download(proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class ModelCache:
         return any(path.exists() and not os.access(path, os.W_OK, effective_ids=True) for path in (self.root, self._own))
 
     @contextmanager
-    def lock(self, uri: str, progress: Progress) -> Iterator[Progress]:
+    def lock(self, uri: str, progress: Progress) -> "Iterator[LockProgress]":
         """Lock the download of `uri` in this cache, waiting for another worker's. Yields the Progress to report to; waiting workers read
         it too.
 
@@ -60,8 +60,8 @@ class ModelCache:
             path = self._own / "locks" / f"{_key(uri)}.lock"
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as lock:
-                _wait(lock.fileno(), path, progress)
-                yield _LockProgress(path, self._owner, progress)
+                is_exclusive = _wait(lock.fileno(), path, progress)
+                yield LockProgress(path, self._owner, progress, is_exclusive)
         except OSError as error:
             raise self.explain(uri, error) from error
 
@@ -81,7 +81,7 @@ class ModelCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         found = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
         files = {str(file.relative_to(folder)): file_digest(file) for file in found}
-        _replace(path, {"uri": uri, "files": files})
+        replace_json(path, {"uri": uri, "files": files})
 
     def explain(self, uri: str, error: OSError) -> ModelLoadError:
         """Return an error that says what to do about a volume that fails."""
@@ -114,10 +114,12 @@ class ModelCache:
             return {}
 
 
-class _LockProgress:
+class LockProgress:
     """Forwards progress, and writes it into the lock file now and then for waiting workers."""
 
-    def __init__(self, path: Path, owner: str, progress: Progress) -> None:
+    def __init__(self, path: Path, owner: str, progress: Progress, is_exclusive: bool = True) -> None:
+        """`is_exclusive`: False on a volume without locks, where others may download the same model into the same cache."""
+        self.is_exclusive = is_exclusive
         self._path, self._owner, self._progress = path, owner, progress
         self._noted = 0.0
         self._writing = threading.Lock()
@@ -139,11 +141,12 @@ class _LockProgress:
             self._writing.release()
 
 
-def _wait(lock: int, path: Path, progress: Progress) -> None:
+def _wait(lock: int, path: Path, progress: Progress) -> bool:
+    """Wait for the lock. Returns False on a volume without locks."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except BlockingIOError:
             seen = _note(path)
             holder = seen.get("pod") or "another worker"
@@ -161,7 +164,7 @@ def _wait(lock: int, path: Path, progress: Progress) -> None:
             logger.warning(
                 "%s: the volume has no file locks (%s): workers that start together each download the model", path, error.strerror
             )
-            return
+            return False
 
 
 def _note(path: Path) -> Mapping[str, Any]:
@@ -179,8 +182,9 @@ def _matches(path: Path, digest: str) -> bool:
         return False
 
 
-def _replace(path: Path, value: object) -> None:
-    fresh = path.with_suffix(f".{os.getpid()}.new")
+def replace_json(path: Path, value: object) -> None:
+    """Write a file whole, or not at all."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     fresh.write_text(json.dumps(value))
     fresh.replace(path)
 

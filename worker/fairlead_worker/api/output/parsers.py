@@ -41,7 +41,7 @@ class OutputParsers:
             )
         constraint = forced or requested or tool_use.build_strict_tags(self._model_parsers.tool_parser)
         format = self._model_parsers.reasoning_format
-        if constraint is None or format is None or constraint.kind == "structural_tag":
+        if constraint is None or format is None:
             return constraint
         tail = self._tail(prompt)
         if self._model_parsers.ends_after_reasoning(tail):

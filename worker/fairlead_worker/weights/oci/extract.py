@@ -4,6 +4,7 @@ import gzip
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -41,7 +42,7 @@ def place(layer: Layer, blob: Path, root: Path, patterns: Sequence[str], folder:
             with tarfile.open(fileobj=content, mode="r|", tarinfo=_BoundedHeader) as archive:
                 for member in archive:
                     _place_member(archive, member, root, patterns, folder, check_space)
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"layer {layer.digest} is no readable archive ({error})") from error
     blob.unlink()
 

@@ -1,14 +1,16 @@
 """An image or artifact of a registry into the cache: one download for each digest, shared by all that start at the same time."""
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from fairlead_worker.errors import ModelLoadError
-from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.cache import LockProgress, ModelCache, replace_json
 from fairlead_worker.weights.oci.extract import place
 from fairlead_worker.weights.oci.manifest import Layer, model_layers
 from fairlead_worker.weights.oci.reference import OciModel
@@ -23,12 +25,13 @@ STEP_BYTES = 4 << 20
 def fetch(uri: str, source: OciModel, patterns: Sequence[str], cache: ModelCache, progress: Progress) -> Path:
     """Download the files of the model; return their folder. Raises ModelLoadError."""
     with cache.lock(uri, progress) as report, Registry(uri, source) as registry:
-        pointer = cache.folder(uri).with_suffix(".digest")
+        folder = cache.folder(uri)
+        pointer = folder.with_name(f"{folder.name}.digest.json")  # names and tags have dots: with_suffix would cut them
         try:
             digest, manifest = registry.manifest()
         except Unreachable as error:
-            known = pointer.read_text() if pointer.exists() else ""
-            if not known or not cache.is_complete(known, cache.folder(known)):
+            known = _read_json(pointer, "")
+            if not known.startswith(source.at("")) or not cache.is_complete(known, cache.folder(known)):
                 raise ModelLoadError(uri, f"the registry {source.registry} cannot be reached ({error})") from error
             report("download", 100, note=f"the registry cannot be reached, and {cache.folder(known)} is complete")
             return cache.folder(known) / source.folder
@@ -39,7 +42,7 @@ def fetch(uri: str, source: OciModel, patterns: Sequence[str], cache: ModelCache
             with cache.lock(content, report) as shared:
                 _complete(uri, registry, content, manifest, source, patterns, cache, shared)
         pointer.parent.mkdir(parents=True, exist_ok=True)
-        pointer.write_text(content)
+        replace_json(pointer, content)
         return cache.folder(content) / source.folder
 
 
@@ -51,13 +54,14 @@ def _complete(
     source: OciModel,
     patterns: Sequence[str],
     cache: ModelCache,
-    report: Progress,
+    report: LockProgress,
 ) -> None:
     """Download and place the layers that are missing. `content`: the URI with the digest, under which the cache knows them."""
     root = cache.folder(content)
     if cache.is_complete(content, root):
         return
-    parts = root.with_name(f"{root.name}.parts")
+    # On a volume without locks, two workers must not write the same part.
+    parts = root.with_name(f"{root.name}.parts{'' if report.is_exclusive else f'-{os.uname().nodename}-{os.getpid()}'}")
     if cache.is_damaged(content, root):
         shutil.rmtree(parts, ignore_errors=True)
         shutil.rmtree(root, ignore_errors=True)
@@ -68,7 +72,7 @@ def _complete(
     for folder in (root, parts):
         folder.mkdir(parents=True, exist_ok=True)
     record = parts / "placed.json"
-    placed: list[str] = json.loads(record.read_text()) if record.exists() else []
+    placed: list[str] = _read_json(record, [])
     missing = [layer for number, layer in enumerate(layers) if _key(number, layer) not in placed]
     present = sum(path.stat().st_size for layer in missing if (path := parts / layer.digest).exists())
     cache.check_space(uri, sum(layer.size * (1 if layer.kind == "file" else 2) for layer in missing) - present)
@@ -90,7 +94,7 @@ def _complete(
                     blob = Path(shutil.copyfile(blob, parts / f"{layer.digest}.copy"))
                 place(layer, blob, root, patterns, source.folder, lambda needed: cache.check_space(uri, needed))
                 placed.append(_key(number, layer))
-                record.write_text(json.dumps(placed))
+                replace_json(record, placed)
         except Unreachable as error:
             raise ModelLoadError(uri, f"the download failed: {error}") from error
         except ValueError as error:
@@ -100,6 +104,15 @@ def _complete(
             threads.shutdown(wait=False, cancel_futures=True)
     cache.mark_complete(content, root)
     shutil.rmtree(parts, ignore_errors=True)
+
+
+def _read_json(path: Path, default: Any) -> Any:
+    """Return what `replace_json` wrote; `default` where there is no such file, or a volume lost its content."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return default
+    return found if isinstance(found, type(default)) else default
 
 
 def _key(number: int, layer: Layer) -> str:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -27,12 +28,24 @@ class Layer:
 
 
 def platform_digest(index: Mapping[str, Any]) -> str | None:
-    """Return the digest of this machine's manifest in an image index, or of the only one; None if there is none."""
+    """Return the digest of this machine's manifest in an image index, or of the only one; None if there is none. Raises ValueError."""
     wanted = _MACHINES.get(platform.machine(), platform.machine())
-    found = [one for one in index["manifests"] if one.get("platform", {}).get("os") != "unknown"]  # unknown: attestations
-    mine = [one for one in found if one.get("platform", {}).get("architecture") == wanted]
+    found = [one for one in index["manifests"] if _platform(one).get("os") != "unknown"]  # unknown: attestations
+    mine = [one for one in found if _platform(one).get("architecture") == wanted]
     chosen = mine or (found if len(found) == 1 else [])
-    return str(chosen[0]["digest"]) if chosen else None
+    if not chosen:
+        return None
+    if not is_digest(digest := str(chosen[0]["digest"])):
+        raise ValueError(f"manifest {digest!r} has no sha256 digest")
+    return digest
+
+
+def is_digest(text: str) -> bool:
+    return re.fullmatch("sha256:[0-9a-f]{64}", text) is not None
+
+
+def _platform(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    return one.get("platform") or {}
 
 
 def model_layers(manifest: Mapping[str, Any], patterns: Sequence[str], folder: str) -> list[Layer]:
@@ -60,7 +73,7 @@ def is_system(path: PurePosixPath) -> bool:
 def _layer(one: Mapping[str, Any], is_image: bool, patterns: Sequence[str], folder: str) -> Layer | None:
     media, notes = str(one["mediaType"]), one.get("annotations") or {}
     digest, size = str(one["digest"]), int(one["size"])
-    if not digest.startswith("sha256:") or len(digest) != 71 or not digest[7:].isalnum() or size < 0:
+    if not is_digest(digest) or size < 0:
         raise ValueError(f"layer {digest!r} has no sha256 digest")
     named = next((notes[key] for key in PATHS if key in notes), None)
     title = notes.get(TITLE)

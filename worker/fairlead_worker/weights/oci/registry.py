@@ -70,7 +70,10 @@ class Registry:
         """Return digest and content of the manifest, of this machine's platform. Raises ModelLoadError and Unreachable."""
         digest, content = self._manifest(self._source.reference)
         if "manifests" in content:
-            chosen = platform_digest(content)
+            try:
+                chosen = platform_digest(content)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ModelLoadError(self._uri, f"its index is refused: {error}") from error
             if chosen is None:
                 raise ModelLoadError(self._uri, "the image has no manifest for this CPU architecture: name one by its digest")
             digest, content = self._manifest(chosen)
@@ -95,7 +98,7 @@ class Registry:
                 try:
                     self._append(layer, file, digest, received)
                     problem = "the connection ended early"
-                except (httpx.TransportError, Unreachable) as error:
+                except (httpx.HTTPError, httpx.InvalidURL, Unreachable) as error:
                     problem = str(error) or type(error).__name__
                 failures = 0 if file.tell() - start >= PROGRESS_BYTES else failures + 1
                 if failures >= ATTEMPTS:
@@ -139,7 +142,7 @@ class Registry:
             try:
                 with self._get(f"manifests/{reference}", {"Accept": ACCEPT}) as answer:
                     return read_bounded(answer)
-            except (httpx.TransportError, Unreachable) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, Unreachable) as error:
                 problem = str(error) or type(error).__name__
             if attempt < ATTEMPTS - 1:
                 time.sleep(BACKOFF_SECONDS * 2**attempt)
@@ -191,7 +194,7 @@ class _Login(httpx.Auth):
         if self._header:
             request.headers["Authorization"] = self._header
         answer = yield request
-        if answer.status_code != 401 or answer.url.host != request.url.host:
+        if answer.status_code != 401 or _origin(answer.url) != _origin(request.url):
             return
         kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
         known = read_credentials(self._registry)
@@ -201,13 +204,30 @@ class _Login(httpx.Auth):
             query = {key: fields[key] for key in ("service", "scope") if key in fields}
             headers = {"Authorization": basic} if basic else {}
             token = yield httpx.Request("GET", httpx.URL(fields.get("realm", "")).copy_merge_params(query), headers=headers)
+            if token.status_code in _RETRIED:
+                raise Unreachable(f"its token service answered {token.status_code}")
             if token.status_code != 200:
                 return
-            found = json.loads(token.read())
-            self._header = f"Bearer {found.get('token') or found.get('access_token')}"
+            if int(token.headers.get("content-length") or 0) > MANIFEST_BYTES:
+                raise httpx.ReadError(f"a token of more than {MANIFEST_BYTES} bytes")
+            self._header = f"Bearer {_read_token(token.read())}"
         elif kind.lower() == "basic" and basic:
             self._header = basic
         else:
             return
         request.headers["Authorization"] = self._header
         yield request
+
+
+def _origin(url: httpx.URL) -> tuple[str, bytes]:
+    return url.scheme, url.netloc
+
+
+def _read_token(content: bytes) -> str:
+    """Return the token of a token service's answer. Raises httpx.ReadError if it has none."""
+    try:
+        found = json.loads(content)
+        token = found.get("token") or found["access_token"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise httpx.ReadError("the token service's answer has no token") from error
+    return str(token)
