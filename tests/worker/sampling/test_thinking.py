@@ -1,6 +1,7 @@
 """Thinking budgets: no more reasoning than allowed, its end marker once and whole, and every other token as without a budget."""
 
 import random
+from array import array
 from itertools import product
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from tests.worker.execution.planner import make_request
 
+from fairlead_worker.api.output.thinking_markers import ThinkingMarkers
 from fairlead_worker.ipc.messages import Sampling, ThinkingBudget
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.penalties import Histories
@@ -95,3 +97,9 @@ def test_a_preempted_request_is_tracked_again() -> None:
     assert sample(torch.zeros(1, VOCABULARY), [request])[0] == [2]
     request.tokens.append(2)
     assert sample(torch.zeros(1, VOCABULARY), [request])[0] == [0]
+
+
+def test_the_reasoning_of_a_prompt_counts_only_while_it_is_open() -> None:
+    markers = ThinkingMarkers(start=(1, 2), end=(3,), blank=())
+    for tokens, expected in (([1, 2, 7, 8], 2), ([1, 2, 7, 3, 8], 0), ([1, 2, 3, 1, 2, 9], 1), ([7, 8], 0)):
+        assert markers.count_after_start(array("I", tokens)) == expected

@@ -22,10 +22,12 @@ class ThinkingMarkers:
     """Tokens of whitespace, which a model may write before the start marker."""
 
     def count_after_start(self, tail: "array[int]") -> int:
-        """Return the number of tokens after the last start marker of a prompt's end; 0 without one."""
+        """Return the number of tokens after the last start marker of a prompt's end; 0 without one, or if that reasoning has ended."""
         given, length = tuple(tail), len(self.start)
         found = next((at for at in range(len(given) - length, -1, -1) if given[at : at + length] == self.start), None)
-        return 0 if found is None else len(given) - found - length
+        if found is None or any(given[at : at + len(self.end)] == self.end for at in range(found + length, len(given))):
+            return 0
+        return len(given) - found - length
 
 
 def find_thinking_markers(parsers: ModelParsers, encoder: PromptEncoder) -> tuple[ThinkingMarkers | None, str]:
