@@ -14,7 +14,7 @@ from types import TracebackType
 from fairlead.local import guard
 
 REAP_SECONDS, REAP_CHECKS = 1.0, 50
-"""Time for killed processes to disappear. Where nobody reaps orphans, they stay in their group as zombies."""
+"""Seconds to wait until killed processes are gone. On a machine without an init process they remain as zombies."""
 
 
 class Guard:

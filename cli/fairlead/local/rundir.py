@@ -83,7 +83,7 @@ def make_run_directory(name: str) -> Path:
 
 
 async def remove_run_directory(directory: Path) -> None:
-    """Remove a run's directory, again while an ending process still writes in it. Log what is left after `REMOVE_SECONDS`."""
+    """Remove a run's directory. Repeat that while an ending process still writes to it, and log what is left after `REMOVE_SECONDS`."""
     deadline = time.monotonic() + REMOVE_SECONDS
     while True:
         problem: OSError | None = None

@@ -13,6 +13,7 @@ from fairlead.simulate.pods import Progress
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.arrival_rate import ArrivalRate
 from fairlead_index.worker_load import WorkerLoad
+from fairlead_worker.api.engine.index_publisher import to_worker_load
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.ipc.messages import CacheEvent, Sampling, Submit
@@ -132,21 +133,8 @@ class EnginePod:
         self._step = plan, seconds, now + seconds
 
     def _note(self, now: float) -> None:
-        load = self._scheduler.load()
         self._times.append(now)
-        self._loads.append(
-            WorkerLoad(
-                running=load.running,
-                waiting=load.waiting,
-                backlog_tokens=load.backlog_tokens,
-                prefill_rate=load.prefill_rate,
-                step_seconds=load.step_seconds,
-                pages_free=load.pages_free,
-                pages_total=load.pages_total,
-                page_size=self.model.page_tokens,
-                arrival_rate=self._arrivals.per_second(now),
-            )
-        )
+        self._loads.append(to_worker_load(self._scheduler.load(), self.model.page_tokens, self._arrivals.per_second(now)))
 
 
 def _tokens_of(request: Request, page_tokens: int) -> bytes:
