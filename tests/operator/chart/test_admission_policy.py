@@ -120,6 +120,8 @@ def test_fields_of_any_release_are_read_as_their_names_say() -> None:
             ({"model": {"uri": "oci://ghcr.io/acme#weights"}}, ""),
             ({"model": {"adapters": [{"uri": "hf://a/b"}, {"uri": "oci://docker.io/lora"}]}}, "only (got docker.io/lora)"),
             ({"engine": {"speculativeDecoding": {"draftModelURI": "oci://docker.io/draft"}}}, "only (got docker.io/draft)"),
+            ({"engine": {"args": ["--speculative-config={\"model\": \"oci://docker.io/draft\"}"]}}, "may not name an oci:// model"),
+            ({"engine": {"args": ["--max-model-len=4096"]}}, ""),
         ):
             said = refusal(alone, "default", spec)
             assert words in said and bool(words) == bool(said), (spec, said)
