@@ -146,7 +146,7 @@ def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> 
     for team in "ab":
         alone.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"team-{team}"}})
         crds = "crds.keep=false" if team == "a" else "crds.install=false"
-        flags = f"--set=watch.namespace=team-{team},admissionPolicy.enabled=true,{crds}"
+        flags = f"--set=watch.namespaces[0]=team-{team},admissionPolicy.enabled=true,{crds}"
         run("install", team, str(CHART), "--create-namespace", flags)
     both = objects(alone)
     run("uninstall", "b")
@@ -160,9 +160,9 @@ def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> 
 
 
 def test_the_last_releases_values_can_be_reused(alone: apiserver.ApiServer) -> None:
-    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,watch.namespace=default")
+    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,networkPolicy.enabled=false")
     helmed(alone, "upgrade", "fl", str(CHART), "--reset-then-reuse-values")
-    assert ("ClusterRole", "fl-fairlead-operator") not in objects(alone), "the namespace is still the value"
+    assert not [kind for kind, _ in objects(alone) if kind == "NetworkPolicy"], "the value is kept"
     helmed(alone, "uninstall", "fl")
 
 
