@@ -160,9 +160,10 @@ def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> 
 
 
 def test_the_last_releases_values_can_be_reused(alone: apiserver.ApiServer) -> None:
-    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,networkPolicy.enabled=false")
+    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,clusterDomain=kept.example")
     helmed(alone, "upgrade", "fl", str(CHART), "--reset-then-reuse-values")
-    assert not [kind for kind, _ in objects(alone) if kind == "NetworkPolicy"], "the value is kept"
+    operator = alone.get("/apis/apps/v1/namespaces/fairlead-system/deployments/fl-fairlead-operator")
+    assert "--cluster-domain=kept.example" in operator["spec"]["template"]["spec"]["containers"][0]["args"]
     helmed(alone, "uninstall", "fl")
 
 
