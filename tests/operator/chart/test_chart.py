@@ -367,7 +367,9 @@ def test_the_notes_name_what_was_left_out() -> None:
 def test_the_operator_needs_no_more_than_the_chart_allows(
     server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = template("--set", f"watch.namespaces[0]={namespace}", "--namespace", namespace)
+    second = f"{namespace}-second"
+    server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": second}})
+    made = template("--set", f"watch.namespaces={{{namespace},{second}}}", "--namespace", namespace)
     access = [one for one in made if one["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
     done = server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(access))
     assert done.returncode == 0, done.stderr
@@ -385,11 +387,12 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
         (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
         server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": "fairlead-operator"}
         own = next(flag.partition("=")[2] for flag in flags if flag.startswith("--credentials-secret="))
-        with run_operator(
-            kubeconfig, namespace, router.url, lease_name=lease, credentials_secret=own, deployment=account, **server_options
-        ):
-            cluster = Cluster(server, namespace)
+        server_options |= {"lease_name": lease, "credentials_secret": own, "deployment": account, "namespaces": f"{namespace},{second}"}
+        with run_operator(kubeconfig, namespace, router.url, **server_options):
+            cluster, other = Cluster(server, namespace), Cluster(server, second)
             cluster.create()
+            other.create()
+            eventually(lambda: other.get(*CHILDREN[0]))
             for secret in (own, "qwen-redis-worker", "qwen-redis-router"):
                 eventually(lambda secret=secret: cluster.get("secrets", secret))
             for plural, name in CHILDREN:
