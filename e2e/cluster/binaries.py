@@ -1,4 +1,4 @@
-"""Builds Kubernetes, CoreDNS, Helm, promtool and the pause program from pinned Go modules, once per content of go.mod and go.sum."""
+"""Builds Kubernetes, CoreDNS, Helm, promtool, kubeconform and the pause program, once for each content of their go.mod and go.sum."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ MODULES = (
     ),
     GoModule("coredns", ("github.com/coredns/coredns",)),
     GoModule("helm", ("helm.sh/helm/v4/cmd/helm",)),
+    GoModule("kubeconform", ("github.com/yannh/kubeconform/cmd/kubeconform",)),
     # The tag leaves out clients of cloud services, a fifth of the packages.
     GoModule("prometheus", ("github.com/prometheus/prometheus/cmd/promtool",), flags=("-tags", "remove_all_sd")),
 )

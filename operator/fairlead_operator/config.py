@@ -45,7 +45,7 @@ class OperatorConfig(BaseSettings):
     deployment: str = Field("", description="The operator's own Deployment, which owns the Secret; empty: the Secret has no owner.")
     rotation_grace: float = Field(300, ge=0, description="Seconds that previous credentials are accepted after Redis accepts new ones.")
     default_gpus: int = Field(1, ge=0, le=64, description="GPUs of a worker without spec.resources.gpus, times engine.tensorParallel.")
-    namespace: str = Field("", description="Watch this namespace only; empty: all.")
+    namespaces: str = Field("", description="Comma-separated namespaces to watch; empty: all.")
     lease_namespace: str = Field("", description="Namespace of the leader election's Lease; empty: the pod's own namespace.")
     lease_name: str = Field("fairlead-operator", min_length=1, description="Lease name; of the operators that share a Lease, one leads.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
@@ -93,6 +93,11 @@ class OperatorConfig(BaseSettings):
             *(("sentinel-username",) if self.redis_sentinel_username_file else ()),
             *(("sentinel-password",) if self.redis_sentinel_password_file else ()),
         )
+
+    @property
+    def watched_namespaces(self) -> tuple[str, ...]:
+        """Namespaces to list and watch; an empty name stands for all."""
+        return tuple(dict.fromkeys(_names(self.namespaces))) or ("",)
 
     @property
     def settings(self) -> Settings:

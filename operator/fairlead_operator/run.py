@@ -47,7 +47,7 @@ async def operate(
     async with AsyncExitStack() as stack:
         loop_thread = await stack.enter_async_context(LoopThread.start("lease"))
         lease_cluster = await stack.enter_async_context(loop_thread.enter(Cluster.connect(config.kubeconfig)))
-        elector = LeaderElector(lease_cluster, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
+        elector = LeaderElector(lease_cluster, config.lease_namespace or own_namespace(config.watched_namespaces[0]), config.lease_name)
         metrics = Metrics()
         cluster = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.count_response))
         prober = prober or Prober(config.cluster_domain)
@@ -76,12 +76,12 @@ class _Operator:
         self._loop_thread = loop_thread
         self._controller = Controller()
         self._cache = Cache(self._controller.wake)
-        self._reflectors = Reflectors(cluster, self._cache, config.namespace)
-        self._resync = Resync(cluster, self._cache, config.namespace)
-        self._optional = KindDiscovery(cluster, self._cache, config.namespace, self._controller.wake_all)
+        self._reflectors = Reflectors(cluster, self._cache, config.watched_namespaces)
+        self._resync = Resync(cluster, self._cache, config.watched_namespaces)
+        self._optional = KindDiscovery(cluster, self._cache, config.watched_namespaces, self._controller.wake_all)
         self._event_recorder = EventRecorder(cluster)
         self._watching = asyncio.Event()  # set once services are watched
-        home = config.lease_namespace or own_namespace(config.namespace)
+        home = config.lease_namespace or own_namespace(config.watched_namespaces[0])
         secret = OwnSecret(cluster, home, config.credentials_secret, config.deployment)
         self._credentials = CredentialsManager(config, secret, self._cache.identities, self._controller.wake_all)
         served, unknown = (lambda: self._optional.served), (lambda: self._optional.unknown)
@@ -187,8 +187,8 @@ async def _run_kopf(config: OperatorConfig, cache: Cache, stop: asyncio.Event, r
         settings=handlers.build_settings(),
         standalone=True,
         identity=cast(Any, socket.gethostname()),  # otherwise kopf looks up the user's name, which a container's bare user id does not have
-        clusterwide=not config.namespace,
-        namespaces=[config.namespace] if config.namespace else [],
+        clusterwide=not config.namespaces,
+        namespaces=config.watched_namespaces if config.namespaces else [],
         stop_flag=stop,
         ready_flag=ready,
     )

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from fairlead_common.canary_split import SplitReport
-from fairlead_common.http.origins import FOREIGN, is_foreign, parse_origins
+from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin, parse_origins
 from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
 from fairlead_common.telemetry.logs import bind_request
 from fairlead_common.telemetry.spans import read_trace_id
@@ -324,7 +324,7 @@ class App:
 
 def _is_foreign(request: Request) -> bool:
     headers = dict(request.headers)
-    return is_foreign(headers.get(b"origin"), headers.get(b"host", b""))
+    return is_foreign_to_admin(headers.get(b"origin"), headers.get(b"host", b""))
 
 
 def _or_dash(value: int | None) -> str:

@@ -72,12 +72,12 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "fairlead.watched" -}}
-{{- with .Values.watch.namespace }}{matchLabels: {kubernetes.io/metadata.name: {{ . }}}}{{ else }}{}{{ end }}
+{{- with .Values.watch.namespaces }}{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: [{{ join ", " . }}]}]}{{ else }}{}{{ end }}
 {{- end }}
 
 {{- /* Namespace and name of the service for helm test, and whether the chart creates it. */}}
 {{- define "fairlead.testNamespace" -}}
-{{- default (default .Release.Namespace .Values.watch.namespace) .Values.test.namespace }}
+{{- default (default .Release.Namespace (first .Values.watch.namespaces)) .Values.test.namespace }}
 {{- end }}
 
 {{- define "fairlead.testService" -}}

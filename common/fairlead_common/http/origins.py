@@ -2,12 +2,14 @@
 
 import json
 import re
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
 """Response headers that a page's script may read besides the default ones."""
 MAX_AGE_SECONDS = 600
 """Time for which a browser keeps the answer of a preflight."""
-FOREIGN = "web pages of other origins may not call admin paths; call them from a program, which sends no Origin header"
+FOREIGN = "only same-origin web pages at an IP address or localhost may call admin paths; programs should send no Origin header"
 """The message of a refused request."""
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 
@@ -32,3 +34,19 @@ def is_foreign(origin: bytes | None, host: bytes) -> bool:
     """
     authority = None if origin is None else origin.partition(b"://")[2]
     return authority is not None and (not authority or authority.lower() != host.lower())
+
+
+def is_foreign_to_admin(origin: bytes | None, host: bytes) -> bool:
+    """Return whether an admin path refuses these `Origin` and `Host` headers: as `is_foreign`, and every page that a DNS name serves.
+
+    The owner of a name can point it at this machine after a browser has loaded the page (DNS rebinding). Then the origin is the same.
+    """
+    return origin is not None and (is_foreign(origin, host) or not _is_address(host))
+
+
+def _is_address(host: bytes) -> bool:
+    try:
+        name = urlsplit("//" + host.decode("latin-1")).hostname or ""
+        return name == "localhost" or bool(ip_address(name.partition("%")[0]))
+    except ValueError:
+        return False

@@ -124,12 +124,16 @@ class Cache:
         """Remove an object, whatever its version, because the API server answered that it does not exist."""
         self._remove(body, sys.maxsize)
 
-    def retain(self, kind: Kind, present: Container[str], version: int) -> int:
-        """Remove the objects that a full list at resourceVersion `version` lacks (`present`: its uids). Returns how many there were."""
+    def retain(self, kind: Kind, present: Container[str], version: int, namespace: str = "") -> int:
+        """Remove the objects that a full list at resourceVersion `version` lacks (`present`: its uids). Returns how many there were.
+
+        `namespace`: the one that was listed; empty: all.
+        """
         entries: list[tuple[Owner, dict[Any, CompressedObject], Any]] = [(owner, self._services, owner) for owner in self._services]
         if kind is not SERVICES:
             entries = [(owner, objects, key) for owner, objects in self._children.items() for key in objects if key[0] == kind.kind]
-        gone = [entry for entry in entries if (held := entry[1][entry[2]]).uid not in present and held.version <= version]
+        listed = [entry for entry in entries if not namespace or entry[0][0] == namespace]
+        gone = [entry for entry in listed if (held := entry[1][entry[2]]).uid not in present and held.version <= version]
         for owner, objects, key in gone:
             self._drop(owner, objects, key, version)
         return len(gone)

@@ -6,7 +6,7 @@ one list of our objects. A kind without any answer so far is unknown: no object 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.kube.cache import Cache
@@ -26,10 +26,10 @@ class KindDiscovery:
     Calls `on_change()` when either changes.
     """
 
-    def __init__(self, cluster: Cluster, cache: Cache, namespace: str, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespaces: Sequence[str], on_change: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._on_change = on_change
         self.served: frozenset[str] = frozenset()
         self.unknown = frozenset(kind.kind for kind in OPTIONAL)
@@ -80,7 +80,8 @@ class KindDiscovery:
     async def _list_objects(self, kind: Kind) -> bool:
         """List our objects of this kind into the cache. Returns False where the kind is not served."""
         try:
-            await relist(self._cluster, self._cache, kind, self._namespace)
+            for namespace in self._namespaces:
+                await relist(self._cluster, self._cache, kind, namespace)
         except NotServed:
             return False
         except ApiError as refusal:

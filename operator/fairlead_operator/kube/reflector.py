@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -28,7 +29,10 @@ class ListResult:
 
 
 async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> ListResult:
-    """Make the cache agree with the API server for one kind. Raises NotServed, and other errors of the API server."""
+    """Make the cache agree with the API server for one kind, in one namespace or in all (empty).
+
+    Raises NotServed, and other errors of the API server.
+    """
     present: set[str] = set()
     version = 0
     with cache.read() as read:
@@ -44,11 +48,14 @@ async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> 
                 raise
             cache.forget(kind)
             raise NotServed(f"{kind.kind} of {kind.api_version}") from None
-    return ListResult(version, cache.retain(kind, present, version))
+    return ListResult(version, cache.retain(kind, present, version, namespace))
 
 
 class Reflector:
-    """Lists and watches one kind. `synced` is set when the cache has all of it; `last_response_at` is the time of the last answer."""
+    """Lists and watches one kind in one namespace, or in all (empty).
+
+    `synced` is set when the cache has all of it; `last_response_at` is the time of the last answer.
+    """
 
     def __init__(self, cluster: Cluster, cache: Cache, kind: Kind, namespace: str, listing: asyncio.Lock) -> None:
         """`listing`: only one kind is listed at a time, since a page is the largest object that is ever in memory."""
@@ -71,7 +78,8 @@ class Reflector:
                 pause = min(BACKOFF_FIRST * 2.0 ** min(failures - 1, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
                 if isinstance(error, ApiError) and error.code == 410:
                     self._version, pause = 0, random.uniform(0, 0.2)  # the changes since then are no longer available
-                log.warning("watch of %s, again in %.1f s: %s: %s", self._kind.plural, pause, type(error).__name__, error)
+                where = f" in {self._namespace}" if self._namespace else ""
+                log.warning("watch of %s%s, again in %.1f s: %s: %s", self._kind.plural, where, pause, type(error).__name__, error)
             await asyncio.sleep(pause)
 
     async def _list_and_watch(self) -> float:
@@ -103,11 +111,11 @@ class Reflector:
 
 
 class Reflectors:
-    """The reflectors of all kinds of children."""
+    """The reflectors of all kinds of children: one for each kind and namespace, or one for each kind in all namespaces."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespaces: Sequence[str] = ("",)) -> None:
         listing = asyncio.Lock()
-        self._reflectors = [Reflector(cluster, cache, kind, namespace, listing) for kind in CHILDREN]
+        self._reflectors = [Reflector(cluster, cache, kind, namespace, listing) for namespace in namespaces for kind in CHILDREN]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

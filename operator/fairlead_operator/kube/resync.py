@@ -7,7 +7,9 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
@@ -23,10 +25,10 @@ STALE = 3 * PERIOD  # seconds without a resync, after which liveness fails and t
 class Resync:
     """Lists all kinds periodically. `seconds_since_resync` is part of the liveness check."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, namespace: str = "") -> None:
+    def __init__(self, cluster: Cluster, cache: Cache, namespaces: Sequence[str] = ("",)) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._last = time.monotonic()
 
     @property
@@ -53,7 +55,7 @@ class Resync:
 
     async def resync(self) -> int:
         missed_deletions = 0
-        for kind in (SERVICES, *CHILDREN):
+        for namespace, kind in product(self._namespaces, (SERVICES, *CHILDREN)):
             with suppress(NotServed):
-                missed_deletions += (await relist(self._cluster, self._cache, kind, self._namespace)).missed_deletions
+                missed_deletions += (await relist(self._cluster, self._cache, kind, namespace)).missed_deletions
         return missed_deletions

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,8 @@ from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, digest
 from fairlead_router.wire.client_connection import Request
 from fairlead_router.wire.response import Reply
+
+logger = logging.getLogger(__name__)
 
 PATH: Final = "/ui"
 MAX_FORM_BYTES: Final = 4096
@@ -127,6 +130,7 @@ class Console:
             key = parse_qs(call.body.decode("latin-1")).get("key", [""])[0].strip().encode()
             caller = self._keys.authenticate(key)
         except ApiError as error:
+            logger.warning("console login refused with status %d: %s", error.status, error)
             self._send(reply, error.status, "login.html", error.headers, message=str(error))
             return
         self._redirect(reply, request, create_token(digest(key), caller.secret, time.time()), SESSION_SECONDS)

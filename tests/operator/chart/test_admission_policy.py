@@ -26,7 +26,7 @@ def guarded(server: apiserver.ApiServer) -> Iterator[str]:
     """A namespace under the policy; only this one, so that other tests' services are admitted."""
     name = "guarded"
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={name}", f"--namespace={name}", *LISTS, *IMAGE)
+    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespaces[0]={name}", f"--namespace={name}", *LISTS, *IMAGE)
     text = yaml.safe_dump_all([one for one in made if one["kind"] in KINDS])
     done = server.kubectl("apply", "-f", "-", stdin=text)
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_what_is_not_on_the_lists_is_refused_with_the_list(
 
 
 def test_the_charts_own_test_service_is_always_accepted(server: apiserver.ApiServer, guarded: str) -> None:
-    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={guarded}", f"--namespace={guarded}", *LISTS, *IMAGE)
+    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespaces[0]={guarded}", f"--namespace={guarded}", *LISTS, *IMAGE)
     (asked,) = [one for one in made if one["kind"] == "InferenceService"]
     assert asked["spec"]["podTemplate"]["spec"]["initContainers"][0]["image"] == OWN
     assert refusal(server, guarded, asked["spec"]) == ""
@@ -120,6 +120,8 @@ def test_fields_of_any_release_are_read_as_their_names_say() -> None:
             ({"model": {"uri": "oci://ghcr.io/acme#weights"}}, ""),
             ({"model": {"adapters": [{"uri": "hf://a/b"}, {"uri": "oci://docker.io/lora"}]}}, "only (got docker.io/lora)"),
             ({"engine": {"speculativeDecoding": {"draftModelURI": "oci://docker.io/draft"}}}, "only (got docker.io/draft)"),
+            ({"engine": {"args": ['--speculative-config={"model": "oci://docker.io/draft"}']}}, "may not name an oci:// model"),
+            ({"engine": {"args": ["--max-model-len=4096"]}}, ""),
         ):
             said = refusal(alone, "default", spec)
             assert words in said and bool(words) == bool(said), (spec, said)

@@ -56,7 +56,7 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "admissionPolicy.action=Maybe",
         "admissionPolicy.hostPaths={relative}",
         "test.timeoutSeconds=soon",
-        "watch.namespace=Prod",
+        "watch.namespaces[0]=Prod",
         "monitoring.interval=0s",
     ],
 )
@@ -209,7 +209,7 @@ def test_rules_name_what_they_allow() -> None:
 
 
 def test_the_operator_reads_one_secret_its_own() -> None:
-    for arguments in ((), ("--set=watch.namespace=ml",)):
+    for arguments in ((), ("--set=watch.namespaces[0]=ml",)):
         roles = {one["metadata"]["name"]: one for one in template(*arguments) if one["kind"] in ("Role", "ClusterRole")}
         role = roles["fl-fairlead-operator-credentials"]
         assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "fairlead-system")
@@ -221,9 +221,20 @@ def test_the_operator_reads_one_secret_its_own() -> None:
     assert "fl-fairlead-operator-credentials" not in rendered("--set=redis.externalUrl=redis://r:6379"), "there is nothing to keep"
 
 
-def test_a_watched_namespace_needs_nothing_cluster_wide() -> None:
-    kinds = {one["kind"] for one in template("--set=watch.namespace=ml")}
-    assert "Role" in kinds and not {"ClusterRole", "ClusterRoleBinding"} & kinds
+def test_watched_namespaces_need_nothing_cluster_wide() -> None:
+    made = template("--set=watch.namespaces={ml,web}", "--set=monitoring.podMonitors=true", "--set=admissionPolicy.enabled=true")
+    assert not {"ClusterRole", "ClusterRoleBinding"} & {one["kind"] for one in made}
+    for kind in ("Role", "RoleBinding"):
+        assert [
+            one["metadata"]["namespace"] for one in made if (one["kind"], one["metadata"]["name"]) == (kind, "fl-fairlead-operator")
+        ] == [
+            "ml",
+            "web",
+        ]
+    (binding,) = [one for one in made if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"][0]["values"] == ["ml", "web"]
+    (operator,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-operator")]
+    assert "--namespaces=ml,web" in operator["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 def test_two_operators_may_run_and_leases_are_theirs_at_home_only() -> None:
@@ -249,7 +260,8 @@ def test_the_api_server_accepts_it_in_a_restricted_namespace(server: apiserver.A
         if server.get(f"/api/v1/namespaces/{name}") is None:
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
             server.create("/api/v1/namespaces", namespace)
-    made = template(*everything(), f"--set=watch.namespace={scope}", "--set=test.keySecret.name=keys")
+    watched = [f"--set=watch.namespaces[0]={scope}"] if scope else []
+    made = template(*everything(), *watched, "--set=test.keySecret.name=keys")
     known = [one for one in made if not one["apiVersion"].startswith("monitoring.")]  # whose CRDs are not there
     done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
     assert done.returncode == 0, done.stderr
@@ -279,11 +291,11 @@ def test_every_pod_is_restricted() -> None:
 
 
 def test_redis_is_reached_by_workers_routers_and_the_operator_only() -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in template("--set=watch.namespace=ml") if one["kind"] == "NetworkPolicy"}
+    policies = {one["metadata"]["name"]: one["spec"] for one in template("--set=watch.namespaces[0]=ml") if one["kind"] == "NetworkPolicy"}
     (rule,) = policies["fl-fairlead-redis"]["ingress"]
     assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
     services, operator_pods = rule["from"]
-    assert services["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ml"}}
+    assert services["namespaceSelector"]["matchExpressions"] == [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["ml"]}]
     assert services["podSelector"]["matchExpressions"][0]["values"] == ["worker", "router"]
     assert operator_pods["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
     (rule,) = policies["fl-fairlead-operator"]["ingress"]
@@ -355,7 +367,9 @@ def test_the_notes_name_what_was_left_out() -> None:
 def test_the_operator_needs_no_more_than_the_chart_allows(
     server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = template("--set", f"watch.namespace={namespace}", "--namespace", namespace)
+    second = f"{namespace}-second"
+    server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": second}})
+    made = template("--set", f"watch.namespaces={{{namespace},{second}}}", "--namespace", namespace)
     access = [one for one in made if one["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
     done = server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(access))
     assert done.returncode == 0, done.stderr
@@ -373,11 +387,12 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
         (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
         server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": "fairlead-operator"}
         own = next(flag.partition("=")[2] for flag in flags if flag.startswith("--credentials-secret="))
-        with run_operator(
-            kubeconfig, namespace, router.url, lease_name=lease, credentials_secret=own, deployment=account, **server_options
-        ):
-            cluster = Cluster(server, namespace)
+        server_options |= {"lease_name": lease, "credentials_secret": own, "deployment": account, "namespaces": f"{namespace},{second}"}
+        with run_operator(kubeconfig, namespace, router.url, **server_options):
+            cluster, other = Cluster(server, namespace), Cluster(server, second)
             cluster.create()
+            other.create()
+            eventually(lambda: other.get(*CHILDREN[0]))
             for secret in (own, "qwen-redis-worker", "qwen-redis-router"):
                 eventually(lambda secret=secret: cluster.get("secrets", secret))
             for plural, name in CHILDREN:

@@ -80,7 +80,8 @@ def test_monitoring_objects_are_left_out_by_default_and_without_their_crds() -> 
 
 @pytest.mark.parametrize("watched", ["", "ml"])
 def test_pods_are_found_by_the_labels_and_ports_that_they_have(watched: str) -> None:
-    made = template(*ON, f"--set=watch.namespace={watched}", "--set=monitoring.labels.release=prometheus")
+    watch = [f"--set=watch.namespaces[0]={watched}"] if watched else []
+    made = template(*ON, *watch, "--set=monitoring.labels.release=prometheus")
     monitors = {one["metadata"]["name"]: one for one in made if one["kind"] == "PodMonitor"}
     assert all(one["metadata"]["labels"]["release"] == "prometheus" for one in monitors.values())
     services = monitors["fl-fairlead-services"]["spec"]

@@ -146,7 +146,7 @@ def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> 
     for team in "ab":
         alone.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"team-{team}"}})
         crds = "crds.keep=false" if team == "a" else "crds.install=false"
-        flags = f"--set=watch.namespace=team-{team},admissionPolicy.enabled=true,{crds}"
+        flags = f"--set=watch.namespaces[0]=team-{team},admissionPolicy.enabled=true,{crds}"
         run("install", team, str(CHART), "--create-namespace", flags)
     both = objects(alone)
     run("uninstall", "b")
@@ -160,9 +160,10 @@ def test_two_releases_of_one_name_in_one_cluster(alone: apiserver.ApiServer) -> 
 
 
 def test_the_last_releases_values_can_be_reused(alone: apiserver.ApiServer) -> None:
-    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,watch.namespace=default")
+    helmed(alone, "install", "fl", str(PREVIOUS), "--create-namespace", "--set=crds.keep=false,clusterDomain=kept.example")
     helmed(alone, "upgrade", "fl", str(CHART), "--reset-then-reuse-values")
-    assert ("ClusterRole", "fl-fairlead-operator") not in objects(alone), "the namespace is still the value"
+    operator = alone.get("/apis/apps/v1/namespaces/fairlead-system/deployments/fl-fairlead-operator")
+    assert "--cluster-domain=kept.example" in operator["spec"]["template"]["spec"]["containers"][0]["args"]
     helmed(alone, "uninstall", "fl")
 
 

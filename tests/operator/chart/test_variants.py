@@ -126,7 +126,7 @@ def test_in_an_air_gapped_cluster_every_image_is_the_registrys() -> None:
 def test_two_namespaced_releases_share_no_object() -> None:
     """One of each namespace, under one release name, beside a CRD that neither owns."""
     chosen = ("-f", str(VALUES / "namespaced.yaml"), "--set=admissionPolicy.enabled=true")
-    first, second = (template(*chosen, f"--namespace=home-{team}", f"--set=watch.namespace={team}") for team in "ab")
+    first, second = (template(*chosen, f"--namespace=home-{team}", f"--set=watch.namespaces[0]={team}") for team in "ab")
     names = [{(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in made} for made in (first, second)]
     assert not names[0] & names[1]
     assert {kind for kind, namespace, _ in names[0] if not namespace} == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -135,9 +135,11 @@ def test_two_namespaced_releases_share_no_object() -> None:
 
 
 def test_values_of_an_earlier_chart_are_accepted_or_named(tmp_path: Path) -> None:
-    """Of the chart of 7e6be7f all but `test.timeout`, which is `test.timeoutSeconds` now."""
+    """Of the chart of 7e6be7f all but `test.timeout`, now `test.timeoutSeconds`, and `watch.namespace`, now the list `watch.namespaces`."""
     earlier = VALUES.parent / "values-7e6be7f.yaml"
     refused = helm("template", "fl", str(CHART), "-f", str(earlier))
     assert refused.returncode != 0 and "additional properties 'timeout' not allowed" in refused.stderr
-    (tmp_path / "values.yaml").write_text(earlier.read_text().replace("  timeout: ", "  timeoutSeconds: "))
+    assert "additional properties 'namespace' not allowed" in refused.stderr
+    text = earlier.read_text().replace("  timeout: ", "  timeoutSeconds: ")
+    (tmp_path / "values.yaml").write_text(text.replace('watch:\n  namespace: ""', "watch:\n  namespaces: []"))
     assert rendered("-f", str(tmp_path / "values.yaml"))

@@ -109,3 +109,14 @@ def test_only_a_difference_in_our_own_fields_is_applied() -> None:
     assert needs_apply(DESIRED, live(containers=[{"name": "w"}]), applied)
     assert needs_apply({**DESIRED, "spec": {"replicas": 1}}, live(), applied), "a field that is no longer wanted must be given up"
     assert needs_apply(DESIRED, None, applied) and needs_apply(DESIRED, live(), None)
+
+
+def test_a_list_of_one_namespace_removes_nothing_of_another() -> None:
+    cache = Cache(lambda owner: None)
+    there = pod("b", 1, "v")
+    there["metadata"]["namespace"] = "other"
+    cache.put(pod("a", 1))
+    cache.put(there)
+    assert cache.retain(PODS, (), version=10, namespace="n") == 1
+    assert not cache.children(("n", "qwen")) and cache.children(("other", "qwen"))
+    assert cache.retain(PODS, (), version=10) == 1 and not cache.children(("other", "qwen"))

@@ -287,7 +287,7 @@ def start(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> Iterat
 
     def one(user: str, *flags: str) -> Process:
         log = tmp_path / f"{user}.{len(started)}.log"
-        scope = [f"--namespace={namespace}", f"--lease-namespace={namespace}", "--health-port=0"]
+        scope = [f"--namespaces={namespace}", f"--lease-namespace={namespace}", "--health-port=0"]
         arguments = [*COMMAND, *FLAGS, *scope, f"--kubeconfig={server.kubeconfig_of(user, tmp_path)}", *flags]
         with log.open("wb") as out:
             started.append(subprocess.Popen(arguments, stdout=out, stderr=out, env=environment()))

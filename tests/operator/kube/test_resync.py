@@ -19,7 +19,7 @@ async def test_a_missed_deletion_and_a_missed_creation_are_found(server: apiserv
     woken: list[tuple[str, str]] = []
     cache = Cache(woken.append)
     async with Cluster.connect(str(server.kubeconfig)) as cluster:
-        resync = Resync(cluster, cache, namespace)
+        resync = Resync(cluster, cache, (namespace,))
         assert await resync.resync() == 0
         owner = (namespace, "qwen")
         assert cache.service(owner) is not None and set(cache.children(owner)) == {("ServiceAccount", "qwen")}

@@ -104,7 +104,7 @@ class Served:
 
 async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.LogCaptureFixture) -> None:
     cluster, changes = Served(), []
-    optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), "", lambda: changes.append(optional.served))
+    optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), ("",), lambda: changes.append(optional.served))
     await optional.discover()
     assert optional.served == {"HTTPRoute"} and changes == [{"HTTPRoute"}]
     cluster.forbidden, cluster.plurals = True, {"httproutes", "inferencepools"}
@@ -121,7 +121,7 @@ async def test_a_kind_without_an_answer_is_unknown(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(optional_kinds, "RETRY", 0.0)
     cluster = Served()
     cluster.plurals, cluster.busy = {"httproutes", "inferencepools"}, {"inferencepools"}
-    optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), "")
+    optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), ("",))
     task = asyncio.create_task(optional.run())
     await asyncio.wait_for(optional.discovered.wait(), 10)
     task.cancel()
@@ -139,7 +139,7 @@ async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatc
     monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
     woken = asyncio.Event()
     cache = Cache(lambda owner: woken.set())
-    looking = KindDiscovery(cast(Cluster, Served()), cache, "")
+    looking = KindDiscovery(cast(Cluster, Served()), cache, ("",))
     metadata = {"name": "qwen", "namespace": "ml", "uid": "r", "resourceVersion": "1", "labels": {"app.kubernetes.io/instance": "qwen"}}
     (routes,) = [kind for kind in OPTIONAL if kind.kind == "HTTPRoute"]
     cache.put({"apiVersion": routes.api_version, "kind": "HTTPRoute", "metadata": metadata})

@@ -35,7 +35,7 @@ def process(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> Iter
     arguments = [
         *COMMAND,
         *FLAGS,
-        "--namespace=",
+        "--namespaces=",
         f"--lease-namespace={namespace}",
         f"--kubeconfig={server.kubeconfig}",
         "--health-port=0",

@@ -89,6 +89,7 @@ async def test_the_key_gives_a_session_and_a_tenant_sees_only_its_own_requests(
             refused = await router.client.get(path, headers=headers)
             assert refused.status_code == 401 and 'name="key"' in refused.text and "pod-0" not in refused.text
     assert (await router.client.post("/ui/login", data={"key": "fl-wrong"})).status_code == 401
+    assert "console login refused with status 401" in caplog.text and "fl-wrong" not in caplog.text
     assert (await router.client.get("/ui/login")).headers["location"] == "/ui", "the address after a wrong key can be opened again"
     assert (await router.client.post("/ui/login", data={"key": "x" * 5000})).status_code == 413
     other_site = {"sec-fetch-site": "cross-site"}

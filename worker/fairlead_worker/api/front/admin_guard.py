@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead_common.http.origins import FOREIGN, is_foreign
+from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.routes.operation import Operation
@@ -24,7 +24,7 @@ class AdminGuard:
             await self._public(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if not is_foreign(headers.get(b"origin"), headers.get(b"host", b"")):
+        if not is_foreign_to_admin(headers.get(b"origin"), headers.get(b"host", b"")):
             await self._app(scope, receive, send)
             return
         error = ApiError(403, FOREIGN, type="permission_error", code="forbidden_origin")
