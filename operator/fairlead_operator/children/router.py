@@ -5,12 +5,14 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import batch, canary, pods, redis, security
+from fairlead_operator.children import batch, canary, pods, redis, router_autoscaler, security
+from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
 from fairlead_operator.rollout.step import SURGE
 from fairlead_operator.rollout.strategy import is_pausing
+from fairlead_operator.router_size import replicas_to_apply
 from fairlead_operator.settings import Settings
 
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
@@ -21,8 +23,10 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     seen = observed or Observed()
     pinned = pin(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
     paused = is_pausing(service, seen.deployments.get(names.ROUTER))
-    budget = pods.disruption_budget(service, names.ROUTER, 1)
-    return [_service(service), *pinned.revisions, _deployment(service, pinned.template, paused), budget]
+    budget = pods.disruption_budget(service, names.ROUTER, {"maxUnavailable": 1})
+    autoscaler = router_autoscaler.objects(service) if router_autoscaler.KIND in seen.served else []
+    replicas = replicas_to_apply(service, seen.deployments.get(names.ROUTER))
+    return [_service(service), *pinned.revisions, _deployment(service, replicas, pinned.template, paused), *autoscaler, budget]
 
 
 def _service(service: InferenceService) -> Object:
@@ -46,11 +50,11 @@ def _picker(service: InferenceService, port: Object) -> list[Object]:
     return [port] if service.spec.exposure.picks_endpoints else []
 
 
-def _deployment(service: InferenceService, template: Object, paused: bool) -> Object:
+def _deployment(service: InferenceService, replicas: int | None, template: Object, paused: bool) -> Object:
     return pods.deployment(
         service,
         names.ROUTER,
-        replicas=service.spec.routing.replicas,
+        replicas=replicas,
         template=template,
         strategy=SURGE,
         paused=paused,
@@ -70,7 +74,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
             {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
             *_picker(service, {"name": "picker", "containerPort": names.PICKER_PORT, "protocol": "TCP"}),
         ],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "resources": pods.CONTROL_RESOURCES,
         "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service), *redis.mounts(settings)],
         "startupProbe": pods.probe("/health", period=2, failures=60),
@@ -80,7 +84,10 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, settings, names.ROUTER, container, volumes)
-    return pods.add_labels(service, names.ROUTER, router_revision(service), {"spec": spec})
+    template: Object = {"spec": spec}
+    if service.spec.router.pod_template is not None:
+        template = merge(template, service.spec.router.pod_template.to_manifest())
+    return pods.add_labels(service, names.ROUTER, router_revision(service), template)
 
 
 def _volumes(service: InferenceService) -> list[Object]:

@@ -46,6 +46,7 @@ WRITTEN = (
 OPTIONAL = (
     Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
+    Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
 )
 CHILDREN = (*WRITTEN, PODS)

@@ -176,7 +176,8 @@ class Reconciler:
         is_analyzed = canary_status is not None and canary_status.phase in ("Analyzing", "Paused")
         self._canary.follow(ready_routers(pods) if is_analyzed else (), plan.split)
         self._follow_pollers(observed, plan.status)
-        self._demand.follow(ready_routers(pods), scaling_state(service, observed, plan.status.revision.rpartition("-")[2]))
+        revision = plan.status.revision.rpartition("-")[2]
+        self._demand.follow(ready_routers(pods), scaling_state(service, observed, revision, plan.minimum))
         await self._write_status(body, service.status, plan.status)
         return self._next_reconcile(plan, refused=bool(refusals))
 
