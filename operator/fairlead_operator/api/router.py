@@ -54,8 +54,9 @@ class RouterTls(Part):
     issuer_ref: IssuerRef | None = Field(None, description="cert-manager issues and renews the certificate. Absent: secretName holds it.")
     dns_names: list[DnsName] | None = Field(
         None,
+        min_length=1,
         max_length=32,
-        description="Host names of the certificate, in addition to the Service's and those of the gateway.",
+        description="Host names of the certificate of issuerRef. Absent: those of the Service and the gateway, which public issuers refuse.",
         json_schema_extra=list_set(),
     )
     ca_config_map: ObjectName | None = Field(

@@ -38,6 +38,10 @@ _REDIRECT_CANARY = (
     "spec.routing.forwardingMode Redirect hides responses from the routers, and spec.rollout.canary needs them: "
     "set it to Proxy, or remove spec.rollout.canary"
 )
+_TLS_REDIRECT = (
+    "spec.routing.forwardingMode Redirect sends clients to workers, which serve plain HTTP: set it to Proxy, or remove spec.router.tls"
+)
+_TLS_BATCH = "spec.batch sends requests to routers over plain HTTP: remove spec.batch, or spec.router.tls"
 _ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
 _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageTokens: increase it, or remove it for the limit of the model"
 
@@ -233,6 +237,12 @@ class ServiceSpec(Part):
             rule("!has(self.rollout.canary) || self.routing.forwardingMode == 'Proxy'", _REDIRECT_CANARY, path=".routing.forwardingMode"),
             rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
             rule(
+                "!has(self.router.tls) || self.routing.forwardingMode == 'Proxy'",
+                _TLS_REDIRECT,
+                path=".routing.forwardingMode",
+            ),
+            rule("!has(self.router.tls) || !has(self.batch)", _TLS_BATCH, path=".router.tls"),
+            rule(
                 "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
                 _ROUTERS,
                 path=".router.autoscaling.maxReplicas",
@@ -278,6 +288,9 @@ class ServiceSpec(Part):
         refuse(self.rollout.canary is not None and nodes > 1, f"{_CANARY_NODES} (got {nodes})")
         refuse(self.rollout.canary is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_CANARY)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
+        encrypted = self.router.tls is not None
+        refuse(encrypted and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
+        refuse(encrypted and self.batch is not None, _TLS_BATCH)
         routers, autoscaling = self.routing.replicas, self.router.autoscaling
         refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
         return self

@@ -6,7 +6,7 @@ no effect. In a namespace that denies everything by default, the service needs t
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import groups
+from fairlead_operator.children import groups, router_tls
 from fairlead_operator.objects import Object
 from fairlead_operator.settings import Settings
 
@@ -55,7 +55,7 @@ def _routers(service: InferenceService, settings: Settings) -> Object:
     clients = _clients(service)
     if clients != [_ANY_POD]:
         clients += [*_proxies(service), _operator(settings)]  # the operator probes the service with a completion
-    ingress = [_from(clients, names.ROUTER_PORT), _from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT)]
+    ingress = [_from(clients, router_tls.port_number(service)), _from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT)]
     if service.spec.exposure.picks_endpoints:
         ingress.append(_from(_proxies(service), names.PICKER_PORT))
     return _policy(service, names.ROUTER, ingress)

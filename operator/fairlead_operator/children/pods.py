@@ -74,7 +74,10 @@ def deployment(
     min_ready_seconds: int = 0,
     paused: bool = False,
 ) -> Object:
-    """Return a Deployment. `replicas`: None leaves them to an autoscaler. `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the next one.
+    """Return a Deployment.
+
+    `replicas`: None leaves them to an autoscaler. `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the
+    next one.
 
     The operator owns `paused` even when it is False: a Deployment that a user paused would ignore edits without a visible reason.
     """

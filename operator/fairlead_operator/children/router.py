@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import batch, canary, pods, redis, router_autoscaler, security
+from fairlead_operator.children import batch, canary, pods, redis, router_autoscaler, router_tls, security
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
@@ -26,7 +26,9 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     budget = pods.disruption_budget(service, names.ROUTER, {"maxUnavailable": 1})
     autoscaler = router_autoscaler.objects(service) if router_autoscaler.KIND in seen.served else []
     replicas = replicas_to_apply(service, seen.deployments.get(names.ROUTER))
-    return [_service(service), *pinned.revisions, _deployment(service, replicas, pinned.template, paused), *autoscaler, budget]
+    certificate = router_tls.objects(service, settings) if router_tls.CERTIFICATE in seen.served else []
+    deployment = _deployment(service, replicas, pinned.template, paused)
+    return [_service(service), *certificate, *pinned.revisions, deployment, *autoscaler, budget]
 
 
 def _service(service: InferenceService) -> Object:
@@ -38,7 +40,7 @@ def _service(service: InferenceService) -> Object:
             "type": "ClusterIP",
             "selector": names.selector(service, names.ROUTER),
             "ports": [
-                {"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
+                router_tls.service_port(service),
                 *_picker(service, {"name": "grpc", "port": names.PICKER_PORT, "targetPort": "picker", "protocol": "TCP"}),
             ],
         },
@@ -70,7 +72,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "args": arguments(service, settings),
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.tracing(settings)],
         "ports": [
-            {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
+            {"name": names.scheme(service), "containerPort": router_tls.port_number(service), "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
             *_picker(service, {"name": "picker", "containerPort": names.PICKER_PORT, "protocol": "TCP"}),
         ],
@@ -93,7 +95,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 def _volumes(service: InferenceService) -> list[Object]:
     """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
     split = list(canary.router_volumes(service))
-    split += batch.secret_volumes(service)
+    split += batch.secret_volumes(service) + router_tls.volumes(service)
     if service.spec.access is None:
         return split
     secret = service.spec.access.keys_secret_ref
@@ -103,7 +105,7 @@ def _volumes(service: InferenceService) -> list[Object]:
 
 def _mounts(service: InferenceService) -> list[Object]:
     keys = [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
-    return [*keys, *canary.router_mounts(service), *batch.secret_mounts(service)]
+    return [*keys, *canary.router_mounts(service), *batch.secret_mounts(service), *router_tls.mounts(service)]
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
@@ -113,7 +115,8 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "service-name": service.name,
         "served-model-name": service.served_model_name,
         "host": "0.0.0.0",
-        "port": names.ROUTER_PORT,
+        "port": router_tls.port_number(service),
+        **router_tls.flags(service),
         "admin-port": names.ROUTER_ADMIN_PORT,
         "index-namespace": names.index_namespace(service),
         **redis.flags(service, settings),

@@ -46,6 +46,8 @@ WRITTEN = (
 OPTIONAL = (
     Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
+    Kind("gateway.networking.k8s.io/v1", "BackendTLSPolicy", "backendtlspolicies"),
+    Kind("cert-manager.io/v1", "Certificate", "certificates"),
     Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
 )

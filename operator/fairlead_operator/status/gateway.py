@@ -5,11 +5,15 @@ from typing import Any
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.children import gateway
+from fairlead_operator.children import gateway, router_tls
 from fairlead_operator.observed import Observed
 
 _MISSING = {
     gateway.HTTP_ROUTE: ("GatewayApiMissing", "the Gateway API (HTTPRoute of gateway.networking.k8s.io/v1)"),
+    router_tls.BACKEND_POLICY: (
+        "GatewayApiMissing",
+        "the Gateway API 1.4 or newer (BackendTLSPolicy of gateway.networking.k8s.io/v1) for spec.router.tls",
+    ),
     gateway.INFERENCE_POOL: (
         "InferencePoolMissing",
         "the Gateway API inference extension (InferencePool of inference.networking.k8s.io/v1)",

@@ -16,7 +16,7 @@ from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
-from fairlead_operator.status import refusals, traffic
+from fairlead_operator.status import refusals, router_tls, traffic
 from fairlead_operator.status import routers as router_status
 from fairlead_operator.status.conditions import Conditions, find
 
@@ -46,6 +46,8 @@ def build_service_status(
     loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
     obstacle = _find_obstacle(service, observed, workers, routers, step, unresponsive_cause)
     obstacle = loading_status.add_progress(obstacle, loading) or canary_plan.cause
+    tls_fault = router_tls.find_fault(service, observed)
+    obstacle = router_tls.explain(obstacle, tls_fault)
     probe_state = _ProbeState.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     conditions = Conditions(service.status.conditions, service.generation, now)
@@ -87,7 +89,7 @@ def build_service_status(
     if batch_condition is not None:
         conditions.set("BatchReady", *batch_condition)
     conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
-    optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed))
+    optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed), tls_fault)
     faults = (obstacle, step.problem, stalled, unresponsive_cause, conflict, index_fault, *optional_faults)
     fault = next((one for one in faults if one is not None and one.fault), None)
     conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")

@@ -63,6 +63,14 @@ REFUSED = [
     ({"podDisruptionBudget": {"maxUnavailable": "101%"}}, "spec.podDisruptionBudget: must be a number"),
     ({"podDisruptionBudget": {"minAvailable": -1}}, "spec.podDisruptionBudget: must be a number"),
     ({"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": "50%"}}, "exclude each other"),
+    ({"router": {"tls": {}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
+    ({"router": {"tls": {"secretName": "a", "issuerRef": {"name": "b"}}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
+    ({"router": {"tls": {"secretName": "a", "dnsNames": ["b"]}}}, "spec.router.tls.dnsNames are put into the certificate of issuerRef"),
+    (
+        {"router": {"tls": {"secretName": "a"}}, "routing": {"forwardingMode": "Redirect"}},
+        "forwardingMode Redirect sends clients to workers",
+    ),
+    ({"router": {"tls": {"secretName": "a"}}, "batch": {"storageURI": "pvc://c"}}, "spec.batch sends requests to routers over plain HTTP"),
     ({"router": {"autoscaling": {"maxReplicas": 1}}}, "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas"),
     (
         {"scaling": {"maxReplicas": 2, "schedules": [{"name": "a", "start": "0 8 * * *", "end": "0 9 * * *", "minReplicas": 3}]}},
