@@ -137,6 +137,7 @@ class Observed:
     redis: ObservedRedis | None = None  # None: the credentials are not known yet
     served: frozenset[str] = frozenset()  # the optional kinds that this cluster serves
     optional_objects: Mapping[str, Body] = field(default_factory=dict)  # optional kind → this service's object of it
+    gateway: Body | None = None  # the Gateway of spec.exposure.gateway; empty: it does not exist; None: unknown
     traffic: ObservedTraffic | None = None
     pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod → its newest relevant Event, of pods that are stuck
     canary: ObservedCanary | None = None  # None: no router has answered yet

@@ -56,7 +56,7 @@ class RouterTls(Part):
         None,
         min_length=1,
         max_length=32,
-        description="Host names of the certificate of issuerRef. Absent: those of the Service and the gateway, which public issuers refuse.",
+        description="Host names of the certificate of issuerRef. Absent: the Service's and the gateway's, which public issuers refuse.",
         json_schema_extra=list_set(),
     )
     ca_config_map: ObjectName | None = Field(

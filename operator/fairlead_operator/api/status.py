@@ -81,6 +81,9 @@ class ServiceStatus(Part):
 
     observed_generation: int = Field(0, ge=0, description="metadata.generation that this status was computed from.")
     url: str = Field("", max_length=512, description="Base URL of the OpenAI-compatible API inside the cluster.")
+    external_url: str = Field(
+        "", max_length=512, description="Base URL of the API for clients outside the cluster, through spec.exposure.gateway."
+    )
     model_name: str = Field("", max_length=253, description='Value of "model" in requests.')
     desired_replicas: int = Field(0, ge=0, description="Workers that should exist, from spec.replicas, spec.scaling or the autoscaler.")
     replicas: int = Field(0, ge=0, description="Workers that exist.")

@@ -32,6 +32,7 @@ PODS = Kind("v1", "Pod", "pods")
 REVISIONS = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 EVENTS = Kind("events.k8s.io/v1", "Event", "events")
 SECRETS = Kind("v1", "Secret", "secrets")  # written, never read: see `secret_writer`
+GATEWAYS = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")  # read, never written: see `gateways`
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),

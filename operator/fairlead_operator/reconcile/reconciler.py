@@ -70,6 +70,7 @@ class Dependencies:
     served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster serves
     unknown: Callable[[], frozenset[str]] = frozenset  # optional kinds for which no answer has come yet
     metrics: Metrics = field(default_factory=Metrics)
+    gateway: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None  # spec and status of a Gateway; None: unknown
     redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
 
 
@@ -234,6 +235,7 @@ class Reconciler:
             redis=self._dependencies.redis(),
             served=self._dependencies.served(),
             optional_objects={key[0]: body for key, body in children.items() if key[0] in _OPTIONAL_KINDS},
+            gateway=self._find_gateway(service),
             traffic=self._index.traffic,
             pod_events=self._pod_events.seen,
             canary=self._canary.seen,
@@ -244,6 +246,12 @@ class Reconciler:
             decision=self._decision,
         )
         return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
+
+    def _find_gateway(self, service: InferenceService) -> Mapping[str, Any] | None:
+        if service.spec.exposure.gateway is None:
+            return None
+        reference = service.spec.exposure.gateway.parent_ref
+        return self._dependencies.gateway(reference.namespace or service.namespace, reference.name)
 
     def _start_probing(self, service: InferenceService, router: str) -> None:
         if self._probe_task is None:

@@ -12,11 +12,11 @@ from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.status import batch as batch_status
+from fairlead_operator.status import external_url, refusals, router_tls, traffic
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
-from fairlead_operator.status import refusals, router_tls, traffic
 from fairlead_operator.status import routers as router_status
 from fairlead_operator.status.conditions import Conditions, find
 
@@ -97,6 +97,7 @@ def build_service_status(
     status = ServiceStatus(
         observed_generation=service.generation,
         url=names.url(service),
+        external_url=external_url.build_url(service, observed),
         model_name=service.served_model_name,
         desired_replicas=workers.desired,
         replicas=workers.total,
