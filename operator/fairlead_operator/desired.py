@@ -16,6 +16,8 @@ from fairlead_operator.scaling.sizing import add_scaling_status, apply_size
 from fairlead_operator.settings import Settings
 from fairlead_operator.status.service_status import build_service_status
 
+OTHER_SERVICES_PERIOD = 15.0  # seconds
+
 
 @dataclass(frozen=True)
 class Desired:
@@ -35,7 +37,9 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     canary_plan = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
     built = build_service_status(service, observed, step, now, canary_plan)
-    due = (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at, minimum.ends_at)
+    # Nothing else wakes this service when the models of another one change.
+    others_at = now.timestamp() + OTHER_SERVICES_PERIOD if service.spec.exposure.other_services else None
+    due = (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at, minimum.ends_at, others_at)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they protect

@@ -48,6 +48,11 @@ def split(service: InferenceService) -> str:
     return f"{service.name}-split"
 
 
+def model_routes(service: InferenceService) -> str:
+    """Return the name of the ConfigMap that gives routers the models of other services."""
+    return f"{service.name}-models"
+
+
 def nodes_secret(service: InferenceService) -> str:
     """Return the name of the Secret that authenticates the pods of one model to each other.
 

@@ -83,6 +83,8 @@ def router_revision(service: InferenceService) -> str:
         parts.append("batch")
     if service.spec.router.tls is not None:
         parts.append({"tls": names.router_tls_secret(service)})
+    if service.spec.exposure.other_services:
+        parts.append("model routes")  # their names do not change the router's pods
     if template := non_default_fields(service.spec.router, "pod_template"):
         parts.append(template)
     if service.spec.image_pull_secrets:

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import batch, canary, pods, redis, router_autoscaler, router_tls, security
+from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_autoscaler, router_tls, security
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
@@ -28,7 +28,8 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     replicas = replicas_to_apply(service, seen.deployments.get(names.ROUTER))
     certificate = router_tls.objects(service, settings) if router_tls.CERTIFICATE in seen.served else []
     deployment = _deployment(service, replicas, pinned.template, paused)
-    return [_service(service), *certificate, *pinned.revisions, deployment, *autoscaler, budget]
+    routes = model_routes.objects(service, settings, seen.other_services)
+    return [_service(service), *certificate, *routes, *pinned.revisions, deployment, *autoscaler, budget]
 
 
 def _service(service: InferenceService) -> Object:
@@ -95,7 +96,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 def _volumes(service: InferenceService) -> list[Object]:
     """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
     split = list(canary.router_volumes(service))
-    split += batch.secret_volumes(service) + router_tls.volumes(service)
+    split += batch.secret_volumes(service) + router_tls.volumes(service) + model_routes.volumes(service)
     if service.spec.access is None:
         return split
     secret = service.spec.access.keys_secret_ref
@@ -105,7 +106,13 @@ def _volumes(service: InferenceService) -> list[Object]:
 
 def _mounts(service: InferenceService) -> list[Object]:
     keys = [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
-    return [*keys, *canary.router_mounts(service), *batch.secret_mounts(service), *router_tls.mounts(service)]
+    return [
+        *keys,
+        *canary.router_mounts(service),
+        *batch.secret_mounts(service),
+        *router_tls.mounts(service),
+        *model_routes.mounts(service),
+    ]
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
@@ -117,6 +124,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "host": "0.0.0.0",
         "port": router_tls.port_number(service),
         **router_tls.flags(service),
+        **model_routes.flags(service),
         "admin-port": names.ROUTER_ADMIN_PORT,
         "index-namespace": names.index_namespace(service),
         **redis.flags(service, settings),

@@ -22,7 +22,7 @@ from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import Observed, ObservedRedis, ProbeResult, SizeDecision
+from fairlead_operator.observed import Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
 from fairlead_operator.polling import deletion_costs
 from fairlead_operator.polling.canary import CanaryPoller
 from fairlead_operator.polling.demand import DemandPoller
@@ -235,6 +235,7 @@ class Reconciler:
             redis=self._dependencies.redis(),
             served=self._dependencies.served(),
             optional_objects={key[0]: body for key, body in children.items() if key[0] in _OPTIONAL_KINDS},
+            other_services=self._find_other_services(service),
             gateway=self._find_gateway(service),
             traffic=self._index.traffic,
             pod_events=self._pod_events.seen,
@@ -246,6 +247,10 @@ class Reconciler:
             decision=self._decision,
         )
         return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
+
+    def _find_other_services(self, service: InferenceService) -> dict[str, OtherService]:
+        bodies = {name: self._dependencies.cache.service((service.namespace, name)) for name in service.spec.exposure.other_services}
+        return {name: OtherService.parse(body) for name, body in bodies.items() if body is not None}
 
     def _find_gateway(self, service: InferenceService) -> Mapping[str, Any] | None:
         if service.spec.exposure.gateway is None:

@@ -12,7 +12,7 @@ from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.status import batch as batch_status
-from fairlead_operator.status import external_url, refusals, router_tls, traffic
+from fairlead_operator.status import external_url, other_services, refusals, router_tls, traffic
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
@@ -89,7 +89,12 @@ def build_service_status(
     if batch_condition is not None:
         conditions.set("BatchReady", *batch_condition)
     conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
-    optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed), tls_fault)
+    optional_faults = (
+        gateway_status.find_fault(gateway_condition),
+        batch_status.find_fault(service, observed),
+        tls_fault,
+        other_services.find_fault(service, observed),
+    )
     faults = (obstacle, step.problem, stalled, unresponsive_cause, conflict, index_fault, *optional_faults)
     fault = next((one for one in faults if one is not None and one.fault), None)
     conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")

@@ -63,6 +63,11 @@ REFUSED = [
     ({"podDisruptionBudget": {"maxUnavailable": "101%"}}, "spec.podDisruptionBudget: must be a number"),
     ({"podDisruptionBudget": {"minAvailable": -1}}, "spec.podDisruptionBudget: must be a number"),
     ({"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": "50%"}}, "exclude each other"),
+    (
+        {"exposure": {"otherServices": ["b"], "gateway": {"parentRef": {"name": "g"}, "backend": "EndpointPicker"}}},
+        "spec.exposure.otherServices needs routers that forward requests",
+    ),
+    ({"exposure": {"otherServices": ["b"]}, "routing": {"forwardingMode": "Redirect"}}, "sends no request to other services"),
     ({"router": {"tls": {}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "issuerRef": {"name": "b"}}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "dnsNames": ["b"]}}}, "spec.router.tls.dnsNames are put into the certificate of issuerRef"),
