@@ -42,7 +42,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     due = (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at, minimum.ends_at, others_at)
     return Desired(
         objects=[
-            *network_policy.objects(service, settings),  # before the pods that they protect
+            *network_policy.objects(service, settings, observed),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret

@@ -29,10 +29,10 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     certificate = router_tls.objects(service, settings) if router_tls.CERTIFICATE in seen.served else []
     deployment = _deployment(service, replicas, pinned.template, paused)
     routes = model_routes.objects(service, settings, seen.other_services)
-    return [_service(service), *certificate, *routes, *pinned.revisions, deployment, *autoscaler, budget]
+    return [_service(service, seen), *certificate, *routes, *pinned.revisions, deployment, *autoscaler, budget]
 
 
-def _service(service: InferenceService) -> Object:
+def _service(service: InferenceService, observed: Observed) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -41,7 +41,7 @@ def _service(service: InferenceService) -> Object:
             "type": "ClusterIP",
             "selector": names.selector(service, names.ROUTER),
             "ports": [
-                router_tls.service_port(service),
+                *router_tls.service_ports(service, observed),
                 *_picker(service, {"name": "grpc", "port": names.PICKER_PORT, "targetPort": "picker", "protocol": "TCP"}),
             ],
         },

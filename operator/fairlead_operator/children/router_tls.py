@@ -4,25 +4,50 @@ Plain and TLS ports have different numbers and names. So a Service never sends a
 """
 
 from pathlib import PurePosixPath
+from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.objects import Object
+from fairlead_operator.objects import Object, component_of, has_ended
+from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import find_revision
+from fairlead_operator.rollout.strategy import revision_of
 from fairlead_operator.settings import Settings
 
 CERTIFICATE, BACKEND_POLICY = "Certificate", "BackendTLSPolicy"
 FOLDER = PurePosixPath("/etc/fairlead/tls")
 
 
+_PORTS = {"http": (names.SERVICE_PORT, names.ROUTER_PORT), "https": (names.SERVICE_TLS_PORT, names.ROUTER_TLS_PORT)}
+"""Ports of the Service and of the router."""
+
+
 def port_number(service: InferenceService) -> int:
     """Return the port on which routers listen for clients."""
-    return names.ROUTER_PORT if service.spec.router.tls is None else names.ROUTER_TLS_PORT
+    return _PORTS[names.scheme(service)][1]
 
 
-def service_port(service: InferenceService) -> Object:
-    """Return the port of the Service that clients use."""
-    name = names.scheme(service)
-    return {"name": name, "port": names.service_port(service), "targetPort": name, "protocol": "TCP", "appProtocol": name}
+def served_ports(service: InferenceService, observed: Observed) -> list[int]:
+    """Return the ports on which routers listen for clients: during a change of TLS those of both revisions."""
+    return [_PORTS[scheme][1] for scheme in _served_schemes(service, observed)]
+
+
+def service_ports(service: InferenceService, observed: Observed) -> list[Object]:
+    """Return the ports of the Service that clients use. That of the scheme before stays as long as a router serves it."""
+    return [
+        {"name": scheme, "port": _PORTS[scheme][0], "targetPort": scheme, "protocol": "TCP", "appProtocol": scheme}
+        for scheme in _served_schemes(service, observed)
+    ]
+
+
+def _served_schemes(service: InferenceService, observed: Observed) -> list[str]:
+    running = {revision_of(pod) for pod in observed.pods if component_of(pod) == names.ROUTER and not has_ended(pod)}
+    found = {names.scheme(service)}
+    for revision in running:
+        stored: Any = find_revision(service, names.ROUTER, revision, observed.revisions) or {"data": {"template": {}}}
+        for container in (stored["data"]["template"].get("spec") or {}).get("containers") or []:
+            found |= _PORTS.keys() & {port.get("name") for port in container.get("ports") or []}
+    return sorted(found, key=lambda scheme: scheme != names.scheme(service))
 
 
 def flags(service: InferenceService) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp.web
 import pytest
 from tests.operator.status.test_status import NOW
-from tests.operator.support.manifests import SETTINGS, deployment, service
+from tests.operator.support.manifests import SETTINGS, deployment, pod, service
 from tests.router.wire.test_tls import Authority
 
 from fairlead_operator.api import InferenceService
@@ -51,6 +51,25 @@ def test_ports_probes_policy_and_url_follow(router: dict[str, Any], secret: str)
     allowed = [rule["ports"][0]["port"] for rule in objects["NetworkPolicy", "qwen-router"]["spec"]["ingress"]]
     assert allowed == [8443, 8082]
     assert desired(one, Observed(), SETTINGS, NOW).status.url == "https://qwen.default.svc/v1"
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, GIVEN), (GIVEN, {})])
+def test_clients_reach_routers_of_both_schemes_during_the_change(before: dict[str, Any], after: dict[str, Any]) -> None:
+    old, new = service(router=before), service(router=after)
+    revisions = tuple(body for (kind, _), body in made(old).items() if kind == "ControllerRevision")
+    running = pod("qwen-router-1", "router", router_revision(old))
+
+    def ports(one: InferenceService, *pods: Any) -> tuple[list[str], list[int]]:
+        plan = desired(one, Observed(pods=pods, revisions=revisions), SETTINGS, NOW)
+        objects = {(each["kind"], each["metadata"]["name"]): each for each in plan.objects}
+        allowed = [rule["ports"][0]["port"] for rule in objects["NetworkPolicy", "qwen-router"]["spec"]["ingress"]]
+        return [each["targetPort"] for each in objects["Service", "qwen"]["spec"]["ports"]], allowed[:-1]
+
+    both = {"http": 8080, "https": 8443}
+    now, then = ("https", "http") if after else ("http", "https")
+    assert ports(new, running) == ([now, then], [both[now], both[then]])
+    assert ports(new) == ([now], [both[now]]), "once the last router of before has gone"
+    assert ports(old, running) == ([then], [both[then]])
 
 
 def test_without_tls_routers_get_no_flag_that_older_images_do_not_know() -> None:
