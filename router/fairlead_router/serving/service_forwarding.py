@@ -21,8 +21,9 @@ SILENCE_SECONDS: Final = 1200.0
 """Longest silence: the other router holds a request while its workers start, and ends it itself (--hold-timeout, --request-timeout)."""
 MAX_HEADER: Final = 64 << 10
 _HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade expect host content-length cookie".split()
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade expect host content-length cookie origin".split()
 )
+"""Headers of one connection or host. `origin`: the router that a web page calls answers CORS, and no other."""
 _LOST = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
@@ -60,6 +61,7 @@ class ServiceForwarder:
                 timeout=timeout,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 auto_decompress=False,
+                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 max_line_size=MAX_HEADER,
                 max_field_size=MAX_HEADER,
