@@ -36,9 +36,9 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
         )
     reference = gateway_ref.parent_ref
     name, home = reference.name, reference.namespace or service.namespace
-    if observed.gateway is not None and not observed.gateway:
-        return False, "GatewayNotFound", f"Gateway {home}/{name} does not exist: create it, or correct spec.exposure.gateway.parentRef"
     answer = _condition_from_parents(observed, name, home)
+    if answer[1] == "Waiting" and observed.gateway is not None and not observed.gateway:
+        return False, "GatewayNotFound", f"Gateway {home}/{name} does not exist: create it, or correct spec.exposure.gateway.parentRef"
     refused = _find_unprogrammed(observed, reference.section_name) if answer[0] else None
     if refused is None:
         return answer

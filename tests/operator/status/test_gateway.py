@@ -59,7 +59,7 @@ def test_the_external_url_is_one_that_a_listener_serves(live: Any, hostnames: li
 def test_a_gateway_that_is_missing_or_not_programmed_is_a_fault() -> None:
     assert ready(status_of(gateway(HTTP)))[:2] == ("True", "Accepted")
     assert ready(status_of(None))[:2] == ("True", "Accepted"), "the route's own status counts where the Gateway may not be read"
-    status, reason, message = ready(status_of(NOT_FOUND))
+    status, reason, message = ready(status_of(NOT_FOUND, HTTPRoute={"status": {}}))
     assert (status, reason) == ("False", "GatewayNotFound") and "default/web" in message
     programmed = {"type": "Programmed", "status": "False", "reason": "AddressNotAssigned", "message": "no address"}
     found = status_of(gateway(HTTP, conditions=[programmed]))
