@@ -11,9 +11,12 @@ from fairlead_operator.observed import Observed, SizeDecision
 from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
+from fairlead_operator.scaling.schedules import ScheduledMinimum
 from fairlead_operator.scaling.sizing import add_scaling_status, apply_size
 from fairlead_operator.settings import Settings
 from fairlead_operator.status.service_status import build_service_status
+
+OTHER_SERVICES_PERIOD = 15.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -23,31 +26,34 @@ class Desired:
     servable: bool  # every pod is as desired
     probe_due: bool  # send a probe through the router, and reconcile again with its result
     split: Split  # the canary split for the routers
+    minimum: ScheduledMinimum  # of workers, which a schedule asks for now
     decision: SizeDecision | None  # of the operator's autoscaler, where it changes the size
     wake_at: float | None  # seconds since the epoch of the next reconcile, even without a change
 
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Return the same objects for the same inputs: no I/O, no clock, no randomness, and no state beside what the cluster shows."""
-    service, decision = apply_size(service, observed)
+    service, decision, minimum = apply_size(service, observed, now)
     canary_plan = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
     built = build_service_status(service, observed, step, now, canary_plan)
+    # Nothing else wakes this service when the models of another one change.
+    others_at = now.timestamp() + OTHER_SERVICES_PERIOD if service.spec.exposure.other_services else None
+    due = (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at, minimum.ends_at, others_at)
     return Desired(
         objects=[
-            *network_policy.objects(service, settings),  # before the pods that they protect
+            *network_policy.objects(service, settings, observed),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
-        status=add_scaling_status(built.status, service, observed, decision),
+        status=add_scaling_status(built.status, service, observed, decision, minimum),
         servable=built.servable,
         probe_due=built.probe_due,
         split=canary_plan.sides.split,
+        minimum=minimum,
         decision=decision if decision is not None and decision.reason else None,
-        wake_at=min(
-            (at for at in (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at) if at is not None), default=None
-        ),
+        wake_at=min((at for at in due if at is not None), default=None),
     )

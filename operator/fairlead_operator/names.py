@@ -19,6 +19,7 @@ TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
 CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back
 CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retryToken of that trial
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
+ROUTER_TLS_PORT, SERVICE_TLS_PORT = 8443, 443  # with spec.router.tls, instead of ROUTER_PORT and SERVICE_PORT
 BATCH_PORT = 8090  # serves metrics too, and asks for the shared secret for the rest
 WORKER_ADMIN_PORT, ROUTER_ADMIN_PORT = 8002, 8082  # for metrics, polls, probes and adapters, not for clients
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
@@ -47,6 +48,11 @@ def split(service: InferenceService) -> str:
     return f"{service.name}-split"
 
 
+def model_routes(service: InferenceService) -> str:
+    """Return the name of the ConfigMap that gives routers the models of other services."""
+    return f"{service.name}-models"
+
+
 def nodes_secret(service: InferenceService) -> str:
     """Return the name of the Secret that authenticates the pods of one model to each other.
 
@@ -69,9 +75,25 @@ def index_namespace(service: InferenceService) -> str:
     return f"{service.namespace}/{service.name}"
 
 
+def router_tls_secret(service: InferenceService) -> str:
+    """Return the name of the Secret with the routers' certificate: the given one, or that which cert-manager writes."""
+    tls = service.spec.router.tls
+    return tls.secret_name if tls is not None and tls.secret_name is not None else f"{service.name}-router-tls"
+
+
+def scheme(service: InferenceService) -> str:
+    """Return the scheme of the routers' port for clients."""
+    return "http" if service.spec.router.tls is None else "https"
+
+
+def service_port(service: InferenceService) -> int:
+    """Return the port of the Service for clients."""
+    return SERVICE_PORT if service.spec.router.tls is None else SERVICE_TLS_PORT
+
+
 def url(service: InferenceService) -> str:
     """Return the base URL for clients."""
-    return f"http://{service.name}.{service.namespace}.svc/v1"
+    return f"{scheme(service)}://{service.name}.{service.namespace}.svc/v1"
 
 
 def selector(service: InferenceService, component: str) -> dict[str, str]:

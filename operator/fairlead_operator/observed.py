@@ -125,6 +125,21 @@ class SizeDecision:
 
 
 @dataclass(frozen=True)
+class OtherService:
+    """What another service of the namespace serves."""
+
+    models: tuple[str, ...]  # its model name, and those of its adapters
+    has_tls: bool = False
+
+    @classmethod
+    def parse(cls, body: Body) -> "OtherService":
+        """Read an InferenceService, whatever release its spec is of."""
+        model = body["spec"].get("model") or {}
+        adapters = [str(one["name"]) for one in model.get("adapters") or [] if "name" in one]
+        return cls((str(model.get("name") or body["metadata"]["name"]), *adapters), bool((body["spec"].get("router") or {}).get("tls")))
+
+
+@dataclass(frozen=True)
 class Observed:
     """All inputs of `desired` beside the service itself."""
 
@@ -137,6 +152,8 @@ class Observed:
     redis: ObservedRedis | None = None  # None: the credentials are not known yet
     served: frozenset[str] = frozenset()  # the optional kinds that this cluster serves
     optional_objects: Mapping[str, Body] = field(default_factory=dict)  # optional kind → this service's object of it
+    other_services: Mapping[str, OtherService] = field(default_factory=dict)  # those of spec.exposure.otherServices that exist
+    gateway: Body | None = None  # the Gateway of spec.exposure.gateway; empty: it does not exist; None: unknown
     traffic: ObservedTraffic | None = None
     pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod → its newest relevant Event, of pods that are stuck
     canary: ObservedCanary | None = None  # None: no router has answered yet

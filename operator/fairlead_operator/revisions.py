@@ -81,6 +81,12 @@ def router_revision(service: InferenceService) -> str:
         parts.append("split")  # whether there may be canaries; their weight does not change the router's pods
     if service.spec.batch is not None:
         parts.append("batch")
+    if service.spec.router.tls is not None:
+        parts.append({"tls": names.router_tls_secret(service)})
+    if service.spec.exposure.other_services:
+        parts.append("model routes")  # their names do not change the router's pods
+    if template := non_default_fields(service.spec.router, "pod_template"):
+        parts.append(template)
     if service.spec.image_pull_secrets:
         parts.append(non_default_fields(service.spec, "image_pull_secrets"))
     if scales_to_zero(service):

@@ -19,6 +19,7 @@ from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster, own_namespace
 from fairlead_operator.kube.discovery import KindDiscovery
 from fairlead_operator.kube.event_recorder import EventRecorder
+from fairlead_operator.kube.gateways import GatewayReader
 from fairlead_operator.kube.leader_election import LeaderElector
 from fairlead_operator.kube.reflector import Reflectors
 from fairlead_operator.kube.resync import STALE, Resync
@@ -79,6 +80,7 @@ class _Operator:
         self._reflectors = Reflectors(cluster, self._cache, config.watched_namespaces)
         self._resync = Resync(cluster, self._cache, config.watched_namespaces)
         self._optional = KindDiscovery(cluster, self._cache, config.watched_namespaces, self._controller.wake_all)
+        self._gateways = GatewayReader(cluster, self._cache, self._controller.wake_all)
         self._event_recorder = EventRecorder(cluster)
         self._watching = asyncio.Event()  # set once services are watched
         home = config.lease_namespace or own_namespace(config.watched_namespaces[0])
@@ -96,6 +98,7 @@ class _Operator:
             served,
             unknown,
             metrics,
+            self._gateways.find,
             lambda: self._credentials.seen,
         )
         metrics.register_sources(
@@ -129,6 +132,7 @@ class _Operator:
                 ("watches of children", self._reflectors.run()),
                 ("resync", self._resync.run()),
                 ("optional kinds", self._optional.run()),
+                ("gateways", self._gateways.run()),
                 ("lease", self._lead()),
                 ("memory", trim_forever()),
             )

@@ -139,10 +139,18 @@ class App:
                 call.body = b""
                 await handler.forward_unprompted(call, reply)
                 return
+            services = self._router.services
+            if services is not None:  # its own service counts the quota of another service's model
+                await call.read_body(request, self._router.config.max_body_bytes)
+                route = services.find(request, call.body, self._router.prompts.model_names())
+                if route is not None:
+                    await services.forward(call, request, reply, route)
+                    return
             if path not in _QUERIES:
                 assert call.account is not None
                 handler.check_quota(call.account)
-            await call.read_body(request, self._router.config.max_body_bytes)
+            if services is None:
+                await call.read_body(request, self._router.config.max_body_bytes)
             if path not in _QUERIES and not self._router.table.any_usable():
                 await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:

@@ -1,8 +1,8 @@
 """The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_common.http.origins import parse_origins
@@ -35,6 +35,8 @@ class RouterConfig(BaseSettings):
     served_model_name: str = Field("", description="model name that clients send (empty: the workers' model names)")
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
+    ssl_certfile: str = Field("", description="PEM file of --port's certificate and its chain, reloaded when it changes (empty: no TLS)")
+    ssl_keyfile: str = Field("", description="PEM file of the private key of --ssl-certfile")
     admin_port: OptionalPort = Field(
         None, description="port of /metrics and /fairlead/*, which --port then does not serve (empty: --port serves all; 0: any free one)"
     )
@@ -56,6 +58,9 @@ class RouterConfig(BaseSettings):
     api_keys_file: str = Field("", description="file with tenants and hashed API keys, reloaded when it changes (empty: no authentication)")
     batch_url: str = Field("", description="URL of the batch server, which gets /v1/files and /v1/batches (empty: there is none)")
     batch_secret_file: str = Field("", description="file with the secret shared with the batch server, read at each use")
+    model_routes_file: str = Field(
+        "", description="file with the models of other services, whose requests are sent to them; reloaded when it changes (empty: none)"
+    )
     router_replicas: int = Field(1, ge=1, description="number of routers; without Redis each enforces this fraction of the token rates")
     forwarding_mode: Literal["proxy", "redirect"] = Field(
         "proxy", description="redirect: answer 307 with the worker's address, for clients inside the cluster"
@@ -131,6 +136,12 @@ class RouterConfig(BaseSettings):
         if "slo_classes" in info.data:  # else its own error is reported
             ServiceClasses(parse_classes(info.data["slo_classes"]), value)
         return value
+
+    @model_validator(mode="after")
+    def _complete_pair(self) -> Self:
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ValueError("--ssl-certfile and --ssl-keyfile go together: give both, or none for plain HTTP")
+        return self
 
     @property
     def service_classes(self) -> ServiceClasses:

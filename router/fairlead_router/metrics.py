@@ -82,6 +82,11 @@ class Metrics:
         )
         self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
         self.key_file_ok.set(1)
+        self.certificate_expiry = Gauge(
+            "fairlead_router_certificate_expiry_timestamp_seconds",
+            "End of validity of the certificate for clients, in seconds since the epoch; 0 without TLS",
+            registry=registry,
+        )
         self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
         self._queued = Gauge("fairlead_router_queued_requests", "Requests in the queue", registry=registry)
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of queued request bodies", registry=registry)

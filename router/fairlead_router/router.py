@@ -35,6 +35,7 @@ from fairlead_router.routing.policies import LeastLoad, Policy, Random, RoundRob
 from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
 from fairlead_router.serving.admission import Admission
 from fairlead_router.serving.demand import Demand
+from fairlead_router.serving.model_routes import ModelRoutes
 from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.request_handler import RequestHandler
@@ -47,6 +48,7 @@ from fairlead_router.tenancy.shared_secret import SharedSecret
 if TYPE_CHECKING:
     from fairlead_router.interop.picker.server import PickerServer
     from fairlead_router.serving.batch_forwarding import BatchForwarder
+    from fairlead_router.serving.service_forwarding import ServiceForwarder
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,8 @@ class Router:
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()
         self.batches = self._make_batch_forwarder()
+        self.services = self._make_service_forwarder()
+        self._routes_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self.handler.start()
@@ -113,6 +117,8 @@ class Router:
         self._withdrawals.start()
         if self.picker is not None:
             await self.picker.start()
+        if self.services is not None:
+            self._routes_task = supervise("model routes", self.services.routes.follow, self.metrics.task_failures)
         follow = lambda: follow_discovery(self._source, self.table, self.config.poll_interval, self._refresh_discovery)  # noqa: E731
         self._discovery_task = supervise("discovery", follow, self.metrics.task_failures)
 
@@ -121,8 +127,11 @@ class Router:
             await self.picker.close()
         if self._discovery_task is not None:
             self._discovery_task.cancel()
-        if self.batches is not None:
-            await self.batches.close()
+        if self._routes_task is not None:
+            self._routes_task.cancel()
+        for forwarder in (self.batches, self.services):
+            if forwarder is not None:
+                await forwarder.close()
         await self._poller.close()
         await self.probe.close()
         await self._withdrawals.close()
@@ -172,6 +181,13 @@ class Router:
 
         return BatchForwarder(self.config.batch_url, SharedSecret(self.config.batch_secret_file))
 
+    def _make_service_forwarder(self) -> "ServiceForwarder | None":
+        if not self.config.model_routes_file:
+            return None
+        from fairlead_router.serving.service_forwarding import ServiceForwarder  # imported late, as above
+
+        return ServiceForwarder(ModelRoutes(self.config.model_routes_file))
+
     def _make_split(self) -> CanaryPolicy | None:
         if not self.config.canary_file:
             return None
@@ -207,17 +223,17 @@ class Router:
         return "no prompt format yet" if self.table.usable() else "no worker is ready"
 
     def models(self) -> list[dict[str, Any]]:
-        """Return the served models as OpenAI's model objects."""
+        """Return the served models as OpenAI's model objects, then those of other services."""
         adapters = self.table.adapters()
 
         def describe(name: str) -> dict[str, Any]:
             model = self.formats.describe(name)
             return adapters[name].model_fields(model["max_model_len"]) if name in adapters else model
 
-        return [
-            {"id": name, "object": "model", "created": self._created, "owned_by": "fairlead", **describe(name)}
-            for name in self.prompts.model_names()
-        ]
+        own = self.prompts.model_names()
+        others = self.services.routes.names() if self.services is not None else []
+        common = {"object": "model", "created": self._created, "owned_by": "fairlead"}
+        return [{"id": name, **common, **describe(name)} for name in own] + [{"id": name, **common} for name in others if name not in own]
 
     def describe_workers(self) -> dict[str, Any]:
         """Return the table that `fairlead status` shows."""

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -17,6 +18,9 @@ from fairlead_router.router import Router
 from fairlead_router.supervision import supervise
 from fairlead_router.wire.client_connection import ClientConnection
 
+if TYPE_CHECKING:
+    from fairlead_router.wire.tls import ServerCertificate
+
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
@@ -24,6 +28,9 @@ IDLE_CHECK_SECONDS = 1.0
 """Interval between checks for clients that are idle, slow, or do not read their answers."""
 FLUSH_SECONDS = 1.0
 """Time to send the last bytes of answers that the shutdown truncated."""
+
+TLS_CLOSE_SECONDS = 5.0
+"""Time for a client to answer the end of a TLS session, before its connection is closed."""
 
 
 class RouterServer:
@@ -36,6 +43,7 @@ class RouterServer:
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
         self._config = config
+        self._certificate = self._load_certificate()
         self._limiter: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
@@ -45,6 +53,14 @@ class RouterServer:
         self._listener: asyncio.Server | None = None
         self._admin_listener: asyncio.Server | None = None
         self._leaving: asyncio.Event | None = None
+
+    def _load_certificate(self) -> "ServerCertificate | None":
+        """Return the certificate of `--port`; None without TLS. Raises ValueError for files that cannot be used."""
+        if not self._config.ssl_certfile:
+            return None
+        from fairlead_router.wire.tls import ServerCertificate  # imported late: only routers with TLS need cryptography
+
+        return ServerCertificate(self._config.ssl_certfile, self._config.ssl_keyfile, self.router.metrics.certificate_expiry.set)
 
     def run(self) -> None:
         """Serve on uvloop until a signal."""
@@ -93,11 +109,15 @@ class RouterServer:
         if self._config.admin_port is not None:
             self._admin_listener = await self._listen(loop, "--admin-port", self._config.admin_port, self._admin_app, self._admin_limiter)
             logger.info("admin paths on http://%s:%d", self._config.host, self.admin_port)
-        self._listener = await self._listen(loop, "--port", self._config.port, self._app, self._limiter)
-        logger.info("running on http://%s:%d", self._config.host, self.port)
-        stall_check = supervise("connections", self._close_stalled, self.router.metrics.task_failures)
+        certificate = self._certificate
+        self._listener = await self._listen(loop, "--port", self._config.port, self._app, self._limiter, certificate)
+        logger.info("running on %s://%s:%d", "http" if certificate is None else "https", self._config.host, self.port)
+        background = [supervise("connections", self._close_stalled, self.router.metrics.task_failures)]
+        if certificate is not None:
+            background.append(supervise("certificate", certificate.follow, self.router.metrics.task_failures))
         await leaving.wait()
-        stall_check.cancel()
+        for task in background:
+            task.cancel()
         for listener in (self._listener, self._admin_listener):
             if listener is not None:
                 listener.close()
@@ -112,17 +132,27 @@ class RouterServer:
             await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
 
     async def _listen(
-        self, loop: asyncio.AbstractEventLoop, flag: str, port: int, app: App, limiter: "ConnectionLimiter[ClientConnection]"
+        self,
+        loop: asyncio.AbstractEventLoop,
+        flag: str,
+        port: int,
+        app: App,
+        limiter: "ConnectionLimiter[ClientConnection]",
+        certificate: "ServerCertificate | None" = None,
     ) -> asyncio.Server:
         """Listen on `port`, which `flag` gives. Raises ListenError."""
+        tls: dict[str, Any] = {}
+        if certificate is not None:
+            seconds = self._config.header_timeout
+            tls = {"ssl": certificate.context, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": TLS_CLOSE_SECONDS}
         create_connection = lambda: ClientConnection(app, self._connections, loop, limiter)  # noqa: E731
         host = self._config.host
         try:
             if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
                 dual_stack = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
                 bound_unsent(dual_stack)
-                return await loop.create_server(create_connection, sock=dual_stack, backlog=BACKLOG)
-            listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False)
+                return await loop.create_server(create_connection, sock=dual_stack, backlog=BACKLOG, **tls)
+            listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False, **tls)
         except OSError as error:
             raise ListenError(f"--host {host} {flag} {port}: {error}") from error
         for each in listener.sockets:

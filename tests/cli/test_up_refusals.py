@@ -71,17 +71,18 @@ def test_a_misspelt_service_is_not_skipped(tmp_path: Path) -> None:
         read_manifest(file)
 
 
-def test_gateways_and_canaries_are_skipped_locally() -> None:
-    """Routers of two services would need the same picker port, and a canary's weights come from a ConfigMap."""
+def test_gateways_canaries_and_tls_are_skipped_locally() -> None:
+    """Routers of two services would need the same picker port, and a canary's weights and a certificate come from the cluster."""
     spec = {
         "model": {"uri": "file:///m"},
         "rollout": {"canary": {}, "drainTimeoutSeconds": 7},
         "exposure": {"gateway": {"parentRef": {"name": "web"}, "backend": "EndpointPicker"}},
+        "router": {"tls": {"secretName": "llm"}, "autoscaling": {"maxReplicas": 4}},
     }
     service = InferenceService.parse({"metadata": {"name": "qwen"}, "spec": spec})
     made = [one for one in objects_of(service, redis_url="unix:///r") if one["kind"] == "Deployment"]
     flags = [arg for one in made for arg in one["spec"]["template"]["spec"]["containers"][0]["args"]]
-    assert not [flag for flag in flags if flag.startswith(("--picker-port", "--canary-file"))] and "--drain-timeout=7" in flags
+    assert not [flag for flag in flags if flag.startswith(("--picker-port", "--canary-file", "--ssl"))] and "--drain-timeout=7" in flags
 
 
 def test_ports_above_65535_are_refused() -> None:

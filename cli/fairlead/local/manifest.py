@@ -12,6 +12,7 @@ import yaml
 from fairlead.errors import UserError
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
 from fairlead_operator.api.exposure import Exposure
+from fairlead_operator.api.router import Router
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.settings import Settings
@@ -107,9 +108,10 @@ def _line_of(node: yaml.Node | None, path: list[str]) -> int:
 def objects_of(service: InferenceService, *, redis_url: str) -> list[dict[str, Any]]:
     """Return what the operator would apply for `service` in an empty cluster. No GPUs are requested: workers use those of this machine.
 
-    Gateways and canaries are left out: they need a cluster, and a gateway would give every router one more fixed port.
+    Gateways, canaries and settings of router pods are left out: they need a cluster, and a gateway would give every router one more fixed
+    port.
     """
     rollout = service.spec.rollout.model_copy(update={"canary": None})
-    service = replace(service, spec=service.spec.model_copy(update={"exposure": Exposure(), "rollout": rollout}))
+    service = replace(service, spec=service.spec.model_copy(update={"exposure": Exposure(), "router": Router(), "rollout": rollout}))
     settings = Settings(worker_image="local", router_image="local", redis_url=redis_url, default_gpus=0)
     return desired(service, Observed(), settings, datetime.now(UTC)).objects

@@ -21,6 +21,7 @@ def _columns() -> list[dict[str, Any]]:
         {"name": "Reason", "type": "string", "jsonPath": f"{ready}.reason", "description": "Reason of condition Ready."},
         {"name": "URL", "type": "string", "jsonPath": ".status.url"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+        {"name": "External", "type": "string", "jsonPath": ".status.externalURL", "priority": 1},
         {"name": "Revision", "type": "string", "jsonPath": ".status.revision", "priority": 1},
         {"name": "Index", "type": "string", "jsonPath": ".status.index.state", "description": "State of the prefix index.", "priority": 1},
         {"name": "Message", "type": "string", "jsonPath": f"{ready}.message", "priority": 1},

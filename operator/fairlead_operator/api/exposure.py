@@ -4,16 +4,22 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import DNS_LABEL, ObjectName, Part, list_set, refuse, rule, rules
+from fairlead_operator.api.fields import DNS_LABEL, NAME, NAME_LENGTH, ObjectName, Part, list_set, refuse, rule, rules
 
 _UNENFORCED = (
     "spec.exposure.fromNamespaces is enforced by NetworkPolicies: set spec.exposure.networkPolicy to Managed, or remove fromNamespaces"
+)
+_PICKED = (
+    "spec.exposure.otherServices needs routers that forward requests, and gateway.backend EndpointPicker sends them to workers: "
+    "set backend to Router, or remove otherServices"
 )
 
 Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 Hostname = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 ]
+
+OtherServiceName = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=NAME)]
 
 
 class ParentRef(Part):
@@ -52,7 +58,14 @@ class Exposure(Part):
     """Network access to the service."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(rule("self.networkPolicy == 'Managed' || !has(self.fromNamespaces)", _UNENFORCED, path=".fromNamespaces"))
+        json_schema_extra=rules(
+            rule("self.networkPolicy == 'Managed' || !has(self.fromNamespaces)", _UNENFORCED, path=".fromNamespaces"),
+            rule(
+                "!has(self.otherServices) || !has(self.gateway) || self.gateway.backend == 'Router'",
+                _PICKED,
+                path=".otherServices",
+            ),
+        )
     )
 
     network_policy: Literal["Managed", "None"] = Field(
@@ -65,11 +78,18 @@ class Exposure(Part):
         description="Namespaces of clients, in addition to the service's own. Absent: all.",
         json_schema_extra=list_set(),
     )
+    other_services: list[OtherServiceName] = Field(
+        default_factory=list,
+        max_length=64,
+        description="InferenceServices of this namespace whose models this endpoint serves too: requests go by their model field.",
+        json_schema_extra=list_set(),
+    )
     gateway: Gateway | None = Field(None, description="A Gateway in front of the service. Needs the Gateway API in the cluster.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         refuse(self.from_namespaces is not None and self.network_policy == "None", _UNENFORCED)
+        refuse(bool(self.other_services) and self.picks_endpoints, _PICKED)
         return self
 
     @property

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-_ACRONYM = re.compile(r"(?<=[a-z])(Ttft|Uri)(?![a-z])")
+_ACRONYM = re.compile(r"(?<=[a-z])(Ttft|Uri|Url|Cpu)(?![a-z])")
 
 
 def field_name(attribute: str) -> str:

@@ -4,13 +4,16 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Part, refuse, rule, rules
+from fairlead_operator.api.fields import Part, list_map, refuse, rule, rules
+from fairlead_operator.api.schedule import MAX_SCHEDULES, Schedule
 
 _BOUNDS = "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas: change one of the two"
 _IDLE = (
     "spec.scaling.idleTimeoutSeconds scales to zero: set spec.scaling.target and spec.scaling.minReplicas 0, or remove idleTimeoutSeconds"
 )
 _SCALE_DOWN = "spec.scaling.scaleDown configures the operator's autoscaler: set spec.scaling.target, or remove scaleDown"
+_SCHEDULE_BOUNDS = "spec.scaling.schedules: minReplicas must be at most spec.scaling.maxReplicas: change one of the two"
+_SCHEDULE_NAMES = "spec.scaling.schedules must have different names: rename one of the two"
 EXCLUSIVE = (
     "spec.replicas and spec.scaling.target both set the number of workers: remove spec.replicas and use no kubectl scale, HPA or KEDA for "
     "this service, or remove spec.scaling.target"
@@ -48,6 +51,11 @@ class Scaling(Part):
         json_schema_extra=rules(
             rule("self.minReplicas <= self.maxReplicas", _BOUNDS, path=".minReplicas"),
             rule("!has(self.idleTimeoutSeconds) || (has(self.target) && self.minReplicas == 0)", _IDLE, path=".idleTimeoutSeconds"),
+            rule(
+                "!has(self.schedules) || self.schedules.all(one, one.minReplicas <= self.maxReplicas)",
+                _SCHEDULE_BOUNDS,
+                path=".schedules",
+            ),
             rule("!has(self.scaleDown) || has(self.target)", _SCALE_DOWN, path=".scaleDown"),
         )
     )
@@ -63,12 +71,21 @@ class Scaling(Part):
         None, description="With minReplicas 0: time without requests before the service scales to zero. Absent: 600."
     )
     scale_down: ScaleDown | None = Field(None, description="How the operator's autoscaler removes workers.")
+    schedules: list[Schedule] = Field(
+        default_factory=list,
+        max_length=MAX_SCHEDULES,
+        description="More workers at certain times. Outside of them minReplicas counts.",
+        json_schema_extra=list_map("name"),
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         refuse(self.min_replicas > self.max_replicas, f"{_BOUNDS} ({self.min_replicas} > {self.max_replicas})")
         refuse(self.idle_timeout_seconds is not None and (self.target is None or self.min_replicas > 0), _IDLE)
         refuse(self.scale_down is not None and self.target is None, _SCALE_DOWN)
+        over = next((one for one in self.schedules if one.min_replicas > self.max_replicas), None)
+        refuse(over is not None, f"{_SCHEDULE_BOUNDS} ({over.name}: {over.min_replicas} > {self.max_replicas})" if over else "")
+        refuse(len({one.name for one in self.schedules}) < len(self.schedules), _SCHEDULE_NAMES)
         return self
 
     @property

@@ -1,16 +1,19 @@
 """`spec` of an InferenceService. Every field takes effect in this release."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.adapters import MAX_ADAPTERS, MODELS_NAME, SAME_NAMES, Adapter, has_duplicate_names, no_adapter_named
 from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
+from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.api.rollout import Rollout
+from fairlead_operator.api.router import Router
 from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
 from fairlead_operator.api.slo import Slo
 
@@ -35,6 +38,14 @@ _REDIRECT_CANARY = (
     "spec.routing.forwardingMode Redirect hides responses from the routers, and spec.rollout.canary needs them: "
     "set it to Proxy, or remove spec.rollout.canary"
 )
+_TLS_REDIRECT = (
+    "spec.routing.forwardingMode Redirect sends clients to workers, which serve plain HTTP: set it to Proxy, or remove spec.router.tls"
+)
+_REDIRECT_OTHERS = (
+    "spec.routing.forwardingMode Redirect sends no request to other services: set it to Proxy, or remove spec.exposure.otherServices"
+)
+_TLS_BATCH = "spec.batch sends requests to routers over plain HTTP: remove spec.batch, or spec.router.tls"
+_ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
 _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageTokens: increase it, or remove it for the limit of the model"
 
 
@@ -145,7 +156,7 @@ class Routing(Part):
         description="How PrefixAware reads the index. Remote: from Redis. Mirror: from a copy, also while Redis is down. "
         "Auto: Mirror while it is small.",
     )
-    replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works.")
+    replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works. With router.autoscaling: the fewest.")
     index_groups: int = Field(
         1,
         ge=1,
@@ -188,40 +199,10 @@ class Access(Part):
     keys_secret_ref: KeysSecret = Field(description="Tenants and hashed API keys. Routers apply a change within a minute.")
 
 
-class PodDisruptionBudget(Part):
-    """Limit of voluntary evictions, such as node drains."""
-
-    max_unavailable: int = Field(
-        1, ge=0, le=1000, description="Workers that may be evicted at the same time. 0: evictions are not allowed."
-    )
-
-
 class LocalObjectReference(Part):
     """A reference to an object in the namespace of the service."""
 
     name: ObjectName = Field(description="Name of the object.")
-
-
-class PodMetadata(Part):
-    """Additional labels and annotations of the workers."""
-
-    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
-        default_factory=dict, max_length=64, description="Added to the workers' labels."
-    )
-    annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
-        default_factory=dict, max_length=64, description="Added to the workers' annotations."
-    )
-
-
-class PodTemplate(Part):
-    """Pod settings without a field of their own here, such as tolerations, nodeSelector, volumes and sidecars."""
-
-    metadata: PodMetadata = Field(default_factory=PodMetadata, description="Additional labels and annotations of the workers.")
-    spec: dict[str, Any] = Field(
-        default_factory=dict,
-        description='A PodSpec. Lists merge by the names of containers (the worker\'s is "worker"), volumes, env and mounts.',
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64, "additionalProperties": False},
-    )
 
 
 class ServiceSpec(Part):
@@ -258,6 +239,22 @@ class ServiceSpec(Part):
             rule("!has(self.rollout.canary) || self.engine.nodes == 1", _CANARY_NODES, path=".engine.nodes"),
             rule("!has(self.rollout.canary) || self.routing.forwardingMode == 'Proxy'", _REDIRECT_CANARY, path=".routing.forwardingMode"),
             rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
+            rule(
+                "!has(self.router.tls) || self.routing.forwardingMode == 'Proxy'",
+                _TLS_REDIRECT,
+                path=".routing.forwardingMode",
+            ),
+            rule(
+                "!has(self.exposure.otherServices) || self.routing.forwardingMode == 'Proxy'",
+                _REDIRECT_OTHERS,
+                path=".exposure.otherServices",
+            ),
+            rule("!has(self.router.tls) || !has(self.batch)", _TLS_BATCH, path=".router.tls"),
+            rule(
+                "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
+                _ROUTERS,
+                path=".router.autoscaling.maxReplicas",
+            ),
         )
     )
 
@@ -267,6 +264,7 @@ class ServiceSpec(Part):
     engine: Engine = Field(default_factory=Engine, description="Settings of the inference engine in each worker.")
     resources: Resources = Field(default_factory=Resources, description="Resources of each worker pod.")
     routing: Routing = Field(default_factory=Routing, description="How routers select a worker for a request.")
+    router: Router = Field(default_factory=Router, description="The router pods: their template, their number under load, TLS.")
     slo: Slo | None = Field(None, description="Service classes: urgency and latency bounds of requests.")
     access: Access | None = Field(None, description="Authentication of clients. Absent: every client is served.")
     batch: Batch | None = Field(None, description="OpenAI's Batch API. Absent: none.")
@@ -298,6 +296,12 @@ class ServiceSpec(Part):
         refuse(self.rollout.canary is not None and nodes > 1, f"{_CANARY_NODES} (got {nodes})")
         refuse(self.rollout.canary is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_CANARY)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
+        refuse(bool(self.exposure.other_services) and self.routing.forwarding_mode == "Redirect", _REDIRECT_OTHERS)
+        encrypted = self.router.tls is not None
+        refuse(encrypted and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
+        refuse(encrypted and self.batch is not None, _TLS_BATCH)
+        routers, autoscaling = self.routing.replicas, self.router.autoscaling
+        refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
         return self
 
     @property

@@ -60,10 +60,20 @@ class CanaryStatus(Part):
 
 
 class ScalingStatus(Part):
-    """The last decision of the operator's autoscaler."""
+    """The last decision of the operator's autoscaler, and the schedule in effect."""
 
-    desired_replicas: int = Field(ge=0, description="Workers that the autoscaler decided on.")
+    desired_replicas: int = Field(ge=0, description="Workers that the autoscaler or a schedule decided on.")
     message: str = Field("", max_length=256, description="The last change, and its cause.")
+    schedule: str = Field("", max_length=253, description="The schedule of spec.scaling.schedules whose minimum is in effect.")
+
+
+class RoutersStatus(Part):
+    """The routers."""
+
+    desired_replicas: int = Field(0, ge=0, description="Routers that should exist, from spec.routing.replicas or their autoscaler.")
+    replicas: int = Field(0, ge=0, description="Routers that exist.")
+    ready_replicas: int = Field(0, ge=0, description="Routers that are ready.")
+    message: str = Field("", max_length=256, description="Why the autoscaler does not set their number. Empty: it does, or there is none.")
 
 
 class ServiceStatus(Part):
@@ -71,18 +81,24 @@ class ServiceStatus(Part):
 
     observed_generation: int = Field(0, ge=0, description="metadata.generation that this status was computed from.")
     url: str = Field("", max_length=512, description="Base URL of the OpenAI-compatible API inside the cluster.")
+    external_url: str = Field(
+        "", max_length=512, description="Base URL of the API for clients outside the cluster, through spec.exposure.gateway."
+    )
     model_name: str = Field("", max_length=253, description='Value of "model" in requests.')
     desired_replicas: int = Field(0, ge=0, description="Workers that should exist, from spec.replicas, spec.scaling or the autoscaler.")
     replicas: int = Field(0, ge=0, description="Workers that exist.")
     ready_replicas: int = Field(0, ge=0, description="Workers that are ready.")
     updated_replicas: int = Field(0, ge=0, description="Workers of the desired revision.")
+    routers: RoutersStatus | None = Field(None, description="The routers.")
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="Desired revision: a digest of the fields that shape worker pods.")
     loading: LoadingStatus | None = Field(None, description="Load progress of the slowest worker. Absent while no worker loads.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it. Absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="Recent token rates. Absent until a router was polled twice.")
     canary: CanaryStatus | None = Field(None, description="The revision under test. Absent while there is none.")
-    scaling: ScalingStatus | None = Field(None, description="The last decision of the autoscaler. Absent without spec.scaling.target.")
+    scaling: ScalingStatus | None = Field(
+        None, description="The last decision of the autoscaler. Absent without spec.scaling.target and schedules."
+    )
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,

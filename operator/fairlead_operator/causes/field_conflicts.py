@@ -28,7 +28,7 @@ def find_cause(service: "InferenceService", field_conflicts: Iterable["FieldConf
 def _advice(service: "InferenceService", one: "FieldConflict") -> str:
     look = f"Find it with kubectl get hpa,scaledobject -n {service.namespace}" if one.manager in _KNOWN else "Find that writer"
     if one.component != names.WORKER:
-        return f"{look} and stop it: spec.routing.replicas says how many routers there are."
+        return f"{look} and stop it: spec.routing.replicas says how many routers there are, and spec.router.autoscaling scales them."
     if service.spec.scaling is not None and service.spec.scaling.target is not None:
         return f"{look} and stop it: with spec.scaling.target the operator sizes this service."
     if one.manager in _KNOWN:

@@ -86,7 +86,7 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
         "args": [f"--{flag}={value}" for flag, value in flags.items()],
         "env": [{"name": "HOME", "value": "/tmp"}, *variables],
         "ports": [{"name": "admin", "containerPort": names.BATCH_PORT, "protocol": "TCP"}],  # the PodMonitor's and the probes' name
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "resources": pods.CONTROL_RESOURCES,
         "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *secret_mounts(service), *mounts],
         "startupProbe": pods.probe("/health", period=2, failures=60),

@@ -9,6 +9,7 @@ from fairlead_common.http.inference_paths import INFERENCE, MODELS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.exposure import Gateway
+from fairlead_operator.children import router_tls
 from fairlead_operator.objects import Object
 
 HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
@@ -23,7 +24,9 @@ def kinds(service: InferenceService) -> tuple[str, ...]:
     exposure = service.spec.exposure
     if exposure.gateway is None:
         return ()
-    return (HTTP_ROUTE, INFERENCE_POOL) if exposure.picks_endpoints else (HTTP_ROUTE,)
+    if exposure.picks_endpoints:
+        return (HTTP_ROUTE, INFERENCE_POOL)
+    return (HTTP_ROUTE,) if service.spec.router.tls is None else (HTTP_ROUTE, router_tls.BACKEND_POLICY)
 
 
 def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
@@ -32,7 +35,7 @@ def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
     if gateway is None or not all(kind in served for kind in kinds(service)):
         return []
     pool = [_pool(service)] if service.spec.exposure.picks_endpoints else []
-    return [*pool, _route(service, gateway)]
+    return [*pool, *router_tls.backend_policy(service), _route(service, gateway)]
 
 
 def _route(service: InferenceService, gateway: Gateway) -> Object:
@@ -64,7 +67,7 @@ def _route(service: InferenceService, gateway: Gateway) -> Object:
 def _backend(service: InferenceService) -> Object:
     if service.spec.exposure.picks_endpoints:
         return {"group": _POOLS, "kind": INFERENCE_POOL, "name": service.name}
-    return {"name": service.name, "port": names.SERVICE_PORT}
+    return {"name": service.name, "port": names.service_port(service)}
 
 
 def _pool(service: InferenceService) -> Object:

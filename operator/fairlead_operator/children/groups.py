@@ -89,6 +89,11 @@ def follower_template(template: Object) -> Object:
     return made
 
 
+def count_pods(service: InferenceService, workers: int | str) -> int | str:
+    """Return the pods of that many workers; a percentage is the same for both."""
+    return workers * service.spec.engine.nodes if isinstance(workers, int) else workers
+
+
 def disruption_budget(service: InferenceService, budget: Object) -> Object:
     """Return a budget over all pods of the groups. An evicted pod takes its group with it, so the limit on groups is a limit on pods."""
     if not is_grouped(service):

@@ -6,19 +6,20 @@ no effect. In a namespace that denies everything by default, the service needs t
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import groups
+from fairlead_operator.children import groups, router_tls
 from fairlead_operator.objects import Object
+from fairlead_operator.observed import Observed
 from fairlead_operator.settings import Settings
 
 _NAMESPACE = "kubernetes.io/metadata.name"  # the API server sets this label on every namespace and refuses changes
 _ANY_POD: Object = {"namespaceSelector": {}}
 
 
-def objects(service: InferenceService, settings: Settings) -> list[Object]:
+def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
     if service.spec.exposure.network_policy == "None":
         return []
     followers = [_followers(service)] if groups.is_grouped(service) else []
-    return [_workers(service, settings), *followers, _routers(service, settings), *_batch(service, settings)]
+    return [_workers(service, settings), *followers, _routers(service, settings, observed or Observed()), *_batch(service, settings)]
 
 
 def _workers(service: InferenceService, settings: Settings) -> Object:
@@ -51,11 +52,12 @@ def _group(service: InferenceService) -> Object:
     return {"from": [{"podSelector": {"matchLabels": names.selector(service, component)}} for component in groups.components(service)]}
 
 
-def _routers(service: InferenceService, settings: Settings) -> Object:
+def _routers(service: InferenceService, settings: Settings, observed: Observed) -> Object:
     clients = _clients(service)
     if clients != [_ANY_POD]:
         clients += [*_proxies(service), _operator(settings)]  # the operator probes the service with a completion
-    ingress = [_from(clients, names.ROUTER_PORT), _from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT)]
+    ingress = [_from(clients, port) for port in router_tls.served_ports(service, observed)]
+    ingress.append(_from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT))
     if service.spec.exposure.picks_endpoints:
         ingress.append(_from(_proxies(service), names.PICKER_PORT))
     return _policy(service, names.ROUTER, ingress)

@@ -8,6 +8,8 @@ from fairlead_operator.children import security
 from fairlead_operator.objects import Object
 from fairlead_operator.settings import Settings
 
+CONTROL_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "4", "memory": "4Gi"}}
+"""Of routers and the batch server. Quotas may require limits. These are above what docs/operate/size.md counts for any router."""
 GRACE_MARGIN = 15  # seconds after the drain timeout before the kubelet kills a process that exceeded it
 
 
@@ -66,13 +68,16 @@ def deployment(
     service: InferenceService,
     component: str,
     *,
-    replicas: int,
+    replicas: int | None,
     template: Object,
     strategy: dict[str, Any],
     min_ready_seconds: int = 0,
     paused: bool = False,
 ) -> Object:
-    """Return a Deployment. `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the next one.
+    """Return a Deployment.
+
+    `replicas`: None leaves them to an autoscaler. `min_ready_seconds`: seconds that a new pod must be ready before the rollout replaces the
+    next one.
 
     The operator owns `paused` even when it is False: a Deployment that a user paused would ignore edits without a visible reason.
     """
@@ -81,7 +86,7 @@ def deployment(
         "kind": "Deployment",
         "metadata": names.metadata(service, names.deployment(service, component), component),
         "spec": {
-            "replicas": replicas,
+            **({} if replicas is None else {"replicas": replicas}),
             "revisionHistoryLimit": 5,
             "minReadySeconds": min_ready_seconds,
             "progressDeadlineSeconds": service.spec.rollout.progress_deadline_seconds,
@@ -93,13 +98,14 @@ def deployment(
     }
 
 
-def disruption_budget(service: InferenceService, component: str, max_unavailable: int) -> Object:
+def disruption_budget(service: InferenceService, component: str, bound: Object) -> Object:
+    """Return a PodDisruptionBudget. `bound`: maxUnavailable or minAvailable."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": names.metadata(service, names.deployment(service, component), component),
         "spec": {
-            "maxUnavailable": max_unavailable,
+            **bound,
             "selector": {"matchLabels": names.selector(service, component)},
             # A pod that never became ready serves no requests, so it must not block a node drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",

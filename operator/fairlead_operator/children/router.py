@@ -5,12 +5,14 @@ from pathlib import PurePosixPath
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import batch, canary, pods, redis, security
+from fairlead_operator.children import batch, canary, model_routes, pods, redis, router_autoscaler, router_tls, security
+from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
 from fairlead_operator.rollout.step import SURGE
 from fairlead_operator.rollout.strategy import is_pausing
+from fairlead_operator.router_size import replicas_to_apply
 from fairlead_operator.settings import Settings
 
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
@@ -21,11 +23,16 @@ def objects(service: InferenceService, settings: Settings, observed: Observed | 
     seen = observed or Observed()
     pinned = pin(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
     paused = is_pausing(service, seen.deployments.get(names.ROUTER))
-    budget = pods.disruption_budget(service, names.ROUTER, 1)
-    return [_service(service), *pinned.revisions, _deployment(service, pinned.template, paused), budget]
+    budget = pods.disruption_budget(service, names.ROUTER, {"maxUnavailable": 1})
+    autoscaler = router_autoscaler.objects(service) if router_autoscaler.KIND in seen.served else []
+    replicas = replicas_to_apply(service, seen.deployments.get(names.ROUTER))
+    certificate = router_tls.objects(service, settings) if router_tls.CERTIFICATE in seen.served else []
+    deployment = _deployment(service, replicas, pinned.template, paused)
+    routes = model_routes.objects(service, settings, seen.other_services)
+    return [_service(service, seen), *certificate, *routes, *pinned.revisions, deployment, *autoscaler, budget]
 
 
-def _service(service: InferenceService) -> Object:
+def _service(service: InferenceService, observed: Observed) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -34,7 +41,7 @@ def _service(service: InferenceService) -> Object:
             "type": "ClusterIP",
             "selector": names.selector(service, names.ROUTER),
             "ports": [
-                {"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
+                *router_tls.service_ports(service, observed),
                 *_picker(service, {"name": "grpc", "port": names.PICKER_PORT, "targetPort": "picker", "protocol": "TCP"}),
             ],
         },
@@ -46,11 +53,11 @@ def _picker(service: InferenceService, port: Object) -> list[Object]:
     return [port] if service.spec.exposure.picks_endpoints else []
 
 
-def _deployment(service: InferenceService, template: Object, paused: bool) -> Object:
+def _deployment(service: InferenceService, replicas: int | None, template: Object, paused: bool) -> Object:
     return pods.deployment(
         service,
         names.ROUTER,
-        replicas=service.spec.routing.replicas,
+        replicas=replicas,
         template=template,
         strategy=SURGE,
         paused=paused,
@@ -66,11 +73,11 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "args": arguments(service, settings),
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.tracing(settings)],
         "ports": [
-            {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
+            {"name": names.scheme(service), "containerPort": router_tls.port_number(service), "protocol": "TCP"},
             {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
             *_picker(service, {"name": "picker", "containerPort": names.PICKER_PORT, "protocol": "TCP"}),
         ],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "resources": pods.CONTROL_RESOURCES,
         "securityContext": security.container_context(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service), *redis.mounts(settings)],
         "startupProbe": pods.probe("/health", period=2, failures=60),
@@ -80,13 +87,16 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, settings, names.ROUTER, container, volumes)
-    return pods.add_labels(service, names.ROUTER, router_revision(service), {"spec": spec})
+    template: Object = {"spec": spec}
+    if service.spec.router.pod_template is not None:
+        template = merge(template, service.spec.router.pod_template.to_manifest())
+    return pods.add_labels(service, names.ROUTER, router_revision(service), template)
 
 
 def _volumes(service: InferenceService) -> list[Object]:
     """Return the volumes. The Secret is mounted as a folder, because the kubelet does not update files that are mounted with subPath."""
     split = list(canary.router_volumes(service))
-    split += batch.secret_volumes(service)
+    split += batch.secret_volumes(service) + router_tls.volumes(service) + model_routes.volumes(service)
     if service.spec.access is None:
         return split
     secret = service.spec.access.keys_secret_ref
@@ -96,7 +106,13 @@ def _volumes(service: InferenceService) -> list[Object]:
 
 def _mounts(service: InferenceService) -> list[Object]:
     keys = [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
-    return [*keys, *canary.router_mounts(service), *batch.secret_mounts(service)]
+    return [
+        *keys,
+        *canary.router_mounts(service),
+        *batch.secret_mounts(service),
+        *router_tls.mounts(service),
+        *model_routes.mounts(service),
+    ]
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
@@ -106,7 +122,9 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "service-name": service.name,
         "served-model-name": service.served_model_name,
         "host": "0.0.0.0",
-        "port": names.ROUTER_PORT,
+        "port": router_tls.port_number(service),
+        **router_tls.flags(service),
+        **model_routes.flags(service),
         "admin-port": names.ROUTER_ADMIN_PORT,
         "index-namespace": names.index_namespace(service),
         **redis.flags(service, settings),

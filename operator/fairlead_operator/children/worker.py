@@ -80,9 +80,11 @@ def _headless_service(service: InferenceService) -> Object:
 
 
 def _budget(service: InferenceService) -> Object:
-    return groups.disruption_budget(
-        service, pods.disruption_budget(service, names.WORKER, service.spec.pod_disruption_budget.max_unavailable)
-    )
+    wanted = service.spec.pod_disruption_budget
+    bound: Object = {"maxUnavailable": wanted.max_unavailable}
+    if wanted.min_available is not None:
+        bound = {"minAvailable": groups.count_pods(service, wanted.min_available)}
+    return groups.disruption_budget(service, pods.disruption_budget(service, names.WORKER, bound))
 
 
 def _deployment(service: InferenceService, template: Object, step: Step) -> Object:
@@ -111,8 +113,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source), volumes)
     template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}
     if service.spec.pod_template is not None:
-        extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        template = merge(template, extra)
+        template = merge(template, service.spec.pod_template.to_manifest())
     return pods.add_labels(service, names.WORKER, worker_revision(service), template)
 
 

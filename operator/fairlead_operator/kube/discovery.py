@@ -101,5 +101,7 @@ class KindDiscovery:
 
 
 def needs_optional_kind(spec: Mapping[str, Any]) -> bool:
-    """Return whether a spec needs an optional kind: a gateway, or workers over several nodes."""
-    return bool((spec.get("exposure") or {}).get("gateway")) or int((spec.get("engine") or {}).get("nodes") or 1) > 1
+    """Return whether a spec needs an optional kind: a gateway, workers over several nodes, more routers by load, or a certificate."""
+    router = spec.get("router") or {}
+    wanted = (spec.get("exposure") or {}).get("gateway") or router.get("autoscaling") or (router.get("tls") or {}).get("issuerRef")
+    return bool(wanted) or int((spec.get("engine") or {}).get("nodes") or 1) > 1

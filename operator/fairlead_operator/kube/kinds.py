@@ -32,6 +32,7 @@ PODS = Kind("v1", "Pod", "pods")
 REVISIONS = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 EVENTS = Kind("events.k8s.io/v1", "Event", "events")
 SECRETS = Kind("v1", "Secret", "secrets")  # written, never read: see `secret_writer`
+GATEWAYS = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")  # read, never written: see `gateways`
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
@@ -46,6 +47,9 @@ WRITTEN = (
 OPTIONAL = (
     Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
+    Kind("gateway.networking.k8s.io/v1", "BackendTLSPolicy", "backendtlspolicies"),
+    Kind("cert-manager.io/v1", "Certificate", "certificates"),
+    Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
 )
 CHILDREN = (*WRITTEN, PODS)

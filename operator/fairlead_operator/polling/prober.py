@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
+from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import ObservedLoading
 from fairlead_operator.polling.demand_client import DemandClient
@@ -40,11 +41,14 @@ class ProbeTarget:
     name: str
     model: str  # the name that clients use
     requires_key: bool  # its routers require an API key
+    scheme: str = "http"  # https: the certificate is not verified, as in the kubelet's probes
     router: str = ""  # admin address (host:port) of a ready router; empty: none is ready
 
     @classmethod
     def of(cls, service: InferenceService, router: str = "") -> "ProbeTarget":
-        return cls(service.namespace, service.name, service.served_model_name, service.spec.access is not None, router)
+        return cls(
+            service.namespace, service.name, service.served_model_name, service.spec.access is not None, names.scheme(service), router
+        )
 
 
 class Prober:
@@ -64,7 +68,7 @@ class Prober:
 
     async def complete(self, target: ProbeTarget) -> str:
         """Request one token. Returns an empty string after a completion, and otherwise the error."""
-        base = self._base_url or f"http://{target.name}.{target.namespace}.svc.{self._domain}"
+        base = self._base_url or f"{target.scheme}://{target.name}.{target.namespace}.svc.{self._domain}"
         url = f"{base}/v1/completions"
         try:
             async with self._completions:
@@ -137,5 +141,5 @@ class Prober:
         if self._session is None:  # aiohttp requires a running event loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT)
-        async with self._session.request(method, url, json=body, timeout=timeout, allow_redirects=False) as answer:
+        async with self._session.request(method, url, json=body, timeout=timeout, allow_redirects=False, ssl=False) as answer:
             return answer.status, await answer.text(errors="replace")

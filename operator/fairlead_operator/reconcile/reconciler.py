@@ -22,7 +22,7 @@ from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import Observed, ObservedRedis, ProbeResult, SizeDecision
+from fairlead_operator.observed import Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
 from fairlead_operator.polling import deletion_costs
 from fairlead_operator.polling.canary import CanaryPoller
 from fairlead_operator.polling.demand import DemandPoller
@@ -70,6 +70,7 @@ class Dependencies:
     served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster serves
     unknown: Callable[[], frozenset[str]] = frozenset  # optional kinds for which no answer has come yet
     metrics: Metrics = field(default_factory=Metrics)
+    gateway: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None  # spec and status of a Gateway; None: unknown
     redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
 
 
@@ -176,7 +177,8 @@ class Reconciler:
         is_analyzed = canary_status is not None and canary_status.phase in ("Analyzing", "Paused")
         self._canary.follow(ready_routers(pods) if is_analyzed else (), plan.split)
         self._follow_pollers(observed, plan.status)
-        self._demand.follow(ready_routers(pods), scaling_state(service, observed, plan.status.revision.rpartition("-")[2]))
+        revision = plan.status.revision.rpartition("-")[2]
+        self._demand.follow(ready_routers(pods), scaling_state(service, observed, revision, plan.minimum))
         await self._write_status(body, service.status, plan.status)
         return self._next_reconcile(plan, refused=bool(refusals))
 
@@ -233,6 +235,8 @@ class Reconciler:
             redis=self._dependencies.redis(),
             served=self._dependencies.served(),
             optional_objects={key[0]: body for key, body in children.items() if key[0] in _OPTIONAL_KINDS},
+            other_services=self._find_other_services(service),
+            gateway=self._find_gateway(service),
             traffic=self._index.traffic,
             pod_events=self._pod_events.seen,
             canary=self._canary.seen,
@@ -243,6 +247,16 @@ class Reconciler:
             decision=self._decision,
         )
         return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
+
+    def _find_other_services(self, service: InferenceService) -> dict[str, OtherService]:
+        bodies = {name: self._dependencies.cache.service((service.namespace, name)) for name in service.spec.exposure.other_services}
+        return {name: OtherService.parse(body) for name, body in bodies.items() if body is not None}
+
+    def _find_gateway(self, service: InferenceService) -> Mapping[str, Any] | None:
+        if service.spec.exposure.gateway is None:
+            return None
+        reference = service.spec.exposure.gateway.parent_ref
+        return self._dependencies.gateway(reference.namespace or service.namespace, reference.name)
 
     def _start_probing(self, service: InferenceService, router: str) -> None:
         if self._probe_task is None:

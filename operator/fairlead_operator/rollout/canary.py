@@ -19,6 +19,7 @@ from fairlead_operator.revisions import CanaryFailure, belongs_to, failure_of, f
 from fairlead_operator.rollout.canary_analysis import compare_error_rates, compare_ttft, describe_results
 from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
 from fairlead_operator.rollout.strategy import revision_of
+from fairlead_operator.router_size import router_replicas
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _serves_already(observed: Observed, revision: str) -> bool:
 def _routers_know(service: InferenceService, observed: Observed) -> bool:
     """Return whether every router supports the split."""
     deployment = observed.deployments.get(names.ROUTER)
-    routers = Replicas.of(deployment, service.spec.routing.replicas)
+    routers = Replicas.of(deployment, router_replicas(service, deployment))
     return revision_of(_template(deployment)) == router_revision(service) and routers.rolled_out
 
 

@@ -10,6 +10,7 @@ from fairlead_operator.api.scaling import Scaling
 from fairlead_operator.objects import Body, component_of, has_ended, parse_time, ready_at
 from fairlead_operator.observed import Observed
 from fairlead_operator.scaling.recommendation import WorkerPool
+from fairlead_operator.scaling.schedules import NO_MINIMUM, ScheduledMinimum, raise_minimum
 
 START_SECONDS, MIN_START_SECONDS, MAX_START_SECONDS = 60.0, 5.0, 900.0
 """Seconds: assumed where no worker has shown it yet, and the bounds of what is measured."""
@@ -41,8 +42,13 @@ def current_size(observed: Observed) -> int | None:
     return int(deployment["spec"].get("replicas", 1))
 
 
-def scaling_state(service: InferenceService, observed: Observed, revision: str = "") -> ScalingState | None:
-    """Return the state; None where others decide the size, or without a Deployment. Canary pods do not count."""
+def scaling_state(
+    service: InferenceService, observed: Observed, revision: str = "", minimum: ScheduledMinimum = NO_MINIMUM
+) -> ScalingState | None:
+    """Return the state; None where others decide the size, or without a Deployment. Canary pods do not count.
+
+    `minimum`: what a schedule asks for now.
+    """
     size = current_size(observed)
     if service.spec.scaling is None or service.spec.scaling.target is None or size is None:
         return None
@@ -56,7 +62,7 @@ def scaling_state(service: InferenceService, observed: Observed, revision: str =
     since = min((at for pod in pods if (at := ready_at(pod)) is not None), default=math.inf)
     cause = causes.find_worst_cause(workers, names.WORKER, revision)
     reason, has_fault = (cause.reason, cause.fault) if cause is not None else ("", False)
-    return ScalingState(service.spec.scaling, WorkerPool(size, ready, took, since), began, reason, has_fault)
+    return ScalingState(raise_minimum(service.spec.scaling, minimum), WorkerPool(size, ready, took, since), began, reason, has_fault)
 
 
 def _start_seconds(pod: Body) -> float | None:

@@ -5,11 +5,15 @@ from typing import Any
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.children import gateway
+from fairlead_operator.children import gateway, router_tls
 from fairlead_operator.observed import Observed
 
 _MISSING = {
     gateway.HTTP_ROUTE: ("GatewayApiMissing", "the Gateway API (HTTPRoute of gateway.networking.k8s.io/v1)"),
+    router_tls.BACKEND_POLICY: (
+        "GatewayApiMissing",
+        "the Gateway API 1.4 or newer (BackendTLSPolicy of gateway.networking.k8s.io/v1) for spec.router.tls",
+    ),
     gateway.INFERENCE_POOL: (
         "InferencePoolMissing",
         "the Gateway API inference extension (InferencePool of inference.networking.k8s.io/v1)",
@@ -30,7 +34,15 @@ def build_condition(service: InferenceService, observed: Observed) -> tuple[bool
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
-    return _condition_from_parents(observed, gateway_ref.parent_ref.name, gateway_ref.parent_ref.namespace or service.namespace)
+    reference = gateway_ref.parent_ref
+    name, home = reference.name, reference.namespace or service.namespace
+    answer = _condition_from_parents(observed, name, home)
+    if answer[1] == "Waiting" and observed.gateway is not None and not observed.gateway:
+        return False, "GatewayNotFound", f"Gateway {home}/{name} does not exist: create it, or correct spec.exposure.gateway.parentRef"
+    refused = _find_unprogrammed(observed, reference.section_name) if answer[0] else None
+    if refused is None:
+        return answer
+    return False, refused.get("reason", "NotProgrammed"), f"Gateway {name}: {refused['type']}: {refused.get('message', '')}"
 
 
 def build_live_route_condition(observed: Observed) -> tuple[bool, str, str] | None:
@@ -51,7 +63,20 @@ def _condition_from_parents(observed: Observed, name: str, home: str) -> tuple[b
     if not parents:
         message = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
         return False, "Waiting", message
-    return True, "Accepted", f"Gateway {name} has accepted the route"
+    pool = observed.optional_objects.get(gateway.INFERENCE_POOL)
+    silent = " and has not reported on the InferencePool" if pool is not None and not _parents(observed, gateway.INFERENCE_POOL) else ""
+    return True, "Accepted", f"Gateway {name} has accepted the route{silent}"
+
+
+def _find_unprogrammed(observed: Observed, section: str | None) -> Mapping[str, Any] | None:
+    """Return the condition by which the Gateway, or the listener of this name, reports that its proxies do not serve it."""
+    status: Any = (observed.gateway or {}).get("status") or {}
+    named = [one for one in status.get("listeners") or [] if section is not None and one.get("name") == section]
+    for part in (status, *named):
+        for condition in part.get("conditions") or []:
+            if condition.get("type") in ("Accepted", "Programmed", "ResolvedRefs") and condition.get("status") == "False":
+                return dict(condition)
+    return None
 
 
 def find_fault(verdict: tuple[bool, str, str] | None) -> Cause | None:

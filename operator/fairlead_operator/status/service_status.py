@@ -10,12 +10,14 @@ from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
+from fairlead_operator.router_size import router_replicas
 from fairlead_operator.status import batch as batch_status
+from fairlead_operator.status import external_url, other_services, refusals, router_tls, traffic
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
-from fairlead_operator.status import refusals, traffic
+from fairlead_operator.status import routers as router_status
 from fairlead_operator.status.conditions import Conditions, find
 
 RETRY_LONGEST = 15.0  # seconds between probes through a router that does not answer
@@ -37,12 +39,15 @@ def build_service_status(
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.desired_replicas, settled=settled)
-    routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
+    live_routers = observed.deployments.get(names.ROUTER)
+    routers = Replicas.of(live_routers, router_replicas(service, live_routers), settled=settled)
     unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)
     observed = observed.stable  # the canary plan alone describes a canary
     loading = loading_status.build_status(service.status.loading, observed.pods, observed.loading)
     obstacle = _find_obstacle(service, observed, workers, routers, step, unresponsive_cause)
     obstacle = loading_status.add_progress(obstacle, loading) or canary_plan.cause
+    tls_fault = router_tls.find_fault(service, observed)
+    obstacle = router_tls.explain(obstacle, tls_fault)
     probe_state = _ProbeState.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     conditions = Conditions(service.status.conditions, service.generation, now)
@@ -84,7 +89,12 @@ def build_service_status(
     if batch_condition is not None:
         conditions.set("BatchReady", *batch_condition)
     conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
-    optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed))
+    optional_faults = (
+        gateway_status.find_fault(gateway_condition),
+        batch_status.find_fault(service, observed),
+        tls_fault,
+        other_services.find_fault(service, observed),
+    )
     faults = (obstacle, step.problem, stalled, unresponsive_cause, conflict, index_fault, *optional_faults)
     fault = next((one for one in faults if one is not None and one.fault), None)
     conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
@@ -92,11 +102,13 @@ def build_service_status(
     status = ServiceStatus(
         observed_generation=service.generation,
         url=names.url(service),
+        external_url=external_url.build_url(service, observed),
         model_name=service.served_model_name,
         desired_replicas=workers.desired,
         replicas=workers.total,
         ready_replicas=workers.ready,
         updated_replicas=workers.updated,
+        routers=router_status.build_status(service, observed, routers),
         selector=names.selector_text(service),
         revision=f"{service.name}-{canary_plan.status.revision if canary_plan.sides.stable and canary_plan.status else step.revision}",
         loading=loading,

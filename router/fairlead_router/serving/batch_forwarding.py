@@ -1,6 +1,5 @@
 """Forwarding of `/v1/files` and `/v1/batches` to the batch server. Bodies stream in both directions, so an upload takes no memory here."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Final
@@ -10,6 +9,7 @@ from yarl import URL
 
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.request.client_request import Call, linger
+from fairlead_router.serving.relay import relay_body
 from fairlead_router.tenancy.shared_secret import SharedSecret
 from fairlead_router.wire.client_connection import STREAMED_BYTES, Request
 from fairlead_router.wire.response import Reply
@@ -18,7 +18,6 @@ ROOTS: Final = ("/v1/files", "/v1/batches")
 LONGEST_SECONDS: Final = 3600.0
 """Longest time of one upload or download."""
 _PATH = re.compile(r"/v1/(?:files|batches)(?:/[A-Za-z0-9_-]{1,64}){0,2}")
-_PIECE_BYTES = 64 << 10
 _FORWARDED = (b"content-type", b"accept")
 _RETURNED = ("content-type", "content-length", "retry-after")
 
@@ -78,36 +77,10 @@ class BatchForwarder:
         if is_early:
             headers.append((b"connection", b"close"))
         reply.start(response.status, headers)
-        flow = _Flow()
-        reply.source = flow
-        try:
-            async for piece in response.content.iter_chunked(_PIECE_BYTES):
-                if reply.is_congested:
-                    await flow.wait()
-                reply.write(piece)
-                call.bytes_out += len(piece)
-        finally:
-            reply.source = None
+        await relay_body(call, reply, response)
         if is_early:
             await linger(request)
         reply.end()
-
-
-class _Flow:
-    """Pauses while the client does not read."""
-
-    def __init__(self) -> None:
-        self._is_open = asyncio.Event()
-
-    async def wait(self) -> None:
-        self._is_open.clear()
-        await self._is_open.wait()
-
-    def pause(self) -> None:
-        self._is_open.clear()
-
-    def resume(self) -> None:
-        self._is_open.set()
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:

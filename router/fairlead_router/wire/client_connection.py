@@ -392,7 +392,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             return
         self._transport.write(head % (status, reason, header, len(body)) + body)
-        self._transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
+        if self._transport.can_write_eof():  # not with TLS
+            self._transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
         self._loop.call_later(REFUSAL_LINGER_SECONDS, self._transport.abort)
         if serving is not None and serving.task is not None:
             serving.is_disconnected = True

@@ -18,7 +18,7 @@ def test_the_committed_crds_match_the_models() -> None:
 def test_it_is_small_enough_for_a_plain_kubectl_apply() -> None:
     """`kubectl apply` stores the object in an annotation, and all annotations together may have 262,144 bytes."""
     for path, text in render_files().items():
-        assert len(text.encode()) < 60_000, f"{path} has {len(text.encode())} bytes: shorten descriptions, or raise the bound of this test"
+        assert len(text.encode()) < 90_000, f"{path} has {len(text.encode())} bytes: shorten descriptions, or raise the bound of this test"
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -34,12 +34,12 @@ def test_everything_is_bounded_and_described() -> None:
     schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for path, node in nodes(schema["properties"]["spec"], "spec"):
         assert not {"$ref", "anyOf", "title"} & node.keys(), path
-        if node["type"] == "string":
+        if node.get("type") == "string" or "x-kubernetes-int-or-string" in node:
             assert "maxLength" in node or "enum" in node, f"{path} has no bound"
-        if node["type"] == "array":
+        if node.get("type") == "array":
             assert "maxItems" in node, f"{path} has no bound"
-        if node["type"] == "integer":
+        if node.get("type") == "integer":
             assert "minimum" in node and "maximum" in node, f"{path} has no bound"
-        if node["type"] == "object" and "properties" not in node:
+        if node.get("type") == "object" and "properties" not in node:
             assert "maxProperties" in node, f"{path} has no bound"
         assert path.endswith("[]") or node.get("description"), f"{path} has no description"

@@ -72,6 +72,10 @@ REFUSED = [
         {"podTemplate": {"spec": {"volumes": [{"name": "v", "image": {"reference": "docker.io/x"}}]}}},
         "only (got docker.io/x)",
     ),
+    ({"router": volumes("/etc")}, "mounted from /mnt/models, /srv/ only (got /etc)"),
+    ({"router": image("docker.io/library/miner")}, "only (got docker.io/library/miner)"),
+    ({"router": image("docker.io/library/miner", "initContainers")}, "only (got docker.io/library/miner)"),
+    (volumes("/mnt/models/a") | {"router": volumes("/etc")}, "only (got /mnt/models/a, /etc)"),
 ]
 
 

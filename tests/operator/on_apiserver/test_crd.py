@@ -60,6 +60,31 @@ REFUSED = [
     ({"model": {"cache": {}}}, "exactly one of persistentVolumeClaim, hostPath and emptyDir"),
     ({"model": {"cache": {"hostPath": {"path": "/models/../etc"}}}}, "spec.model.cache.hostPath.path must not contain '..'"),
     ({"model": {"region": "eu-1"}}, "spec.model.endpoint and spec.model.region need an s3:// model"),
+    ({"podDisruptionBudget": {"maxUnavailable": "101%"}}, "spec.podDisruptionBudget: must be a number"),
+    ({"podDisruptionBudget": {"minAvailable": -1}}, "spec.podDisruptionBudget: must be a number"),
+    ({"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": "50%"}}, "exclude each other"),
+    (
+        {"exposure": {"otherServices": ["b"], "gateway": {"parentRef": {"name": "g"}, "backend": "EndpointPicker"}}},
+        "spec.exposure.otherServices needs routers that forward requests",
+    ),
+    ({"exposure": {"otherServices": ["b"]}, "routing": {"forwardingMode": "Redirect"}}, "sends no request to other services"),
+    ({"router": {"tls": {}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
+    ({"router": {"tls": {"secretName": "a", "issuerRef": {"name": "b"}}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
+    ({"router": {"tls": {"secretName": "a", "dnsNames": ["b"]}}}, "spec.router.tls.dnsNames are put into the certificate of issuerRef"),
+    (
+        {"router": {"tls": {"secretName": "a"}}, "routing": {"forwardingMode": "Redirect"}},
+        "forwardingMode Redirect sends clients to workers",
+    ),
+    ({"router": {"tls": {"secretName": "a"}}, "batch": {"storageURI": "pvc://c"}}, "spec.batch sends requests to routers over plain HTTP"),
+    ({"router": {"autoscaling": {"maxReplicas": 1}}}, "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas"),
+    (
+        {"scaling": {"maxReplicas": 2, "schedules": [{"name": "a", "start": "0 8 * * *", "end": "0 9 * * *", "minReplicas": 3}]}},
+        "spec.scaling.schedules: minReplicas must be at most spec.scaling.maxReplicas",
+    ),
+    (
+        {"scaling": {"maxReplicas": 2, "schedules": [{"name": "a", "start": "0 8 * *", "end": "0 9 * * *", "minReplicas": 1}]}},
+        "spec.scaling.schedules[0].start",
+    ),
     ({"scaling": {"minReplicas": 5, "maxReplicas": 2}}, "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas"),
     (
         {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}}, "replicas": 2},

@@ -37,7 +37,7 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
             server.create(CRDS, crds[1])
             made = eventually(lambda: server.get(route))
             assert made["spec"]["rules"][0]["backendRefs"][0]["kind"] == "InferencePool" and eventually(lambda: server.get(pool))["spec"]
-            eventually(lambda: condition(cluster).get("reason") == "Waiting")
+            eventually(lambda: condition(cluster).get("reason") == "GatewayNotFound")
 
             parents = [{"parentRef": {"name": "web"}, "controllerName": "example.com/gateway", "conditions": [accepted()]}]
             code, answer = server.request("PATCH", f"{route}/status", {"status": {"parents": parents}}, "application/merge-patch+json")

@@ -11,6 +11,10 @@ import yaml
 from e2e.cluster.binaries import go_program
 
 GATEWAY_API = ("sigs.k8s.io/gateway-api@v1.6.2", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml")
+GATEWAYS, BACKEND_POLICIES = (
+    (GATEWAY_API[0], f"config/crd/standard/gateway.networking.k8s.io_{name}.yaml") for name in ("gateways", "backendtlspolicies")
+)
+CERTIFICATES = ("github.com/cert-manager/cert-manager@v1.21.2", "deploy/crds/cert-manager.io_certificates.yaml")
 LEADER_WORKER_SET = ("sigs.k8s.io/lws@v0.9.0", "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml")
 INFERENCE = ("sigs.k8s.io/gateway-api-inference-extension@v1.3.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml")
 

@@ -1,0 +1,52 @@
+"""The ConfigMap that tells routers which models of other services their endpoint serves too (`spec.exposure.otherServices`)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.objects import Object
+from fairlead_operator.observed import OtherService
+from fairlead_operator.settings import Settings
+
+FILE = PurePosixPath("/etc/fairlead/models/routes.json")
+
+
+def objects(service: InferenceService, settings: Settings, others: Mapping[str, OtherService]) -> list[Object]:
+    """Return the ConfigMap; nothing for a service that serves its own models only. A service that serves TLS is left out: see `status`."""
+    if not service.spec.exposure.other_services:
+        return []
+    listed = [
+        {
+            "name": name,
+            "url": f"http://{name}.{service.namespace}.svc.{settings.cluster_domain}:{names.SERVICE_PORT}",
+            "models": list(others[name].models),
+        }
+        for name in service.spec.exposure.other_services
+        if name in others and name != service.name and not others[name].has_tls
+    ]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": names.metadata(service, names.model_routes(service), names.ROUTER),
+            "data": {FILE.name: json.dumps({"services": listed})},
+        }
+    ]
+
+
+def flags(service: InferenceService) -> dict[str, object]:
+    """Return the router's flag; none for a service of its own models only: routers of older images do not have it."""
+    return {"model-routes-file": FILE} if service.spec.exposure.other_services else {}
+
+
+def volumes(service: InferenceService) -> list[Object]:
+    """Return the volume. It is optional: a router may start before the ConfigMap exists, and gets the file later."""
+    if not service.spec.exposure.other_services:
+        return []
+    return [{"name": "model-routes", "configMap": {"name": names.model_routes(service), "optional": True, "defaultMode": 0o444}}]
+
+
+def mounts(service: InferenceService) -> list[Object]:
+    return [{"name": "model-routes", "mountPath": str(FILE.parent), "readOnly": True}] if volumes(service) else []

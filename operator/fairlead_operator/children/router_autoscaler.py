@@ -1,0 +1,31 @@
+"""The HorizontalPodAutoscaler of the routers. Workers have the operator's own autoscaler (`scaling`)."""
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.objects import Object
+
+API_VERSION, KIND = "autoscaling/v2", "HorizontalPodAutoscaler"
+
+
+def objects(service: InferenceService) -> list[Object]:
+    """Return the autoscaler; nothing without `spec.router.autoscaling`.
+
+    The target is an amount of CPU, not a share of the request: one event loop limits a router, whatever it requests.
+    """
+    autoscaling, name = service.spec.router.autoscaling, names.deployment(service, names.ROUTER)
+    if autoscaling is None:
+        return []
+    target = {"type": "AverageValue", "averageValue": autoscaling.target_cpu}
+    return [
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": names.metadata(service, name, names.ROUTER),
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+                "minReplicas": service.spec.routing.replicas,
+                "maxReplicas": autoscaling.max_replicas,
+                "metrics": [{"type": "ContainerResource", "containerResource": {"name": "cpu", "container": "router", "target": target}}],
+            },
+        }
+    ]

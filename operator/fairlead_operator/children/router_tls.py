@@ -1,0 +1,123 @@
+"""TLS of the routers' port for clients: the port, the mounted Secret, and the Certificate that cert-manager is to issue.
+
+Plain and TLS ports have different numbers and names. So a Service never sends a client of one to a router of the other during a rollout.
+"""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.objects import Object, component_of, has_ended
+from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import find_revision
+from fairlead_operator.rollout.strategy import revision_of
+from fairlead_operator.settings import Settings
+
+CERTIFICATE, BACKEND_POLICY = "Certificate", "BackendTLSPolicy"
+FOLDER = PurePosixPath("/etc/fairlead/tls")
+
+
+_PORTS = {"http": (names.SERVICE_PORT, names.ROUTER_PORT), "https": (names.SERVICE_TLS_PORT, names.ROUTER_TLS_PORT)}
+"""Ports of the Service and of the router."""
+
+
+def port_number(service: InferenceService) -> int:
+    """Return the port on which routers listen for clients."""
+    return _PORTS[names.scheme(service)][1]
+
+
+def served_ports(service: InferenceService, observed: Observed) -> list[int]:
+    """Return the ports on which routers listen for clients: during a change of TLS those of both revisions."""
+    return [_PORTS[scheme][1] for scheme in _served_schemes(service, observed)]
+
+
+def service_ports(service: InferenceService, observed: Observed) -> list[Object]:
+    """Return the ports of the Service that clients use. That of the scheme before stays as long as a router serves it."""
+    return [
+        {"name": scheme, "port": _PORTS[scheme][0], "targetPort": scheme, "protocol": "TCP", "appProtocol": scheme}
+        for scheme in _served_schemes(service, observed)
+    ]
+
+
+def _served_schemes(service: InferenceService, observed: Observed) -> list[str]:
+    running = {revision_of(pod) for pod in observed.pods if component_of(pod) == names.ROUTER and not has_ended(pod)}
+    found = {names.scheme(service)}
+    for revision in running:
+        stored: Any = find_revision(service, names.ROUTER, revision, observed.revisions) or {"data": {"template": {}}}
+        for container in (stored["data"]["template"].get("spec") or {}).get("containers") or []:
+            found |= _PORTS.keys() & {port.get("name") for port in container.get("ports") or []}
+    return sorted(found, key=lambda scheme: scheme != names.scheme(service))
+
+
+def flags(service: InferenceService) -> dict[str, object]:
+    """Return the router's flags; none without TLS: routers of older images do not have them."""
+    if service.spec.router.tls is None:
+        return {}
+    return {"ssl-certfile": FOLDER / "tls.crt", "ssl-keyfile": FOLDER / "tls.key"}
+
+
+def volumes(service: InferenceService) -> list[Object]:
+    """Return the volume. It is a folder, because the kubelet does not update files that are mounted with subPath."""
+    if service.spec.router.tls is None:
+        return []
+    items = [{"key": key, "path": key} for key in ("tls.crt", "tls.key")]
+    return [{"name": "tls", "secret": {"secretName": names.router_tls_secret(service), "items": items, "defaultMode": 0o440}}]
+
+
+def mounts(service: InferenceService) -> list[Object]:
+    return [{"name": "tls", "mountPath": str(FOLDER), "readOnly": True}] if volumes(service) else []
+
+
+def host_names(service: InferenceService, settings: Settings) -> list[str]:
+    """Return the names of the certificate: the user's, which a public issuer needs, or those of the Service and the gateway."""
+    tls, gateway = service.spec.router.tls, service.spec.exposure.gateway
+    if tls is not None and tls.dns_names:
+        return list(tls.dns_names)
+    home = f"{service.name}.{service.namespace}"
+    own = [f"{home}.svc", home, service.name, f"{home}.svc.{settings.cluster_domain}"]
+    return [*own, *(gateway.hostnames if gateway is not None else [])]
+
+
+def objects(service: InferenceService, settings: Settings) -> list[Object]:
+    """Return cert-manager's Certificate; nothing for a given Secret. Its issuer may be of another group than cert-manager's."""
+    tls = service.spec.router.tls
+    if tls is None or tls.issuer_ref is None:
+        return []
+    return [
+        {
+            "apiVersion": "cert-manager.io/v1",
+            "kind": CERTIFICATE,
+            "metadata": names.metadata(service, names.deployment(service, names.ROUTER), names.ROUTER),
+            "spec": {
+                "secretName": names.router_tls_secret(service),
+                "dnsNames": host_names(service, settings),
+                "issuerRef": tls.issuer_ref.model_dump(mode="json", by_alias=True),
+                "usages": ["digital signature", "server auth"],
+                "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+            },
+        }
+    ]
+
+
+def backend_policy(service: InferenceService) -> list[Object]:
+    """Return the policy with which a gateway opens TLS connections to the routers; nothing where it sends requests to workers itself."""
+    tls, exposure = service.spec.router.tls, service.spec.exposure
+    if tls is None or exposure.gateway is None or exposure.picks_endpoints:
+        return []
+    authorities: Object = {"wellKnownCACertificates": "System"}
+    if tls.ca_config_map is not None:
+        authorities = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": tls.ca_config_map}]}
+    named = exposure.gateway.hostnames if tls.issuer_ref is None else tls.dns_names or []
+    hostname = next((one for one in named if not one.startswith("*")), f"{service.name}.{service.namespace}.svc")
+    return [
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": BACKEND_POLICY,
+            "metadata": names.metadata(service, service.name, names.ROUTER),
+            "spec": {
+                "targetRefs": [{"group": "", "kind": "Service", "name": service.name, "sectionName": names.scheme(service)}],
+                "validation": {"hostname": hostname, **authorities},
+            },
+        }
+    ]
