@@ -9,7 +9,8 @@ from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import Argument, ObjectName, Part, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
 from fairlead_operator.api.slo import Slo
@@ -111,20 +112,6 @@ class Model(Part):
         refuse(has_duplicate_names(self.adapters), SAME_NAMES)
         refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
         return self
-
-
-class Resources(Part):
-    """Resources of each worker pod."""
-
-    gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None,
-        description="GPUs of each worker pod. 0: CPUs. Absent: the operator's default (1) times tensorParallel / nodes.",
-    )
-    cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. There is no limit.")
-    memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
-    gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
-        None, description="Node label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3. Absent: any GPU."
-    )
 
 
 class Routing(Part):
@@ -236,6 +223,11 @@ class ServiceSpec(Part):
                 path=".engine.tensorParallel",
             ),
             rule(
+                f"!has(self.resources.gpuResource) || !self.resources.gpuResource.contains('{MIG}') || self.engine.tensorParallel == 1",
+                MIG_PARALLEL,
+                path=".engine.tensorParallel",
+            ),
+            rule(
                 "self.engine.quantization != 'Int8' || !has(self.resources.gpus) || self.resources.gpus == 0",
                 _INT8,
                 path=".engine.quantization",
@@ -289,6 +281,7 @@ class ServiceSpec(Part):
         on_one_cpu = gpus == 0 and parallel == 1
         over = f" times {nodes}" if nodes > 1 else ""
         refuse(gpus is not None and gpus * nodes != parallel and not on_one_cpu, f"{_PARALLEL} ({parallel} is not {gpus}{over})")
+        refuse(self.resources.uses_mig and parallel > 1, f"{MIG_PARALLEL} (got {parallel})")
         refuse(self.engine.quantization == "Int8" and bool(gpus), f"{_INT8} (got {gpus} GPUs)")
         refuse(self.engine.quantization == "FP8" and gpus == 0, _FP8)
         limit, page = self.engine.max_model_len, self.engine.kv_cache.page_tokens

@@ -21,6 +21,7 @@ MERGE_KEYS = {
     "imagePullSecrets": "name",
     "hostAliases": "ip",
     "resourceClaims": "name",
+    "claims": "name",
     "topologySpreadConstraints": "topologyKey",
 }
 APPENDED = ("tolerations", "preferredDuringSchedulingIgnoredDuringExecution")
