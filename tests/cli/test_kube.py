@@ -94,6 +94,16 @@ def test_gpus_of_another_vendor_are_counted_by_their_resource_name() -> None:
     assert [line.text for line in sections.describe_nodes(facts)] == ["m: 8 GPUs, 6 free"]
 
 
+def test_a_service_is_explained_with_the_fields_of_its_profile() -> None:
+    body = service()
+    body["spec"]["profileRef"] = {"name": "h100"}
+    facts = Facts(body, references={("InferenceProfile", "h100"): {"spec": {"access": {"keysSecretRef": {"name": "keys"}}}}})
+    assert ("Secret", "secrets", "keys", "spec.access.keysSecretRef") in list(list_references({"spec": facts.spec()}))
+    facts = Facts(body, references={("InferenceProfile", "h100"): None}, why={("InferenceProfile", "h100"): "spec.profileRef"})
+    assert facts.spec() == body["spec"]
+    assert [line.text for line in sections.describe_references(facts)] == ["InferenceProfile h100 (spec.profileRef): does not exist"]
+
+
 def test_claims_and_secrets_of_a_manifest_are_found_in_all_places() -> None:
     made = service()
     volumes = [{"name": "x", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "y", "secret": {"secretName": "d"}}]

@@ -9,9 +9,12 @@ from fairlead.kube.api import METADATA_ONLY, Forbidden, Kube, NotFound
 from fairlead.kube.live import Live, read_routers
 from fairlead.kube.snapshot import through_proxy
 from fairlead_operator import names
+from fairlead_operator.api import API_VERSION, InferenceService, InvalidManifest
+from fairlead_operator.api.profile import PROFILE_KIND, PROFILE_PLURAL
 from fairlead_operator.api.resources import NVIDIA
 from fairlead_operator.children import groups
 from fairlead_operator.objects import component_of
+from fairlead_operator.profiles import given_fields, merge_specs, profile_name
 from fairlead_operator.status import groups as group_view
 
 Body = Mapping[str, Any]
@@ -34,6 +37,15 @@ class Facts:
     gpus_in_use: Mapping[str, int] | None = None  # node → GPUs of that name that its pods request
     live: Live = field(default_factory=Live)
     unknown: list[str] = field(default_factory=list)
+
+    def spec(self) -> Mapping[str, Any]:
+        """Return the spec of the service with the fields of its profile, as far as that is known."""
+        own = self.service.get("spec") or {}
+        profile = self.references.get((PROFILE_KIND, profile_name(self.service))) or {}
+        try:
+            return merge_specs(profile.get("spec") or {}, given_fields(InferenceService.parse(self.service).spec)) if profile else own
+        except InvalidManifest:
+            return own  # the conditions name the problem
 
 
 def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
@@ -69,7 +81,16 @@ def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
     ours |= {("Pod", one["metadata"]["name"]) for one in facts.pods}
     events = list_items(f"{core}/events", "list events")
     facts.events = [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) in ours]
-    for kind, plural, needed, where in list_references(facts.service):
+    if profile := profile_name(facts.service):
+        where = f"/apis/{API_VERSION}/namespaces/{namespace}/{PROFILE_PLURAL}/{profile}"
+        facts.why[PROFILE_KIND, profile] = "spec.profileRef"
+        try:
+            facts.references[PROFILE_KIND, profile] = kube.get(where, right=f"get {PROFILE_PLURAL}")
+        except NotFound:
+            facts.references[PROFILE_KIND, profile] = None
+        except UserError as error:
+            facts.unknown.append(f"{PROFILE_KIND} {profile}: {error}")
+    for kind, plural, needed, where in list_references({"spec": facts.spec()}):
         facts.why[kind, needed] = where
         accept = METADATA_ONLY if kind == "Secret" else "application/json"  # the Secret's content is not needed, so it is not read
         try:

@@ -253,6 +253,9 @@ class ServiceSpec(Part):
         )
     )
 
+    profile_ref: LocalObjectReference | None = Field(
+        None, description="InferenceProfile in the namespace of the service. It gives each field that has its default here."
+    )
     model: Model = Field(description="The model to serve. model.uri alone is a complete spec.")
     replicas: int = Field(1, ge=0, le=1000, description="Workers. kubectl scale, HPA and KEDA write this field.")
     scaling: Scaling | None = Field(None, description="Bounds of the number of workers. With target, the operator sets the number.")

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
-from fairlead_operator.kube.kinds import CHILDREN, SERVICES
+from fairlead_operator.kube.kinds import CHILDREN, PROFILES, SERVICES
 from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Resync:
 
     async def resync(self) -> int:
         missed_deletions = 0
-        for kind in (SERVICES, *CHILDREN):
+        for kind in (SERVICES, PROFILES, *CHILDREN):
             with suppress(NotServed):
                 missed_deletions += (await relist(self._cluster, self._cache, kind, self._namespace)).missed_deletions
         return missed_deletions
