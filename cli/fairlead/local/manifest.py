@@ -84,9 +84,8 @@ def _services(path: Path, documents: list[Any], nodes: list[yaml.Node | None]) -
             yield parse_service(document, profiles.get(profile_name(document)))
         except ProfileNotFound:
             name, known = profile_name(document), ", ".join(sorted(profiles)) or "none"
-            raise UserError(
-                f"{where}: spec.profileRef names {PROFILE_KIND} {name}, which the file does not contain (it has: {known}): add it as a document"
-            ) from None
+            missing = f"spec.profileRef names {PROFILE_KIND} {name}, which the file does not contain (it has: {known})"
+            raise UserError(f"{where}: {missing}: add it as a document") from None
         except InvalidManifest as error:
             raise UserError(f"{where}: {_add_lines(str(error), node)}") from None
 

@@ -8,7 +8,7 @@ from fairlead_operator.api.fields import ObjectName, Part, Quantity, refuse, rul
 
 _ONE = "spec.model.cache needs exactly one of persistentVolumeClaim, hostPath and emptyDir: keep one of them"
 _PARENT = "spec.model.cache.hostPath.path must not contain '..': write the path of the folder itself"
-DOWNLOADED = ("hf://", "s3://")
+DOWNLOADED = ("hf://", "s3://", "gs://")
 
 
 class ClaimVolume(Part):

@@ -17,9 +17,10 @@ from fairlead_operator.api.slo import Slo
 
 # Messages of the rules, in the CRD and in the validators below.
 _REVISION = "spec.model.revision needs an hf:// model without @REVISION in spec.model.uri: keep one of the two"
-_SECRET = "spec.model.secretRef needs an hf:// model (token of the hub) or an s3:// model (access key): remove it"
-_CACHE = "spec.model.cache needs an hf:// or s3:// model, since other models are not downloaded: remove it"
-_BUCKET = "spec.model.endpoint and spec.model.region need an s3:// model: remove them"
+_SECRET = "spec.model.secretRef needs an hf:// model (token of the hub), or an s3:// or gs:// model (access key): remove it"
+_CACHE = "spec.model.cache needs an hf://, s3:// or gs:// model, since other models are not downloaded: remove it"
+_ENDPOINT = "spec.model.endpoint needs an hf://, s3:// or gs:// model: remove it"
+_REGION = "spec.model.region needs an s3:// model: remove it"
 _PARALLEL = (
     "spec.engine.tensorParallel must equal spec.resources.gpus times spec.engine.nodes, since a worker uses all of its GPUs for one "
     "replica: change one of them"
@@ -48,7 +49,7 @@ class SecretKey(Part):
         min_length=1,
         max_length=253,
         pattern=r"^[-._a-zA-Z0-9]+$",
-        description="Key that holds the token of the hub, for hf:// models.",
+        description="Key that holds the token of the hub (hf://), or the key file of a service account (gs://).",
     )
 
 
@@ -63,23 +64,24 @@ class Model(Part):
                 path=".revision",
             ),
             rule(
-                "!has(self.secretRef) || self.uri.matches('^(hf|s3)://')",
+                "!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')",
                 _SECRET,
                 path=".secretRef",
             ),
             rule(
-                "!has(self.cache) || self.uri.matches('^(hf|s3)://')",
+                "!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')",
                 _CACHE,
                 path=".cache",
             ),
             rule(f"!has(self.name) || {no_adapter_named('self', 'self.name')}", MODELS_NAME, path=".adapters"),
-            rule("!(has(self.endpoint) || has(self.region)) || self.uri.startsWith('s3://')", _BUCKET, path=".endpoint"),
+            rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
+            rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
         )
     )
 
     uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), oci://IMAGE[#FOLDER] or "
-        "file:///PATH."
+        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), "
+        "oci://IMAGE[#FOLDER] or file:///PATH."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
         None, description='Value of "model" in requests. Absent: the name of the service.'
@@ -89,7 +91,8 @@ class Model(Part):
     )
     secret_ref: SecretKey | None = Field(
         None,
-        description="hf://: the token of the hub, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent: the pod's role.",
+        description="hf://: the token of the hub, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; gs://: the key file of "
+        "a service account; absent: the pod's role.",
     )
     cache: ModelCache | None = Field(None, description="Volume for downloaded weights. Absent: each new pod downloads them again.")
     adapters: list[Adapter] = Field(
@@ -99,13 +102,18 @@ class Model(Part):
         json_schema_extra=list_map("name"),
     )
 
-    endpoint: Endpoint | None = Field(None, description="URL of an S3-compatible store, such as https://minio.storage:9000. Absent: AWS.")
+    endpoint: Endpoint | None = Field(
+        None,
+        description="URL of an S3-compatible store, such as https://minio.storage:9000, or of a mirror of the hub (HF_ENDPOINT). "
+        "Absent: huggingface.co, AWS or Google Cloud.",
+    )
     region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
 
     @model_validator(mode="after")
     def _for_its_source(self) -> Self:
         hub = self.uri.startswith("hf://")
-        refuse((self.endpoint is not None or self.region is not None) and not is_in_bucket(self.uri), _BUCKET)
+        refuse(self.endpoint is not None and not is_downloaded(self.uri), _ENDPOINT)
+        refuse(self.region is not None and not is_in_bucket(self.uri), _REGION)
         refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
         refuse(self.secret_ref is not None and not is_downloaded(self.uri), _SECRET)
         refuse(self.cache is not None and not is_downloaded(self.uri), _CACHE)

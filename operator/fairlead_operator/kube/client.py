@@ -102,7 +102,7 @@ class Cluster:
                 return
 
     async def watch(self, kind: Kind, namespace: str, version: int) -> AsyncGenerator[tuple[str, Body], None]:
-        """Yield the changes after `version` to objects of our label, or of a kind that users write: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
+        """Yield the changes after `version` to objects with our label, or that users write: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
 
         Returns when the API server ends the request, after WATCH_SECONDS. Raises ApiError(410) when `version` is too old, and TimeoutError
         when not even a bookmark (one a minute) arrives for WATCH_IDLE_TIMEOUT seconds.

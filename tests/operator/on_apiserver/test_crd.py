@@ -82,7 +82,9 @@ REFUSED = [
     ),
     ({"model": {"cache": {}}}, "exactly one of persistentVolumeClaim, hostPath and emptyDir"),
     ({"model": {"cache": {"hostPath": {"path": "/models/../etc"}}}}, "spec.model.cache.hostPath.path must not contain '..'"),
-    ({"model": {"region": "eu-1"}}, "spec.model.endpoint and spec.model.region need an s3:// model"),
+    ({"model": {"region": "eu-1"}}, "spec.model.region needs an s3:// model"),
+    ({"model": {"uri": "gs://models/a", "region": "eu-1"}}, "spec.model.region needs an s3:// model"),
+    ({"model": {"uri": "oci://a/b:1", "endpoint": "https://x"}}, "spec.model.endpoint needs an hf://"),
     ({"scaling": {"minReplicas": 5, "maxReplicas": 2}}, "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas"),
     (
         {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}}, "replicas": 2},
@@ -217,6 +219,8 @@ ACCEPTED = [
     {"routing": {"indexMode": "Remote", "indexGroups": 2, "forwardingMode": "Redirect", "metricsNames": "VLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
+    {"model": {"uri": "gs://models_eu/tiny", "secretRef": {"name": "gcs", "key": "key.json"}, "endpoint": "https://storage.corp"}},
+    {"model": {"uri": "hf://a/b", "endpoint": "https://hub.corp"}},
     {"model": {"name": "m", "adapters": [{"name": "qwen", "uri": "hf://a/b@main"}, {"name": "org/sql", "uri": "pvc://models/sql"}]}},
     {
         "model": {
