@@ -5,7 +5,7 @@ from datetime import datetime
 
 from fairlead_common.canary_split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.children import batch, gateway, network_policy, redis, router, worker
+from fairlead_operator.children import batch, gateway, network_policy, prefetch, redis, router, worker
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed, SizeDecision
 from fairlead_operator.revisions import worker_revision
@@ -32,11 +32,14 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     service, decision = apply_size(service, observed)
     canary_plan = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
-    built = build_service_status(service, observed, step, now, canary_plan)
+    jobs = prefetch.objects(service, settings)
+    job = jobs[0]["metadata"]["name"] if jobs else ""
+    built = build_service_status(service, observed, step, now, canary_plan, job)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
+            *jobs,  # before the workers: the first one takes the lock of the cache
             *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),

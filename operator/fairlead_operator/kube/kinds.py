@@ -41,6 +41,7 @@ WRITTEN = (
     Kind("v1", "ConfigMap", "configmaps"),
     REVISIONS,
     Kind("apps/v1", "Deployment", "deployments"),
+    Kind("batch/v1", "Job", "jobs"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
 )

@@ -48,7 +48,7 @@ _OPTIONAL_KINDS = {kind.kind for kind in OPTIONAL}
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between reconciles that fail
 RETRY_REFUSED = 30.0  # seconds until an object that the API server refused is applied again (a quota may have grown)
 CONFLICT_DELAY = 0.5  # seconds
-_OBSERVED_KINDS = {"Deployment", "Pod", REVISIONS.kind, *_OPTIONAL_KINDS}
+_OBSERVED_KINDS = {"Deployment", "Job", "Pod", REVISIONS.kind, *_OPTIONAL_KINDS}
 
 
 class Conflict(Exception):
@@ -229,6 +229,7 @@ class Reconciler:
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
             pods=pods,
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
+            jobs=tuple(body for key, body in children.items() if key[0] == "Job"),
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,

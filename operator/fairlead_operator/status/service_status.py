@@ -15,7 +15,7 @@ from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
-from fairlead_operator.status import refusals, traffic
+from fairlead_operator.status import prefetch, refusals, traffic
 from fairlead_operator.status.conditions import Conditions, find
 
 RETRY_LONGEST = 15.0  # seconds between probes through a router that does not answer
@@ -32,7 +32,7 @@ class StatusResult:
 
 
 def build_service_status(
-    service: InferenceService, observed: Observed, step: Step, now: datetime, canary_plan: CanaryPlan = NO_CANARY
+    service: InferenceService, observed: Observed, step: Step, now: datetime, canary_plan: CanaryPlan = NO_CANARY, prefetch_job: str = ""
 ) -> StatusResult:
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
@@ -83,8 +83,12 @@ def build_service_status(
     batch_condition = batch_status.build_condition(service, observed)
     if batch_condition is not None:
         conditions.set("BatchReady", *batch_condition)
+    prefetch_condition = prefetch.build_condition(service, observed, prefetch_job)
+    if prefetch_condition is not None:
+        conditions.set("ModelCached", *prefetch_condition)
     conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
-    optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed))
+    prefetch_fault = prefetch.find_fault(service, observed, prefetch_job)
+    optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed), prefetch_fault)
     faults = (obstacle, step.problem, stalled, unresponsive_cause, conflict, index_fault, *optional_faults)
     fault = next((one for one in faults if one is not None and one.fault), None)
     conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")

@@ -80,6 +80,10 @@ REFUSED = [
         {"model": {"cache": {"persistentVolumeClaim": {"claimName": "t"}, "emptyDir": {"sizeLimit": "1Gi"}}}},
         "exactly one of persistentVolumeClaim, hostPath and emptyDir",
     ),
+    (
+        {"model": {"cache": {"emptyDir": {"sizeLimit": "1Gi"}, "prefetch": "Enabled"}}},
+        "spec.model.cache.prefetch needs persistentVolumeClaim",
+    ),
     ({"model": {"cache": {}}}, "exactly one of persistentVolumeClaim, hostPath and emptyDir"),
     ({"model": {"cache": {"hostPath": {"path": "/models/../etc"}}}}, "spec.model.cache.hostPath.path must not contain '..'"),
     ({"model": {"region": "eu-1"}}, "spec.model.region needs an s3:// model"),
@@ -221,6 +225,7 @@ ACCEPTED = [
     {"model": {"uri": "file:///models/tiny"}},
     {"model": {"uri": "gs://models_eu/tiny", "secretRef": {"name": "gcs", "key": "key.json"}, "endpoint": "https://storage.corp"}},
     {"model": {"uri": "hf://a/b", "endpoint": "https://hub.corp"}},
+    {"model": {"cache": {"persistentVolumeClaim": {"claimName": "models"}, "prefetch": "Enabled"}}, "replicas": 0},
     {"model": {"name": "m", "adapters": [{"name": "qwen", "uri": "hf://a/b@main"}, {"name": "org/sql", "uri": "pvc://models/sql"}]}},
     {
         "model": {
