@@ -39,8 +39,8 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
-            *jobs,  # before the workers: the first one takes the lock of the cache
             *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
+            *jobs,  # after the workers' ServiceAccount, which their pods use
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),

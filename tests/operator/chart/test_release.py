@@ -177,7 +177,7 @@ def test_services_of_7e6be7f_are_converted_and_replaced(alone: apiserver.ApiServ
     alone.create(path, {**manifest("old", "default", **json.loads(json.dumps(EARLIER_SPEC)))})
     saved = tmp_path / "services.yaml"
     saved.write_text(alone.kubectl("get", "inferenceservices.fairlead.dev", "-A", "-o", "yaml").stdout)
-    helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false", "--take-ownership", "--force-conflicts")
+    helmed(alone, "install", "fl", str(CHART), "--create-namespace", "--set=crds.keep=false", "--take-ownership", "--force-conflicts")
     eventually(lambda: "exposure" in alone.get(f"{path}/old")["spec"] and "podDisruptionBudget" in alone.get(f"{path}/old")["spec"])
     with pytest.raises(InvalidManifest, match=r"maxReplicas: is required.*attentionBackend"):
         InferenceService.parse(alone.get(f"{path}/old"))

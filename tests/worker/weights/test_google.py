@@ -42,7 +42,7 @@ def source(store: s3_server.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 20)
-    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")  # no metadata server, also on a machine of Google's
     with Throttle(store.url) as throttle:
         throttle.open()
         monkeypatch.setenv("GOOGLE_BASE_URL", throttle.url)
@@ -108,6 +108,7 @@ def test_models_of_one_path_in_two_kinds_of_store_are_kept_apart(tmp_path: Path)
 def test_a_store_that_is_away_is_not_asked_for_what_is_complete(source: Throttle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "t")
     folder = resolve(URI, cache=ModelCache(tmp_path))
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
     monkeypatch.setenv("GOOGLE_BASE_URL", "http://127.0.0.1:9")
     assert resolve(URI, cache=ModelCache(tmp_path)) == folder
     with pytest.raises(ModelLoadError, match=r"cannot be reached: see spec\.model\.endpoint"):
