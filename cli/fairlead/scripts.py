@@ -33,6 +33,10 @@ def worker() -> None:
     _run("fairlead-worker", "fairlead_worker.main", "worker")
 
 
+def prefetch() -> None:
+    _run("fairlead-prefetch", "fairlead_worker.weights.prefetch", "worker")
+
+
 def _run(script: str, module: str, extra: str) -> None:
     # Linux ignores SIGTERM for the first process of a container. Without this handler it would be lost until the program sets its own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from fairlead_common.canary_split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.children import batch, gateway, network_policy, redis, router, worker
+from fairlead_operator.children import batch, gateway, network_policy, prefetch, redis, router, worker
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed, SizeDecision
 from fairlead_operator.revisions import worker_revision
@@ -36,7 +36,9 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     service, decision, minimum = apply_size(service, observed, now)
     canary_plan = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
-    built = build_service_status(service, observed, step, now, canary_plan)
+    jobs = prefetch.objects(service, settings)
+    job = jobs[0]["metadata"]["name"] if jobs else ""
+    built = build_service_status(service, observed, step, now, canary_plan, job)
     # Nothing else wakes this service when the models of another one change.
     others_at = now.timestamp() + OTHER_SERVICES_PERIOD if service.spec.exposure.other_services else None
     due = (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at, minimum.ends_at, others_at)
@@ -45,6 +47,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
             *network_policy.objects(service, settings, observed),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
+            *jobs,  # after the workers' ServiceAccount, which their pods use
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),

@@ -12,7 +12,7 @@ COMPONENT = "app.kubernetes.io/component"
 REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
-WORKER, ROUTER, BATCH = "worker", "router", "batch"
+WORKER, ROUTER, BATCH, PREFETCH = "worker", "router", "batch", "prefetch"
 FOLLOWER = "follower"  # a pod of a worker over several nodes that does not serve HTTP
 CANARY = "worker-canary"  # the canary's Deployment; its pods are workers, distinguished by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods

@@ -146,6 +146,7 @@ class Observed:
     deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment
     pods: tuple[Body, ...] = ()
     revisions: tuple[Body, ...] = ()  # ControllerRevisions: the pod templates of this service so far
+    jobs: tuple[Body, ...] = ()  # that download models into the cache
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's message
     probe: ProbeResult | None = None
     index: ObservedIndex | None = None  # None: no router has answered yet

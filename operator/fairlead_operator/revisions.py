@@ -55,6 +55,7 @@ def worker_revision(service: InferenceService) -> str:
     shaping = non_default_fields(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _index_fields(
         service
     )
+    shaping["model"].get("cache", {}).pop("prefetch", None)  # a Job's, not the workers'
     return names.digest([shaping, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name])
 
 

@@ -13,7 +13,7 @@ from fairlead.errors import UserError
 from fairlead.kube import sections, table, top
 from fairlead.kube.api import Kube, UnexpectedStatus
 from fairlead.kube.explain import explain
-from fairlead.kube.facts import Facts, gpus_in_use, list_references
+from fairlead.kube.facts import Facts, find_gpu_resource, gpus_in_use, list_references
 from fairlead.kube.live import Live, ignored_lines
 from fairlead.kube.snapshot import row, through_proxy
 
@@ -83,6 +83,25 @@ def test_nodes_show_free_gpus_and_what_keeps_pods_away() -> None:
     assert lines == [("a: 8 GPUs, 5 free", True), ("b: 4 GPUs, 4 free, cordoned, taints gpu:NoSchedule", False)]
     assert [line.ok for line in sections.describe_nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
     assert list(sections.describe_nodes(Facts(service()))) == [], "unknown values are reported elsewhere"
+
+
+def test_gpus_of_another_vendor_are_counted_by_their_resource_name() -> None:
+    worker = {"name": "worker", "resources": {"limits": {"memory": "8Gi", "amd.com/gpu": "2"}}}
+    pod = {"spec": {"nodeName": "m", "containers": [{"name": "side"}, worker]}, "status": {"phase": "Running"}}
+    assert find_gpu_resource([pod]) == "amd.com/gpu" and find_gpu_resource([{"spec": {"containers": [{"name": "worker"}]}}]) is None
+    node = {"metadata": {"name": "m"}, "status": {"allocatable": {"amd.com/gpu": "8"}}}
+    facts = Facts(service(), nodes=[node], gpu_resource="amd.com/gpu", gpus_in_use=gpus_in_use([pod], "amd.com/gpu"))
+    assert [line.text for line in sections.describe_nodes(facts)] == ["m: 8 GPUs, 6 free"]
+
+
+def test_a_service_is_explained_with_the_fields_of_its_profile() -> None:
+    body = service()
+    body["spec"]["profileRef"] = {"name": "h100"}
+    facts = Facts(body, references={("InferenceProfile", "h100"): {"spec": {"access": {"keysSecretRef": {"name": "keys"}}}}})
+    assert ("Secret", "secrets", "keys", "spec.access.keysSecretRef") in list(list_references({"spec": facts.spec()}))
+    facts = Facts(body, references={("InferenceProfile", "h100"): None}, why={("InferenceProfile", "h100"): "spec.profileRef"})
+    assert facts.spec() == body["spec"]
+    assert [line.text for line in sections.describe_references(facts)] == ["InferenceProfile h100 (spec.profileRef): does not exist"]
 
 
 def test_claims_and_secrets_of_a_manifest_are_found_in_all_places() -> None:

@@ -47,6 +47,37 @@ def test_an_unknown_field_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
     assert "line 8, spec.engine.kvCache.pageTokns" in str(refused.value)
 
 
+PROFILE = """
+apiVersion: fairlead.dev/v1alpha1
+kind: InferenceProfile
+metadata: {name: small}
+spec: {engine: {maxNumSeqs: 3}}
+---
+apiVersion: fairlead.dev/v1alpha1
+kind: InferenceService
+metadata: {name: a}
+spec: {model: {uri: "file:///m"}, profileRef: {name: %s}}
+"""
+
+
+def test_a_profile_of_the_same_file_applies_and_another_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(PROFILE % "small")
+    manifest = read_manifest(file)
+    assert [one.spec.engine.max_num_seqs for one in manifest.services] == [3] and not manifest.skipped
+    worker = next(
+        one
+        for one in objects_of(manifest.services[0], redis_url="")
+        if one["kind"] == "Deployment" and one["metadata"]["name"] == "a-worker"
+    )
+    assert "--max-num-seqs=3" in worker["spec"]["template"]["spec"]["containers"][0]["args"]
+    file.write_text(PROFILE % "large")
+    with pytest.raises(
+        UserError, match=r"document 2: spec\.profileRef names InferenceProfile large.*\(it has: small\): add it as a document"
+    ):
+        read_manifest(file)
+
+
 def test_a_second_run_on_a_port_names_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -8,6 +8,7 @@ from tests.operator.support import apiserver
 from tests.operator.support.running_operator import StubRouter
 
 from fairlead_operator.api.crd import custom_resource_definition
+from fairlead_operator.api.profile import profile_definition
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,7 @@ def server() -> Iterator[apiserver.ApiServer]:
     with apiserver.start() as running:
         crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         running.create(crds, custom_resource_definition())
+        running.create(crds, profile_definition())
         apiserver.wait_for_crd(running)
         yield running
 

@@ -9,13 +9,16 @@ from fairlead.kube.api import METADATA_ONLY, Forbidden, Kube, NotFound
 from fairlead.kube.live import Live, read_routers
 from fairlead.kube.snapshot import through_proxy
 from fairlead_operator import names
+from fairlead_operator.api import API_VERSION, InferenceService, InvalidManifest
+from fairlead_operator.api.profile import PROFILE_KIND, PROFILE_PLURAL
+from fairlead_operator.api.resources import NVIDIA
 from fairlead_operator.children import groups
 from fairlead_operator.objects import component_of
+from fairlead_operator.profiles import given_fields, merge_specs, profile_name
 from fairlead_operator.status import groups as group_view
 
 Body = Mapping[str, Any]
 T = TypeVar("T")
-GPU = "nvidia.com/gpu"
 
 
 @dataclass
@@ -30,9 +33,19 @@ class Facts:
     references: dict[tuple[str, str], Body | None] = field(default_factory=dict)
     why: dict[tuple[str, str], str] = field(default_factory=dict)  # as `references` → the field of the manifest that refers to it
     nodes: list[Body] | None = None
-    gpus_in_use: Mapping[str, int] | None = None  # node → GPUs that its pods request
+    gpu_resource: str = NVIDIA  # the extended resource that the worker pods request
+    gpus_in_use: Mapping[str, int] | None = None  # node → GPUs of that name that its pods request
     live: Live = field(default_factory=Live)
     unknown: list[str] = field(default_factory=list)
+
+    def spec(self) -> Mapping[str, Any]:
+        """Return the spec of the service with the fields of its profile, as far as that is known."""
+        own = self.service.get("spec") or {}
+        profile = self.references.get((PROFILE_KIND, profile_name(self.service))) or {}
+        try:
+            return merge_specs(profile.get("spec") or {}, given_fields(InferenceService.parse(self.service).spec)) if profile else own
+        except InvalidManifest:
+            return own  # the conditions name the problem
 
 
 def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
@@ -68,7 +81,16 @@ def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
     ours |= {("Pod", one["metadata"]["name"]) for one in facts.pods}
     events = list_items(f"{core}/events", "list events")
     facts.events = [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) in ours]
-    for kind, plural, needed, where in list_references(facts.service):
+    if profile := profile_name(facts.service):
+        where = f"/apis/{API_VERSION}/namespaces/{namespace}/{PROFILE_PLURAL}/{profile}"
+        facts.why[PROFILE_KIND, profile] = "spec.profileRef"
+        try:
+            facts.references[PROFILE_KIND, profile] = kube.get(where, right=f"get {PROFILE_PLURAL}")
+        except NotFound:
+            facts.references[PROFILE_KIND, profile] = None
+        except UserError as error:
+            facts.unknown.append(f"{PROFILE_KIND} {profile}: {error}")
+    for kind, plural, needed, where in list_references({"spec": facts.spec()}):
         facts.why[kind, needed] = where
         accept = METADATA_ONLY if kind == "Secret" else "application/json"  # the Secret's content is not needed, so it is not read
         try:
@@ -77,10 +99,11 @@ def read_facts(kube: Kube, namespace: str, name: str) -> Facts:
             facts.references[kind, needed] = None
         except UserError as error:
             facts.unknown.append(f"{kind} {needed}: {error}")
-    if any(requests_gpus(pod) for pod in facts.pods):
+    if (requested := find_gpu_resource(facts.pods)) is not None:
+        facts.gpu_resource = requested
         facts.nodes = attempt("list nodes", lambda: kube.items("/api/v1/nodes", right="list nodes"))
         everywhere = attempt("list pods in all namespaces", lambda: kube.items("/api/v1/pods", right="list pods"))
-        facts.gpus_in_use = gpus_in_use(everywhere) if everywhere is not None else None
+        facts.gpus_in_use = gpus_in_use(everywhere, requested) if everywhere is not None else None
     facts.live = read_routers(facts.pods, lambda pod, page: through_proxy(kube, namespace, pod, page))
     return facts
 
@@ -115,20 +138,22 @@ def list_references(service: Body) -> Iterable[tuple[str, str, str, str]]:
         yield "Secret", "secrets", one["name"], "imagePullSecrets"
 
 
-def gpus_of(pod: Body) -> int:
-    """Return the number of GPUs that a pod requests."""
-    containers = (pod.get("spec") or {}).get("containers") or []
-    return sum(int(((one.get("resources") or {}).get("limits") or {}).get(GPU, 0)) for one in containers)
+def find_gpu_resource(pods: Iterable[Body]) -> str | None:
+    """Return the extended resource that the workers request, such as amd.com/gpu; None: they run on CPUs, or use DRA claims."""
+    for pod in pods:
+        for container in (pod.get("spec") or {}).get("containers") or []:
+            if container["name"] == "worker":
+                limits = (container.get("resources") or {}).get("limits") or {}
+                return next((name for name in sorted(limits) if "/" in name), None)
+    return None
 
 
-def requests_gpus(pod: Body) -> bool:
-    return gpus_of(pod) > 0
-
-
-def gpus_in_use(pods: Iterable[Body]) -> dict[str, int]:
+def gpus_in_use(pods: Iterable[Body], resource: str = NVIDIA) -> dict[str, int]:
+    """Return node → GPUs that its pods request."""
     used: dict[str, int] = {}
     for pod in pods:
-        node = (pod.get("spec") or {}).get("nodeName")
-        if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-            used[node] = used.get(node, 0) + gpus_of(pod)
+        spec = pod.get("spec") or {}
+        if spec.get("nodeName") and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            limits = [(one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or []]
+            used[spec["nodeName"]] = used.get(spec["nodeName"], 0) + sum(int(one.get(resource, 0)) for one in limits)
     return used

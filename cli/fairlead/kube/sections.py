@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fairlead.kube.facts import GPU, Facts
+from fairlead.kube.facts import Facts
 from fairlead.kube.live import is_ready
 from fairlead.kube.snapshot import ready_counts, row
 from fairlead_operator import causes, names
@@ -168,7 +168,7 @@ def describe_nodes(facts: Facts) -> Iterator[Line]:
         return
     has_gpus = False
     for node in facts.nodes:
-        gpus = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))
+        gpus = int(((node.get("status") or {}).get("allocatable") or {}).get(facts.gpu_resource, 0))
         if not gpus:
             continue
         has_gpus = True
@@ -185,7 +185,7 @@ def describe_nodes(facts: Facts) -> Iterator[Line]:
         free = "" if used is None else f", {max(0, gpus - used)} free"
         yield Line(f"{name}: {gpus} GPUs{free}{extra}", not faults and (used is None or used < gpus))
     if not has_gpus:
-        yield Line(f"no node offers {GPU}: does the NVIDIA device plugin run? To run on CPUs, set spec.resources.gpus: 0", False)
+        yield Line(f"no node offers {facts.gpu_resource}: does its device plugin run? To run on CPUs, set spec.resources.gpus: 0", False)
 
 
 def _ago(time: str, now: datetime) -> str:

@@ -1,7 +1,7 @@
 """A manifest file, read with the operator's own models, validation and `desired()`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +12,11 @@ import yaml
 from fairlead.errors import UserError
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
 from fairlead_operator.api.exposure import Exposure
+from fairlead_operator.api.profile import PROFILE_KIND
 from fairlead_operator.api.router import Router
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
+from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_name
 from fairlead_operator.settings import Settings
 
 
@@ -58,7 +60,14 @@ def _is_foreign(document: Any) -> bool:
     return isinstance(kind, str) and isinstance(version, str) and kind != KIND and version.partition("/")[0] != ours
 
 
+def _profiles(documents: list[Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the profiles of the file by name. Local mode has no namespaces."""
+    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == PROFILE_KIND and one.get("apiVersion") == API_VERSION]
+    return {str((one.get("metadata") or {}).get("name")): one for one in found}
+
+
 def _services(path: Path, documents: list[Any], nodes: list[yaml.Node | None]) -> Iterator[InferenceService]:
+    profiles = _profiles(documents)
     for number, (document, node) in enumerate(zip(documents, nodes, strict=True), start=1):
         if document is None or _is_foreign(document):
             continue
@@ -66,12 +75,18 @@ def _services(path: Path, documents: list[Any], nodes: list[yaml.Node | None]) -
         if not isinstance(document, dict):
             raise UserError(f"{where}: expected a mapping, not {type(document).__name__}")
         kind, version = document.get("kind"), document.get("apiVersion")
+        if kind == PROFILE_KIND and version == API_VERSION:
+            continue
         if kind != KIND:
             raise UserError(f"{where}: kind {kind!r}; local mode runs {KIND} only")
         if version != API_VERSION:
             raise UserError(f"{where}: apiVersion {version!r}; this release supports {API_VERSION}")
         try:
-            yield InferenceService.parse(document)
+            yield parse_service(document, profiles.get(profile_name(document)))
+        except ProfileNotFound:
+            name, known = profile_name(document), ", ".join(sorted(profiles)) or "none"
+            missing = f"spec.profileRef names {PROFILE_KIND} {name}, which the file does not contain (it has: {known})"
+            raise UserError(f"{where}: {missing}: add it as a document") from None
         except InvalidManifest as error:
             raise UserError(f"{where}: {_add_lines(str(error), node)}") from None
 

@@ -16,7 +16,7 @@ class ServeOptions:
     """The options of `fairlead serve`."""
 
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3://, oci:// or file:///.")
+        str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3://, gs://, oci:// or file:///.")
     ]
     flags: Annotated[list[str] | None, typer.Argument(metavar="[-- WORKER FLAGS]", help="Flags of fairlead-worker, after --.")] = None
     port: Annotated[int, typer.Option("--port", "-p", metavar="P", help="Port of the API.")] = DEFAULT_PORT

@@ -1,14 +1,17 @@
 """`spec.model.cache`: the volume for downloaded weights, in the shapes of core Kubernetes volumes, and the types of S3 settings."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.fields import ObjectName, Part, Quantity, refuse, rule, rules
 
 _ONE = "spec.model.cache needs exactly one of persistentVolumeClaim, hostPath and emptyDir: keep one of them"
+_PREFETCH = (
+    "spec.model.cache.prefetch needs persistentVolumeClaim, since a Job fills one volume for all workers: set it, or remove prefetch"
+)
 _PARENT = "spec.model.cache.hostPath.path must not contain '..': write the path of the folder itself"
-DOWNLOADED = ("hf://", "s3://")
+DOWNLOADED = ("hf://", "s3://", "gs://")
 
 
 class ClaimVolume(Part):
@@ -41,18 +44,23 @@ class ModelCache(Part):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule("[has(self.persistentVolumeClaim), has(self.hostPath), has(self.emptyDir)].filter(given, given).size() == 1", _ONE)
+            rule("[has(self.persistentVolumeClaim), has(self.hostPath), has(self.emptyDir)].filter(given, given).size() == 1", _ONE),
+            rule("self.prefetch == 'Disabled' || has(self.persistentVolumeClaim)", _PREFETCH, path=".prefetch"),
         )
     )
 
     persistent_volume_claim: ClaimVolume | None = Field(None, description="A PersistentVolumeClaim in the namespace of the service.")
     host_path: HostPathVolume | None = Field(None, description="A folder of each node.")
     empty_dir: EmptyDirVolume | None = Field(None, description="Storage of each pod, deleted with the pod.")
+    prefetch: Literal["Disabled", "Enabled"] = Field(
+        "Disabled", description="Enabled: a Job downloads the models into the claim at once, also with replicas 0."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [each for each in (self.persistent_volume_claim, self.host_path, self.empty_dir) if each is not None]
         refuse(len(given) != 1, f"{_ONE} (got {len(given)})")
+        refuse(self.prefetch == "Enabled" and self.persistent_volume_claim is None, _PREFETCH)
         path = self.host_path.path if self.host_path is not None else ""
         refuse(".." in path.split("/"), f"{_PARENT} (got {path})")
         return self

@@ -116,6 +116,7 @@ Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 URI = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
     r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
+    r"|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
     r"|oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
     r"|file:///[A-Za-z0-9._/-]+)$"
@@ -123,7 +124,8 @@ URI = (
 
 
 def _uri_help(path: str) -> str:
-    return f"{path} must be hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
+    forms = "hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
+    return f"{path} must be {forms}"
 
 
 def uri_validator(path: str) -> AfterValidator:

@@ -10,8 +10,9 @@ from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloa
 from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import Argument, ObjectName, Part, list_map, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.pod_template import PodTemplate
+from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.api.router import Router
 from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
@@ -19,9 +20,10 @@ from fairlead_operator.api.slo import Slo
 
 # Messages of the rules, in the CRD and in the validators below.
 _REVISION = "spec.model.revision needs an hf:// model without @REVISION in spec.model.uri: keep one of the two"
-_SECRET = "spec.model.secretRef needs an hf:// model (token of the hub) or an s3:// model (access key): remove it"
-_CACHE = "spec.model.cache needs an hf:// or s3:// model, since other models are not downloaded: remove it"
-_BUCKET = "spec.model.endpoint and spec.model.region need an s3:// model: remove them"
+_SECRET = "spec.model.secretRef needs an hf:// model (token of the hub), or an s3:// or gs:// model (access key): remove it"
+_CACHE = "spec.model.cache needs an hf://, s3:// or gs:// model, since other models are not downloaded: remove it"
+_ENDPOINT = "spec.model.endpoint needs an hf://, s3:// or gs:// model: remove it"
+_REGION = "spec.model.region needs an s3:// model: remove it"
 _PARALLEL = (
     "spec.engine.tensorParallel must equal spec.resources.gpus times spec.engine.nodes, since a worker uses all of its GPUs for one "
     "replica: change one of them"
@@ -58,7 +60,7 @@ class SecretKey(Part):
         min_length=1,
         max_length=253,
         pattern=r"^[-._a-zA-Z0-9]+$",
-        description="Key that holds the token of the hub, for hf:// models.",
+        description="Key that holds the token of the hub (hf://), or the key file of a service account (gs://).",
     )
 
 
@@ -73,23 +75,24 @@ class Model(Part):
                 path=".revision",
             ),
             rule(
-                "!has(self.secretRef) || self.uri.matches('^(hf|s3)://')",
+                "!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://')",
                 _SECRET,
                 path=".secretRef",
             ),
             rule(
-                "!has(self.cache) || self.uri.matches('^(hf|s3)://')",
+                "!has(self.cache) || self.uri.matches('^(hf|s3|gs)://')",
                 _CACHE,
                 path=".cache",
             ),
             rule(f"!has(self.name) || {no_adapter_named('self', 'self.name')}", MODELS_NAME, path=".adapters"),
-            rule("!(has(self.endpoint) || has(self.region)) || self.uri.startsWith('s3://')", _BUCKET, path=".endpoint"),
+            rule("!has(self.endpoint) || self.uri.matches('^(hf|s3|gs)://')", _ENDPOINT, path=".endpoint"),
+            rule("!has(self.region) || self.uri.startsWith('s3://')", _REGION, path=".region"),
         )
     )
 
     uri: Annotated[str, uri_validator("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), oci://IMAGE[#FOLDER] or "
-        "file:///PATH."
+        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), "
+        "oci://IMAGE[#FOLDER] or file:///PATH."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
         None, description='Value of "model" in requests. Absent: the name of the service.'
@@ -99,7 +102,8 @@ class Model(Part):
     )
     secret_ref: SecretKey | None = Field(
         None,
-        description="hf://: the token of the hub, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent: the pod's role.",
+        description="hf://: the token of the hub, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; gs://: the key file of "
+        "a service account; absent: the pod's role.",
     )
     cache: ModelCache | None = Field(None, description="Volume for downloaded weights. Absent: each new pod downloads them again.")
     adapters: list[Adapter] = Field(
@@ -109,33 +113,24 @@ class Model(Part):
         json_schema_extra=list_map("name"),
     )
 
-    endpoint: Endpoint | None = Field(None, description="URL of an S3-compatible store, such as https://minio.storage:9000. Absent: AWS.")
+    endpoint: Endpoint | None = Field(
+        None,
+        description="URL of an S3-compatible store, such as https://minio.storage:9000, or of a mirror of the hub (HF_ENDPOINT). "
+        "Absent: huggingface.co, AWS or Google Cloud.",
+    )
     region: Region | None = Field(None, description="Region of the bucket, such as eu-west-1. Absent: us-east-1.")
 
     @model_validator(mode="after")
     def _for_its_source(self) -> Self:
         hub = self.uri.startswith("hf://")
-        refuse((self.endpoint is not None or self.region is not None) and not is_in_bucket(self.uri), _BUCKET)
+        refuse(self.endpoint is not None and not is_downloaded(self.uri), _ENDPOINT)
+        refuse(self.region is not None and not is_in_bucket(self.uri), _REGION)
         refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
         refuse(self.secret_ref is not None and not is_downloaded(self.uri), _SECRET)
         refuse(self.cache is not None and not is_downloaded(self.uri), _CACHE)
         refuse(has_duplicate_names(self.adapters), SAME_NAMES)
         refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
         return self
-
-
-class Resources(Part):
-    """Resources of each worker pod."""
-
-    gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None,
-        description="GPUs of each worker pod. 0: CPUs. Absent: the operator's default (1) times tensorParallel / nodes.",
-    )
-    cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. There is no limit.")
-    memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
-    gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
-        None, description="Node label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3. Absent: any GPU."
-    )
 
 
 class Routing(Part):
@@ -217,6 +212,11 @@ class ServiceSpec(Part):
                 path=".engine.tensorParallel",
             ),
             rule(
+                f"!has(self.resources.gpuResource) || !self.resources.gpuResource.contains('{MIG}') || self.engine.tensorParallel == 1",
+                MIG_PARALLEL,
+                path=".engine.tensorParallel",
+            ),
+            rule(
                 "self.engine.quantization != 'Int8' || !has(self.resources.gpus) || self.resources.gpus == 0",
                 _INT8,
                 path=".engine.quantization",
@@ -258,6 +258,9 @@ class ServiceSpec(Part):
         )
     )
 
+    profile_ref: LocalObjectReference | None = Field(
+        None, description="InferenceProfile in the namespace of the service. It gives each field that has its default here."
+    )
     model: Model = Field(description="The model to serve. model.uri alone is a complete spec.")
     replicas: int = Field(1, ge=0, le=1000, description="Workers. kubectl scale, HPA and KEDA write this field.")
     scaling: Scaling | None = Field(None, description="Bounds of the number of workers. With target, the operator sets the number.")
@@ -287,6 +290,7 @@ class ServiceSpec(Part):
         on_one_cpu = gpus == 0 and parallel == 1
         over = f" times {nodes}" if nodes > 1 else ""
         refuse(gpus is not None and gpus * nodes != parallel and not on_one_cpu, f"{_PARALLEL} ({parallel} is not {gpus}{over})")
+        refuse(self.resources.uses_mig and parallel > 1, f"{MIG_PARALLEL} (got {parallel})")
         refuse(self.engine.quantization == "Int8" and bool(gpus), f"{_INT8} (got {gpus} GPUs)")
         refuse(self.engine.quantization == "FP8" and gpus == 0, _FP8)
         limit, page = self.engine.max_model_len, self.engine.kv_cache.page_tokens

@@ -102,6 +102,7 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady, BatchReady.",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; "
+        "GatewayReady, BatchReady, ModelCached.",
         json_schema_extra=list_map("type"),
     )

@@ -9,7 +9,8 @@ from fairlead_operator.observed import PodEvent
 
 MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 PROBE = {"Unhealthy"}
-RELEVANT_REASONS = {*MOUNT, *PROBE, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
+DEVICE_CLAIM = {"FailedResourceClaimCreation"}
+RELEVANT_REASONS = {*MOUNT, *PROBE, *DEVICE_CLAIM, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
 
 _MOUNT_ADVICE = (
     (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct its name in the manifest."),
@@ -45,6 +46,9 @@ def find_event_cause(pod: str, event: PodEvent) -> Cause | None:
         found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
         do = next((text.format(*match.groups()) for match, text in found if match), f"See kubectl describe pod {pod}.")
         return make_cause("FailedMount", f"pod {pod} waits for a volume: {_without_ids(event.message)}", do)
+    if event.reason in DEVICE_CLAIM:
+        do = "Create the ResourceClaimTemplate that spec.resources.resourceClaims names, in this namespace, or correct the name."
+        return make_cause(event.reason, f"pod {pod} has no device claim: {_without_ids(event.message)}", do)
     if event.reason in ("FailedCreatePodSandBox", "NetworkNotReady"):
         return make_cause(
             event.reason,

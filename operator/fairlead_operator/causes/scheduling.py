@@ -10,10 +10,17 @@ _OF = re.compile(r"0/(\d+) nodes")
 # The scheduler's message → advice. Only the first two matches are given: ten reasons at once are too many to read.
 _ADVICE = (
     (
-        r"Insufficient nvidia\.com/gpu",
+        r"Insufficient (?:nvidia|amd)\.com/gpu",
         "Free a GPU, add a node with GPUs, or lower spec.replicas (to run on CPUs, set spec.resources.gpus: 0).",
     ),
-    (r"Insufficient (?!nvidia)[\w-]+\.[\w.-]+/", "Add a node with that device, or ask for fewer of it."),
+    (
+        r"Insufficient ((?!(?:nvidia|amd)\.com/gpu)[\w-]+\.[\w.-]+/[\w.-]+)(?<![.])",
+        "Add a node with {0}, or ask for fewer of it. If no node has it, correct spec.resources.gpuResource.",
+    ),
+    (
+        r"cannot allocate all claims",
+        "Free a device that the ResourceClaimTemplate selects, add a node with one, or correct its selectors (kubectl get resourceslices).",
+    ),
     (r"Insufficient cpu", "Lower spec.resources.cpu, or add a node."),
     (r"Insufficient memory", "Lower spec.resources.memory, or add a node."),
     (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),

@@ -21,9 +21,10 @@ _KINDS = (
     ),
     (r"the store refuses access", "StoreForbidden", "Let the key of spec.model.secretRef, or the pod's role, read that bucket and folder."),
     (
-        r"the store asks for credentials|there are no credentials",
+        r"the store asks for credentials|there are no credentials|the credentials cannot be used",
         "StoreUnauthorized",
-        "Name a Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in spec.model.secretRef, or give the pod a role.",
+        "Name a Secret in spec.model.secretRef (s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; gs://: the key file of a service "
+        "account), or give the pod a role.",
     ),
     (
         r"no such bucket|no model file in that folder",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from fairlead_operator.api import ServiceSpec
-from fairlead_operator.api.cache import ModelCache, is_downloaded, is_in_bucket
+from fairlead_operator.api.cache import ModelCache, is_downloaded
 from fairlead_operator.api.spec import Model
 from fairlead_operator.objects import Object
 
@@ -11,6 +11,8 @@ MODEL_MOUNT = "/mnt/model"
 DRAFT_MOUNT = "/mnt/draft"
 ADAPTERS_MOUNT = "/mnt/adapters"
 CACHE_MOUNT = "/var/cache/fairlead"
+SECRET_VARIABLES = {"hf": "HF_TOKEN", "gs": "GOOGLE_SERVICE_ACCOUNT_KEY"}
+ENDPOINT_VARIABLES = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 
 
 @dataclass
@@ -30,8 +32,8 @@ class ModelSource:
 def model_source(spec: ServiceSpec) -> ModelSource:
     """Return the source of the models of `spec`.
 
-    `hf://` and `s3://` are downloaded into the cache volume. `pvc://claim/path` and `oci://image` are mounted read-only. `file://` is
-    used unchanged.
+    `hf://`, `s3://` and `gs://` are downloaded into the cache volume. `pvc://claim/path` and `oci://image` are mounted read-only.
+    `file://` is used unchanged.
     """
     model = spec.model
     speculation = spec.engine.speculative_decoding
@@ -61,16 +63,16 @@ def cache_volume(cache: ModelCache | None) -> Object:
 
 
 def _access_variables(model: Model) -> list[Object]:
-    """Return environment variables that refer to the Secret with the credentials; the kubelet resolves them."""
+    """Return endpoint, region and credentials of the model's source as variables. The kubelet resolves the Secret."""
+    scheme, secret = model.uri.partition("://")[0], model.secret_ref
     made: list[Object] = []
-    if not is_in_bucket(model.uri):
-        return [_secret("HF_TOKEN", model.secret_ref.name, model.secret_ref.key)] if model.secret_ref is not None else []
-    if model.secret_ref is not None:
-        name = model.secret_ref.name
-        made += [_secret(key, name, key) for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-        made.append(_secret("AWS_SESSION_TOKEN", name, "AWS_SESSION_TOKEN", optional=True))
+    if secret is not None and scheme == "s3":
+        made += [_secret(key, secret.name, key) for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
+        made.append(_secret("AWS_SESSION_TOKEN", secret.name, "AWS_SESSION_TOKEN", optional=True))
+    elif secret is not None:
+        made.append(_secret(SECRET_VARIABLES[scheme], secret.name, secret.key))
     if model.endpoint is not None:
-        made.append({"name": "AWS_ENDPOINT_URL", "value": model.endpoint})
+        made.append({"name": ENDPOINT_VARIABLES[scheme], "value": model.endpoint})
     if model.region is not None:
         made.append({"name": "AWS_REGION", "value": model.region})
     return made

@@ -9,7 +9,7 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import canary, groups, pods, redis, security
 from fairlead_operator.children.model_source import ModelSource, model_source
-from fairlead_operator.children.placement import placement
+from fairlead_operator.children.placement import count_gpus, device_resources, placement
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import pin, worker_revision
@@ -17,7 +17,6 @@ from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
-GPU = "nvidia.com/gpu"
 SCHEDULING_POLICIES = {"ShortestJobFirst": "sjf", "LongestPrefixMatch": "lpm", "FirstComeFirstServed": "fcfs"}
 """Value of `--scheduling-policy` for `spec.engine.schedulingPolicy`."""
 SPECULATIVE_METHODS = {"NGram": "ngram", "Draft": "draft_model"}
@@ -27,12 +26,6 @@ MIN_READY_SECONDS = 10
 """Cluster DNS caches addresses of workers for 5 seconds, and without an index routers discover workers only through DNS."""
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: until the process first answers, with a cold disk
 # A load has no fixed limit (kubeai#179): /health is 200 while it makes progress. The worker ends a stalled load and logs the step.
-
-
-def gpus(service: InferenceService, settings: Settings) -> int:
-    """Return the GPUs of one pod. Without spec.resources.gpus it is the operator's default for each rank of the model."""
-    requested, engine = service.spec.resources.gpus, service.spec.engine
-    return settings.default_gpus * engine.tensor_parallel // engine.nodes if requested is None else requested
 
 
 def objects(
@@ -111,7 +104,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         *redis.volumes(service, settings, names.WORKER),
     ]
     spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source), volumes)
-    template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}
+    template: Object = {"spec": {**spec, **placement(service, count_gpus(service, settings))}}
     if service.spec.pod_template is not None:
         template = merge(template, service.spec.pod_template.to_manifest())
     return pods.add_labels(service, names.WORKER, worker_revision(service), template)
@@ -120,7 +113,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
     return {
         "name": "worker",
-        "image": (gpus(service, settings) and settings.worker_gpu_image) or settings.worker_image,
+        "image": (count_gpus(service, settings) and settings.worker_gpu_image) or settings.worker_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-worker"],
         "args": arguments(service, source),
@@ -226,13 +219,11 @@ def arguments(service: InferenceService, source: ModelSource) -> list[str]:
 
 
 def _resources(service: InferenceService, settings: Settings) -> Object:
-    resources, devices = service.spec.resources, gpus(service, settings)
-    requests: dict[str, str] = {}
-    limits: dict[str, str] = {}
+    resources = service.spec.resources
+    devices = device_resources(service, count_gpus(service, settings))
+    own: Object = {"requests": {}, "limits": {}}
     if resources.cpu is not None:
-        requests["cpu"] = resources.cpu
+        own["requests"]["cpu"] = resources.cpu
     if resources.memory is not None:
-        requests["memory"] = limits["memory"] = resources.memory
-    if devices:
-        requests[GPU] = limits[GPU] = str(devices)
-    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+        own["requests"]["memory"] = own["limits"]["memory"] = resources.memory
+    return {key: value for key, value in merge(own, devices).items() if value}

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairlead_operator.kube.compression import CompressedObject, Compressor
 from fairlead_operator.kube.difference import slim_managed_fields
-from fairlead_operator.kube.kinds import SERVICES, Kind, kind_of
+from fairlead_operator.kube.kinds import PROFILES, SERVICES, UNLABELLED, Kind, kind_of
 from fairlead_operator.names import INSTANCE
 
 Body = Mapping[str, Any]
@@ -21,11 +21,12 @@ Key = tuple[str, str]  # kind, name of a child
 
 
 class Cache:
-    """Calls `on_change(owner)` whenever the service or one of its children has changed."""
+    """Calls `on_change(owner)` whenever the service, its profile or one of its children has changed."""
 
     def __init__(self, on_change: Callable[[Owner], None]) -> None:
         self._on_change = on_change
         self._services: dict[Owner, CompressedObject] = {}
+        self._profiles: dict[Owner, CompressedObject] = {}
         self._children: dict[Owner, dict[Key, CompressedObject]] = defaultdict(dict)
         self._compressor = Compressor()
         self._owners: dict[str, Owner] = {}  # uid of each cached object → the service that it is cached under
@@ -39,6 +40,10 @@ class Cache:
         """Return whether the service exists and is not being deleted."""
         body = self.service(owner)
         return body is not None and not body["metadata"].get("deletionTimestamp")
+
+    def profile(self, namespace: str, name: str) -> Body | None:
+        held = self._profiles.get((namespace, name))
+        return None if held is None else held.decompress()
 
     def keys(self, owner: Owner) -> list[Key]:
         """Return the keys of the children that exist."""
@@ -114,7 +119,7 @@ class Cache:
             self._owners.pop(held.uid, None)
         objects[key] = held = self._compressor.compress(_strip_unused(body), _version(body))
         self._owners[held.uid] = owner
-        self._on_change(owner)
+        self._notify(owner, objects)
 
     def remove(self, body: Body) -> None:
         """Remove an object that a watch reports as deleted. A cached successor of the same name stays."""
@@ -130,7 +135,9 @@ class Cache:
         `namespace`: the one that was listed; empty: all.
         """
         entries: list[tuple[Owner, dict[Any, CompressedObject], Any]] = [(owner, self._services, owner) for owner in self._services]
-        if kind is not SERVICES:
+        if kind is PROFILES:
+            entries = [(owner, self._profiles, owner) for owner in self._profiles]
+        elif kind is not SERVICES:
             entries = [(owner, objects, key) for owner, objects in self._children.items() for key in objects if key[0] == kind.kind]
         listed = [entry for entry in entries if not namespace or entry[0][0] == namespace]
         gone = [entry for entry in listed if (held := entry[1][entry[2]]).uid not in present and held.version <= version]
@@ -157,7 +164,18 @@ class Cache:
         self._record_removal(uid, version)
         if not self._children.get(owner):
             self._children.pop(owner, None)
-        self._on_change(owner)
+        self._notify(owner, objects)
+
+    def _notify(self, owner: Owner, objects: Mapping[Any, CompressedObject]) -> None:
+        """Report a change of one of `objects`: of a service, of its children, or of a profile that services name."""
+        if objects is not self._profiles:
+            self._on_change(owner)
+            return
+        namespace, name = owner
+        for user in [one for one in self._services if one[0] == namespace]:
+            body = self.service(user)
+            if body is not None and ((body.get("spec") or {}).get("profileRef") or {}).get("name") == name:
+                self._on_change(user)
 
     def _record_removal(self, uid: str, version: int) -> None:
         for read in self._reads:
@@ -167,6 +185,8 @@ class Cache:
         kind = kind_of(body)
         if kind is SERVICES:
             return self._services, owner
+        if kind is PROFILES:
+            return self._profiles, owner
         return self._children[owner], (kind.kind, body["metadata"]["name"])
 
 
@@ -186,9 +206,9 @@ class Read:
 
 
 def _owner(body: Body) -> Owner | None:
-    """Return the service that an object is, or that its label names."""
+    """Return the service that an object is, or that its label names; of a profile its own namespace and name."""
     metadata = body["metadata"]
-    name = metadata["name"] if kind_of(body) is SERVICES else (metadata.get("labels") or {}).get(INSTANCE)
+    name = metadata["name"] if kind_of(body) in UNLABELLED else (metadata.get("labels") or {}).get(INSTANCE)
     return None if name is None else (sys.intern(metadata["namespace"]), sys.intern(name))
 
 
@@ -203,6 +223,6 @@ def _strip_unused(body: Body) -> Body:
     slim: dict[str, Any] = {**body, "metadata": metadata}
     if body["kind"] == "Pod":
         slim.pop("spec", None)
-    elif kind_of(body) is not SERVICES:
+    elif kind_of(body) not in UNLABELLED:
         metadata["managedFields"] = slim_managed_fields(body["metadata"])
     return slim

@@ -12,7 +12,7 @@ import msgspec
 from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
 
-from fairlead_operator.kube.kinds import Kind, kind_of
+from fairlead_operator.kube.kinds import UNLABELLED, Kind, kind_of
 from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
 
 Body = dict[str, Any]
@@ -102,7 +102,7 @@ class Cluster:
                 return
 
     async def watch(self, kind: Kind, namespace: str, version: int) -> AsyncGenerator[tuple[str, Body], None]:
-        """Yield the changes after `version` to objects with our label: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
+        """Yield the changes after `version` to objects with our label, or that users write: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
 
         Returns when the API server ends the request, after WATCH_SECONDS. Raises ApiError(410) when `version` is too old, and TimeoutError
         when not even a bookmark (one a minute) arrives for WATCH_IDLE_TIMEOUT seconds.
@@ -114,7 +114,7 @@ class Cluster:
             ("timeoutSeconds", str(WATCH_SECONDS)),
         ]
         response = await self._send(
-            "GET", kind.path(namespace), [*query, *_selector(labelled=True)], timeout=WATCH_SECONDS + WATCH_IDLE_TIMEOUT
+            "GET", kind.path(namespace), [*query, *_selector(kind not in UNLABELLED)], timeout=WATCH_SECONDS + WATCH_IDLE_TIMEOUT
         )
         try:
             if response.status > 299:

@@ -84,5 +84,5 @@ def _slim(body: Body | None) -> Body:
 
 def _with_advice(error: Exception) -> str:
     if isinstance(error, ApiError) and error.code == 403:
-        return f"{error}. The chart's roles are those of its version (helm upgrade); with watch.namespace they cover that namespace only"
+        return f"{error}. The chart's roles are those of its version (helm upgrade); with watch.namespaces they cover these namespaces only"
     return str(error)

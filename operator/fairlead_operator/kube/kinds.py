@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from fairlead_operator.api.profile import PROFILE_KIND, PROFILE_PLURAL
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Kind:
 
 
 SERVICES = Kind(API_VERSION, KIND, PLURAL)
+PROFILES = Kind(API_VERSION, PROFILE_KIND, PROFILE_PLURAL)
 PODS = Kind("v1", "Pod", "pods")
 REVISIONS = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 EVENTS = Kind("events.k8s.io/v1", "Event", "events")
@@ -40,6 +42,7 @@ WRITTEN = (
     Kind("v1", "ConfigMap", "configmaps"),
     REVISIONS,
     Kind("apps/v1", "Deployment", "deployments"),
+    Kind("batch/v1", "Job", "jobs"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
 )
@@ -53,10 +56,11 @@ OPTIONAL = (
     Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
 )
 CHILDREN = (*WRITTEN, PODS)
+UNLABELLED = (SERVICES, PROFILES)  # written by users, without our labels
 
 assert (SERVICES.group, SERVICES.version) == (GROUP, VERSION)
 
-_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, *OPTIONAL, SECRETS, SERVICES)}
+_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, *OPTIONAL, SECRETS, SERVICES, PROFILES)}
 
 
 def kind_of(body: Mapping[str, Any]) -> Kind:

@@ -21,25 +21,32 @@ MERGE_KEYS = {
     "imagePullSecrets": "name",
     "hostAliases": "ip",
     "resourceClaims": "name",
+    "classes": "name",
+    "claims": "name",
     "topologySpreadConstraints": "topologyKey",
 }
 APPENDED = ("tolerations", "preferredDuringSchedulingIgnoredDuringExecution")
 
 
-def merge(ours: Any, theirs: Any, field: str = "") -> Any:
-    """Merge `theirs` over `ours`; neither is changed. null removes a key, as in a strategic merge patch."""
+def merge(ours: Any, theirs: Any, field: str = "", *, keep_null: bool = False) -> Any:
+    """Merge `theirs` over `ours`; neither is changed. null removes a key, as in a strategic merge patch.
+
+    `keep_null`: null stays, because the result is merged over another object later.
+    """
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        result = {key: deepcopy(value) for key, value in ours.items() if theirs.get(key, value) is not None}
+        result = {key: deepcopy(value) for key, value in ours.items() if keep_null or theirs.get(key, value) is not None}
         for key, value in theirs.items():
             if value is not None:
-                result[key] = merge(result.get(key), value, key)
+                result[key] = merge(result.get(key), value, key, keep_null=keep_null)
+            elif keep_null:
+                result[key] = None
         return result
     if isinstance(ours, list) and isinstance(theirs, list) and field in APPENDED:
         return deepcopy([*ours, *(item for item in theirs if item not in ours)])
     if isinstance(ours, list) and isinstance(theirs, list) and field == "nodeSelectorTerms":
         return [_and_terms(one, other) for one in ours for other in theirs] if theirs else deepcopy(ours)
     if isinstance(ours, list) and isinstance(theirs, list) and _keyed(theirs, field) and _keyed(ours, field):
-        return _merged_lists(ours, theirs, MERGE_KEYS[field])
+        return _merged_lists(ours, theirs, MERGE_KEYS[field], keep_null)
     return deepcopy(theirs)
 
 
@@ -48,10 +55,10 @@ def _keyed(items: list[Any], field: str) -> bool:
     return key is not None and all(isinstance(item, Mapping) and key in item for item in items)
 
 
-def _merged_lists(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
+def _merged_lists(ours: list[Any], theirs: list[Any], key: str, keep_null: bool) -> list[Any]:
     result = {item[key]: deepcopy(item) for item in ours}
     for item in theirs:
-        result[item[key]] = merge(result.get(item[key]), item)
+        result[item[key]] = merge(result.get(item[key]), item, keep_null=keep_null)
     return list(result.values())
 
 

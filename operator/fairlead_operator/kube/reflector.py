@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import ApiError, Cluster
-from fairlead_operator.kube.kinds import CHILDREN, SERVICES, Kind
+from fairlead_operator.kube.kinds import CHILDREN, PROFILES, UNLABELLED, Kind
 
 log = logging.getLogger(__name__)
 BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a failing watch
@@ -37,7 +37,7 @@ async def relist(cluster: Cluster, cache: Cache, kind: Kind, namespace: str) -> 
     version = 0
     with cache.read() as read:
         try:
-            async with aclosing(cluster.pages(kind, namespace, labelled=kind is not SERVICES)) as pages:
+            async with aclosing(cluster.pages(kind, namespace, labelled=kind not in UNLABELLED)) as pages:
                 async for bodies, at in pages:
                     version = at
                     for body in bodies:
@@ -111,11 +111,12 @@ class Reflector:
 
 
 class Reflectors:
-    """The reflectors of all kinds of children: one for each kind and namespace, or one for each kind in all namespaces."""
+    """The reflectors of profiles and of all kinds of children: one for each kind in each namespace, or in all."""
 
     def __init__(self, cluster: Cluster, cache: Cache, namespaces: Sequence[str] = ("",)) -> None:
         listing = asyncio.Lock()
-        self._reflectors = [Reflector(cluster, cache, kind, namespace, listing) for namespace in namespaces for kind in CHILDREN]
+        kinds = (PROFILES, *CHILDREN)
+        self._reflectors = [Reflector(cluster, cache, kind, namespace, listing) for namespace in namespaces for kind in kinds]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -13,7 +13,7 @@ from itertools import product
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
-from fairlead_operator.kube.kinds import CHILDREN, SERVICES
+from fairlead_operator.kube.kinds import CHILDREN, PROFILES, SERVICES
 from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Resync:
 
     async def resync(self) -> int:
         missed_deletions = 0
-        for namespace, kind in product(self._namespaces, (SERVICES, *CHILDREN)):
+        for namespace, kind in product(self._namespaces, (SERVICES, PROFILES, *CHILDREN)):
             with suppress(NotServed):
                 missed_deletions += (await relist(self._cluster, self._cache, kind, namespace)).missed_deletions
         return missed_deletions

@@ -31,6 +31,7 @@ from fairlead_operator.polling.loading import LoadingPoller
 from fairlead_operator.polling.pod_events import PodEventPoller
 from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.process.metrics import Metrics
+from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_name
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.scaling.state import scaling_state
@@ -47,7 +48,7 @@ _OPTIONAL_KINDS = {kind.kind for kind in OPTIONAL}
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between reconciles that fail
 RETRY_REFUSED = 30.0  # seconds until an object that the API server refused is applied again (a quota may have grown)
 CONFLICT_DELAY = 0.5  # seconds
-_OBSERVED_KINDS = {"Deployment", "Pod", REVISIONS.kind, *_OPTIONAL_KINDS}
+_OBSERVED_KINDS = {"Deployment", "Job", "Pod", REVISIONS.kind, *_OPTIONAL_KINDS}
 
 
 class Conflict(Exception):
@@ -146,12 +147,13 @@ class Reconciler:
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]}")
         applier = self._applier_for(body["metadata"]["uid"])
         try:
-            service = InferenceService.parse(body)
+            service = parse_service(body, self._dependencies.cache.profile(self._owner[0], profile_name(body)))
         except InvalidManifest as error:
             # The CRD of another version accepted this spec, or engine.args has a flag of the operator, which the CRD does not check.
             # Report the error and leave the running children unchanged.
             unread = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}})
-            return await self._keep_running(body, unread, Cause("InvalidSpec", str(error), fault=True))
+            reason = "ProfileNotFound" if isinstance(error, ProfileNotFound) else "InvalidSpec"
+            return await self._keep_running(body, unread, Cause(reason, str(error), fault=True))
         if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
             return await self._keep_running(body, service, Cause(*problem, fault=True))
         before, observed = self._dependencies.cache.versions(self._owner), self._observe(service)
@@ -229,6 +231,7 @@ class Reconciler:
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
             pods=pods,
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
+            jobs=tuple(body for key, body in children.items() if key[0] == "Job"),
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,

@@ -15,7 +15,7 @@ def find_cause(service: InferenceService, child: str, words: str) -> Cause:
         return make_cause(
             "PodTemplateInvalid",
             f"spec.model.uri is oci://, an image volume, and this cluster has none ({child}: {words})",
-            "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35 on); or use hf://, s3:// or pvc://.",
+            "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35); or use hf://, s3://, gs:// or pvc://.",
             template=True,
         )
     return creation.make_refusal_cause(child, words, template=workers and service.spec.pod_template is not None)

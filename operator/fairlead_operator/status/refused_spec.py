@@ -45,6 +45,7 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     else:
         conditions.keep("GatewayReady")
     conditions.keep("BatchReady")
+    conditions.keep("ModelCached")
     index = index_status.build_status(before.index, observed.index, routers.ready, now, observed.redis)
     index_fault, index_fault_at = index_status.find_fault(index, now)
     unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)

@@ -12,7 +12,7 @@ from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.status import batch as batch_status
-from fairlead_operator.status import external_url, other_services, refusals, router_tls, traffic
+from fairlead_operator.status import external_url, other_services, prefetch, refusals, router_tls, traffic
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
@@ -34,7 +34,7 @@ class StatusResult:
 
 
 def build_service_status(
-    service: InferenceService, observed: Observed, step: Step, now: datetime, canary_plan: CanaryPlan = NO_CANARY
+    service: InferenceService, observed: Observed, step: Step, now: datetime, canary_plan: CanaryPlan = NO_CANARY, prefetch_job: str = ""
 ) -> StatusResult:
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
@@ -88,10 +88,14 @@ def build_service_status(
     batch_condition = batch_status.build_condition(service, observed)
     if batch_condition is not None:
         conditions.set("BatchReady", *batch_condition)
+    prefetch_condition = prefetch.build_condition(service, observed, prefetch_job)
+    if prefetch_condition is not None:
+        conditions.set("ModelCached", *prefetch_condition)
     conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
     optional_faults = (
         gateway_status.find_fault(gateway_condition),
         batch_status.find_fault(service, observed),
+        prefetch.find_fault(service, observed, prefetch_job),
         tls_fault,
         other_services.find_fault(service, observed),
     )

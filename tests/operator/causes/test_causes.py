@@ -41,6 +41,28 @@ RUNNING = {"containerStatuses": [container({"running": {}}, started=True)]}
 TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     # name of the case → status of the pod, an Event of it, reason, words that must be there
     ("no GPU", unscheduled(GPU), None, "FailedScheduling", r"short of nvidia\.com/gpu on 3 of 3 nodes.*set spec\.resources\.gpus: 0"),
+    (
+        "no MIG slice",
+        unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/mig-1g.10gb."),
+        None,
+        "FailedScheduling",
+        r"Add a node with nvidia\.com/mig-1g\.10gb.*correct spec\.resources\.gpuResource",
+    ),
+    ("no AMD GPU", unscheduled("0/3 nodes are available: 3 Insufficient amd.com/gpu."), None, "FailedScheduling", "Free a GPU"),
+    (
+        "no DRA device",
+        unscheduled("0/3 nodes are available: 3 cannot allocate all claims."),
+        None,
+        "FailedScheduling",
+        "ResourceClaimTemplate selects.*kubectl get resourceslices",
+    ),
+    (
+        "no DRA template",
+        {"phase": "Pending"},
+        ("FailedResourceClaimCreation", 'PodResourceClaim gpu: resource claim template "h100": not found'),
+        "FailedResourceClaimCreation",
+        "h100.*Create the ResourceClaimTemplate that spec.resources.resourceClaims names",
+    ),
     ("memory", unscheduled("0/2 nodes are available: 2 Insufficient memory."), None, "FailedScheduling", r"Lower spec\.resources\.memory"),
     (
         "taint",

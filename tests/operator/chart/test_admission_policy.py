@@ -42,6 +42,14 @@ def refusal(server: apiserver.ApiServer, namespace: str, spec: dict[str, Any]) -
     return "" if code == 201 else str(answer["message"])
 
 
+def refused_profile(server: apiserver.ApiServer, namespace: str, spec: dict[str, Any]) -> str:
+    """Return the server's message about a profile; empty: it would admit it."""
+    body = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "InferenceProfile", "metadata": {"name": "p"}, "spec": spec}
+    path = f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceprofiles?dryRun=All"
+    code, answer = server.request("POST", path, body)
+    return "" if code == 201 else str(answer["message"])
+
+
 def volumes(path: str) -> dict[str, Any]:
     return {"podTemplate": {"spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": path}}]}}}
 
@@ -148,3 +156,10 @@ def test_the_lists_may_be_edited_in_the_cluster_and_without_them_all_is_refused(
         kept = {key: before["metadata"][key] for key in ("name", "namespace", "labels")}
         server.create(f"/api/v1/namespaces/{guarded}/configmaps", {**before, "metadata": kept})
         eventually(lambda: refusal(server, guarded, {}) == "")
+
+
+def test_a_profile_does_not_go_around_the_policy(server: apiserver.ApiServer, guarded: str) -> None:
+    assert refused_profile(server, guarded, {}) == "" and refused_profile(server, guarded, volumes("/mnt/models/qwen")) == ""
+    assert "may be mounted from" in refused_profile(server, guarded, volumes("/etc"))
+    assert "may be mounted from" in refused_profile(server, guarded, {"model": {"cache": {"hostPath": {"path": "/etc"}}}})
+    assert "images may come from" in refused_profile(server, guarded, image("docker.io/other"))

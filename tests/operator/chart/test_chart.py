@@ -248,8 +248,9 @@ def test_two_operators_may_run_and_leases_are_theirs_at_home_only() -> None:
 
 
 def test_the_crd_can_be_kept_or_left_out() -> None:
-    (crd,) = [one for one in template() if one["kind"] == "CustomResourceDefinition"]
-    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    crds = {one["metadata"]["name"]: one for one in template() if one["kind"] == "CustomResourceDefinition"}
+    assert crds.keys() == {"inferenceservices.fairlead.dev", "inferenceprofiles.fairlead.dev"}
+    assert all(crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for crd in crds.values())
     assert not [one for one in template("--set", "crds.install=false") if one["kind"] == "CustomResourceDefinition"]
 
 

@@ -56,6 +56,25 @@ def test_a_bucket_with_its_key_by_reference() -> None:
     assert (seen["AWS_ENDPOINT_URL"], seen["AWS_REGION"]) == ("http://minio.storage:9000", "eu-1") and "HF_TOKEN" not in seen
 
 
+def test_google_cloud_storage_with_its_key_by_reference() -> None:
+    model = {"uri": "gs://models_eu/qwen3-8b", "secretRef": {"name": "gcs", "key": "key.json"}, "cache": {"emptyDir": {"sizeLimit": "9Gi"}}}
+    made = template(model=model)
+    seen = environment(made)
+    assert "--model=gs://models_eu/qwen3-8b" in made["containers"][0]["args"] and volume(made, "cache") is not None
+    assert seen["GOOGLE_SERVICE_ACCOUNT_KEY"] == {"secretKeyRef": {"name": "gcs", "key": "key.json"}}
+    assert not {"HF_TOKEN", "AWS_ACCESS_KEY_ID", "GOOGLE_BASE_URL"} & seen.keys()
+    plain = environment(template(model={"uri": "gs://models/a", "endpoint": "https://storage-x.p.googleapis.com"}))
+    assert plain["GOOGLE_BASE_URL"] == "https://storage-x.p.googleapis.com"
+    assert "GOOGLE_SERVICE_ACCOUNT_KEY" not in plain, "Workload Identity gives the pod its role"
+
+
+def test_a_mirror_of_the_hub() -> None:
+    model = {"uri": "hf://a/b", "endpoint": "https://hub.corp", "secretRef": {"name": "hub"}}
+    seen = environment(template(model=model))
+    assert seen["HF_ENDPOINT"] == "https://hub.corp" and seen["HF_TOKEN"]["secretKeyRef"]["key"] == "token"
+    assert worker_revision(service(model=model)) != worker_revision(service(model={**model, "endpoint": "https://other.corp"}))
+
+
 def test_an_image_as_a_volume() -> None:
     made = template(model={"uri": "oci://ghcr.io/org/qwen:1.0@sha256:" + "0" * 64 + "#models/8b"})
     image = {"reference": "ghcr.io/org/qwen:1.0@sha256:" + "0" * 64, "pullPolicy": "IfNotPresent"}
@@ -80,7 +99,8 @@ def test_a_cluster_without_image_volumes_is_named() -> None:
         ),
         ({"uri": "oci://a/b:1", "cache": {"persistentVolumeClaim": {"claimName": "a"}}}, "spec.model.cache needs an hf://"),
         ({"uri": "pvc://a/b", "secretRef": {"name": "a"}}, "spec.model.secretRef needs an hf://"),
-        ({"endpoint": "https://minio"}, "spec.model.endpoint and spec.model.region need an s3://"),
+        ({"uri": "pvc://a/b", "endpoint": "https://minio"}, "spec.model.endpoint needs an hf://"),
+        ({"uri": "gs://a-bucket/b", "region": "eu-1"}, "spec.model.region needs an s3://"),
         ({"uri": "s3://Bad_Bucket/x"}, "spec.model.uri must be hf://"),
     ],
 )

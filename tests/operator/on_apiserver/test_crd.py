@@ -40,6 +40,29 @@ REFUSED = [
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
     ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef needs an hf://"),
     ({"model": {"uri": "pvc://c/m", "cache": {"persistentVolumeClaim": {"claimName": "t"}}}}, "spec.model.cache needs an hf://"),
+    ({"resources": {"gpuResource": "gpu"}}, "spec.resources.gpuResource"),
+    ({"resources": {"gpus": 0, "gpuResource": "amd.com/gpu"}}, "spec.resources.gpus is 0"),
+    (
+        {"resources": {"gpus": 0, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}]}},
+        "spec.resources.gpus is 0",
+    ),
+    (
+        {"resources": {"gpuResource": "amd.com/gpu", "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}]}},
+        "spec.resources.gpuResource and spec.resources.resourceClaims both",
+    ),
+    (
+        {"resources": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}], "gpuType": "H100"}},
+        "spec.resources.gpuType is a node label",
+    ),
+    ({"resources": {"gpuResource": "gpu.intel.com/i915", "gpuType": "Max"}}, "spec.resources.gpuType is a node label"),
+    (
+        {"resources": {"gpuResource": "nvidia.com/mig-3g.40gb"}, "engine": {"tensorParallel": 2}},
+        "spec.engine.tensorParallel must be 1 with MIG",
+    ),
+    (
+        {"resources": {"gpuResource": "amd.com/gpu", "gpus": 2}, "engine": {"tensorParallel": 4}},
+        "spec.engine.tensorParallel must equal spec.resources.gpus",
+    ),
     ({"batch": {"storageURI": "pvc://c", "secretName": "keys"}}, "spec.batch.secretName needs an s3:// storageURI"),
     ({"batch": {"storageURI": "file:///x"}}, "spec.batch.storageURI"),
     ({"model": {"adapters": [{"name": "a", "uri": "x"}]}}, "spec.model.adapters.uri must be hf://ORG/NAME"),
@@ -57,9 +80,12 @@ REFUSED = [
         {"model": {"cache": {"persistentVolumeClaim": {"claimName": "t"}, "emptyDir": {"sizeLimit": "1Gi"}}}},
         "exactly one of persistentVolumeClaim, hostPath and emptyDir",
     ),
+    (
+        {"model": {"cache": {"emptyDir": {"sizeLimit": "1Gi"}, "prefetch": "Enabled"}}},
+        "spec.model.cache.prefetch needs persistentVolumeClaim",
+    ),
     ({"model": {"cache": {}}}, "exactly one of persistentVolumeClaim, hostPath and emptyDir"),
     ({"model": {"cache": {"hostPath": {"path": "/models/../etc"}}}}, "spec.model.cache.hostPath.path must not contain '..'"),
-    ({"model": {"region": "eu-1"}}, "spec.model.endpoint and spec.model.region need an s3:// model"),
     ({"podDisruptionBudget": {"maxUnavailable": "101%"}}, "spec.podDisruptionBudget: must be a number"),
     ({"podDisruptionBudget": {"minAvailable": -1}}, "spec.podDisruptionBudget: must be a number"),
     ({"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": "50%"}}, "exclude each other"),
@@ -85,6 +111,9 @@ REFUSED = [
         {"scaling": {"maxReplicas": 2, "schedules": [{"name": "a", "start": "0 8 * *", "end": "0 9 * * *", "minReplicas": 1}]}},
         "spec.scaling.schedules[0].start",
     ),
+    ({"model": {"region": "eu-1"}}, "spec.model.region needs an s3:// model"),
+    ({"model": {"uri": "gs://models/a", "region": "eu-1"}}, "spec.model.region needs an s3:// model"),
+    ({"model": {"uri": "oci://a/b:1", "endpoint": "https://x"}}, "spec.model.endpoint needs an hf://"),
     ({"scaling": {"minReplicas": 5, "maxReplicas": 2}}, "spec.scaling.minReplicas must be at most spec.scaling.maxReplicas"),
     (
         {"scaling": {"maxReplicas": 2, "target": {"ttftMilliseconds": 2000}}, "replicas": 2},
@@ -190,6 +219,9 @@ ACCEPTED = [
     {"engine": {"tensorParallel": 16, "nodes": 2}},
     {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 8}},
     {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
+    {"resources": {"gpuResource": "amd.com/gpu", "gpuType": "AMD_Instinct_MI300X_OAM"}, "engine": {"tensorParallel": 8}},
+    {"resources": {"gpuResource": "nvidia.com/mig-1g.10gb", "gpus": 1}},
+    {"resources": {"gpus": 4, "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h100"}]}, "engine": {"tensorParallel": 4}},
     {"resources": {"gpus": 0}, "engine": {"quantization": "Int8"}},
     {"engine": {"quantization": "Int4"}, "resources": {"gpus": 1}},
     {"engine": {"quantization": "Int4"}, "resources": {"gpus": 0}},
@@ -216,6 +248,9 @@ ACCEPTED = [
     {"routing": {"indexMode": "Remote", "indexGroups": 2, "forwardingMode": "Redirect", "metricsNames": "VLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
+    {"model": {"uri": "gs://models_eu/tiny", "secretRef": {"name": "gcs", "key": "key.json"}, "endpoint": "https://storage.corp"}},
+    {"model": {"uri": "hf://a/b", "endpoint": "https://hub.corp"}},
+    {"model": {"cache": {"persistentVolumeClaim": {"claimName": "models"}, "prefetch": "Enabled"}}, "replicas": 0},
     {"model": {"name": "m", "adapters": [{"name": "qwen", "uri": "hf://a/b@main"}, {"name": "org/sql", "uri": "pvc://models/sql"}]}},
     {
         "model": {

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CHUNK = 65_536  # bytes
 TOKEN = "hf_open_sesame"
 _INFO = re.compile(r"/api/models/([\w.-]+/[\w.-]+)(?:/revision/([\w.%-]+))?$")
 _TREE = re.compile(r"/api/models/([\w.-]+/[\w.-]+)/tree/([\w.%-]+)")
@@ -19,8 +21,9 @@ _FILE = re.compile(r"/([\w.-]+/[\w.-]+)/resolve/([\w.%-]+)/(.+)$")
 class Hub:
     """Serves `folder` as tiny/model (revisions main and v1), refuses gated/model (403), private/model (needs TOKEN) and any other (404)."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, rate: float = 0) -> None:
+        """`rate`: bytes per second of each connection; 0: without a limit."""
+        self.folder, self._rate = folder, rate
         self.fetched: list[str] = []
         hub = self
 
@@ -86,5 +89,7 @@ class Hub:
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             request.send_header(name, value)
         request.end_headers()
-        if body:
-            request.wfile.write(content)
+        for start in range(0, len(content) if body else 0, CHUNK):
+            request.wfile.write(content[start : start + CHUNK])
+            if self._rate:
+                time.sleep(min(CHUNK, len(content) - start) / self._rate)  # the simulated network

@@ -17,6 +17,8 @@ class Throttle:
         self.fail: tuple[int, bytes] | None = None
         self.passed: list[tuple[str, str]] = []
         """(path, Range) of every large body passed on."""
+        self.authorizations: set[str] = set()
+        """Values of the header Authorization that the upstream was asked with."""
         throttle = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,6 +64,7 @@ class Throttle:
             return self._send(request, self.fail[0], {}, self.fail[1])
         upstream = http.client.HTTPConnection(self._upstream, timeout=20)
         headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        self.authorizations.add(request.headers.get("Authorization", ""))
         upstream.request(request.command, request.path, headers=headers)
         answer = upstream.getresponse()
         body = answer.read()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-_URI: Final = r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
+_URI: Final = r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|(?:s3|gs)://[\w.-]+(/[\w.=+-]+)*/?|file:///.+"
 _URI_OCI: Final = r"oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
 _REPOSITORY: Final = r"[\w.-]+/[\w.-]+(@[\w./-]+)?"
 
@@ -72,6 +72,6 @@ def to_model_uri(value: str) -> str:
     if re.fullmatch(_REPOSITORY, value):
         return f"hf://{value}"
     raise ValueError(
-        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder, oci://image[#folder] "
-        "or file:///path"
+        "is no folder here and no model URI; give a folder, ORG/NAME, hf://org/name[@revision], s3://bucket/folder, "
+        "gs://bucket/folder, oci://image[#folder] or file:///path"
     )

@@ -45,7 +45,10 @@ class WorkerConfig(BaseSettings):
     # Model
     model: Annotated[
         str,
-        flag("Model", "model to serve: a folder, ORG/NAME on the hub, hf://…, s3://bucket/folder, oci://image[#folder] or file:///path"),
+        flag(
+            "Model",
+            "model to serve: a folder, ORG/NAME on the hub, hf://…, s3:// or gs://bucket/folder, oci://image[#folder] or file:///path",
+        ),
     ]
     served_model_name: Annotated[str, flag("Model", "name of the model in the API, or several with commas; default: from --model")] = ""
     dtype: Annotated[

@@ -104,7 +104,7 @@ def load_model(
     group: Group | None = None,
     locate: Locate = resolve,
 ) -> LoadedModel:
-    """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
+    """Load the causal LM at `uri` (a path, or a URI of `weights.uri`) onto `device`.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own limit, else a lower one.
 

@@ -1,7 +1,8 @@
-"""`s3://bucket/folder`: objects of an S3-compatible store, downloaded in parallel ranges and resumed after an interruption.
+"""`s3://bucket/folder`, `gs://bucket/folder`: objects of a store, downloaded in parallel ranges and resumed after an interruption.
 
-Credentials, region and endpoint come from the AWS_* variables that every AWS client reads, or from the pod's own role. obstore (the
-Rust crate object_store) signs and retries. A file beside each incomplete one records the ranges that are present.
+Credentials and endpoint come from the AWS_* variables that every AWS client reads, from obstore's GOOGLE_* variables, or from the pod's
+own role (IRSA, Workload Identity). obstore (the Rust crate object_store) signs and retries. A file beside each incomplete one records
+the ranges that are present.
 """
 
 import fnmatch
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import obstore
 import xxhash
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
-from obstore.store import S3Store
+from obstore.store import GCSStore, S3Store
 
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights.cache import ModelCache
@@ -31,15 +32,16 @@ RANGES_AT_ONCE = 8
 """One connection to S3 gives about 100 MB/s. AWS advises ranges of 8 to 16 MiB, and as many in parallel as the network carries."""
 RETRY_SECONDS = 60
 UNREACHABLE = "the bucket cannot be reached: see spec.model.endpoint, or the network policies of the namespace"
-NO_CREDENTIALS = "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
+SECRETS = {"s3": "a Secret with AWS_ACCESS_KEY_ID", "gs": "a Secret with the key file of a service account"}
 
 
 @dataclass(frozen=True, slots=True)
 class BucketModel:
-    """`s3://bucket[/folder]`."""
+    """`s3://bucket[/folder]` or `gs://bucket[/folder]`."""
 
     bucket: str
     folder: str
+    scheme: Literal["s3", "gs"] = "s3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class _Object:
 
 def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
     """Download the model's files, which are directly in the bucket's folder; return the local folder. Raises ModelLoadError."""
-    store = _store(source)
+    store = _connect(uri, source)
     with cache.lock(uri, progress) as report:
         folder = cache.folder(uri)
         try:
@@ -78,30 +80,36 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
         return folder
 
 
-def _store(source: BucketModel) -> S3Store:
+def _connect(uri: str, source: BucketModel) -> S3Store | GCSStore:
+    kind, endpoint = (S3Store, "AWS_ENDPOINT_URL") if source.scheme == "s3" else (GCSStore, "GOOGLE_BASE_URL")
     retries = {"max_retries": 6, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
-    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    plain = os.environ.get(endpoint, "").startswith("http://")
     options = {"allow_http": plain, "timeout": timedelta(seconds=RETRY_SECONDS), "connect_timeout": timedelta(seconds=10)}
-    return S3Store(source.bucket, prefix=source.folder or None, retry_config=retries, client_options=options)  # type: ignore[arg-type]
+    try:
+        return kind(source.bucket, prefix=source.folder or None, retry_config=retries, client_options=options)  # type: ignore[arg-type]
+    except (BaseError, OSError) as error:  # of a key file that cannot be read
+        raise ModelLoadError(uri, f"the credentials cannot be used: {_text(error)}; see spec.model.secretRef") from error
 
 
-def _list_objects(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
+def _list_objects(uri: str, store: S3Store | GCSStore, patterns: list[str]) -> list[_Object]:
     listed = obstore.list_with_delimiter(store)["objects"]
     names = [(one["path"].rpartition("/")[2], one) for one in listed]
     found = [_Object(name, one["size"], one["e_tag"] or "") for name, one in names if any(fnmatch.fnmatch(name, each) for each in patterns)]
     if not found:
-        raise ModelLoadError(uri, "there is no model file in that folder of the bucket: see spec.model.uri (s3://BUCKET/FOLDER)")
+        raise ModelLoadError(uri, f"there is no model file in that folder of the bucket: see spec.model.uri ({uri})")
     return found
 
 
 def _load_error(uri: str, error: Exception) -> ModelLoadError:
-    message = " ".join(str(error).split("Debug source")[0].split())
-    if "/latest/" in message:  # from the node's metadata service, the last place searched for credentials; its 403 is not the store's
-        return ModelLoadError(uri, NO_CREDENTIALS)
+    message, secret = _text(error), SECRETS[uri.partition(":")[0]]
+    missing = ModelLoadError(uri, f"there are no credentials: give spec.model.secretRef, {secret}, or the pod a role")
+    # From the node's metadata service, the last place searched for credentials; its 403 is not the store's.
+    if "/latest/" in message or "computeMetadata" in message:
+        return missing
     if isinstance(error, PermissionDeniedError) or "403 Forbidden" in message:
         return ModelLoadError(uri, "the store refuses access (403): the key of spec.model.secretRef, or the pod's role, may not read it")
     if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in message:
-        return ModelLoadError(uri, "the store asks for credentials (401): give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID")
+        return ModelLoadError(uri, f"the store asks for credentials (401): give spec.model.secretRef, {secret}")
     if "NoSuchBucket" in message:
         return ModelLoadError(uri, "there is no such bucket (404): see spec.model.uri and spec.model.endpoint")
     if isinstance(error, PreconditionError):
@@ -109,10 +117,15 @@ def _load_error(uri: str, error: Exception) -> ModelLoadError:
     if isinstance(error, FileNotFoundError):
         return ModelLoadError(uri, "an object was removed during its download (404): retry when no process writes to the bucket")
     if "credential" in message.lower():
-        return ModelLoadError(uri, NO_CREDENTIALS)
+        return missing
     if "error sending request" in message or "HTTP error" in message:
         return ModelLoadError(uri, f"{UNREACHABLE} ({message[:300]})")
     return ModelLoadError(uri, f"the store answered: {message[:500]}")
+
+
+def _text(error: Exception) -> str:
+    """Return an error of obstore in one line, without its chain of causes."""
+    return " ".join(str(error).split("Debug source")[0].split())
 
 
 class _Part:
@@ -165,7 +178,7 @@ class _Part:
 class _Download:
     """All missing ranges of all files, several in parallel."""
 
-    def __init__(self, store: S3Store, parts: list[_Part], total: int, report: Progress) -> None:
+    def __init__(self, store: S3Store | GCSStore, parts: list[_Part], total: int, report: Progress) -> None:
         self._store, self._parts, self._total, self._report = store, parts, total, report
         self._done = total - sum(part.missing_bytes for part in parts)
         self._counting = Lock()

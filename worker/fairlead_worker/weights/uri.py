@@ -34,13 +34,13 @@ def parse_uri(uri: str) -> Path | HubModel | BucketModel | OciModel:
         if not repository.strip("/") or repository.count("/") > 1:
             raise ModelLoadError(uri, "not a hub repository; write hf://org/name or hf://org/name@revision")
         return HubModel(repository.strip("/"), revision or None)
-    if parsed.scheme == "s3":
+    if parsed.scheme in ("s3", "gs"):
         if not parsed.netloc:
-            raise ModelLoadError(uri, "names no bucket; write s3://bucket/folder")
-        return BucketModel(parsed.netloc, parsed.path.strip("/"))
+            raise ModelLoadError(uri, f"names no bucket; write {parsed.scheme}://bucket/folder")
+        return BucketModel(parsed.netloc, parsed.path.strip("/"), "s3" if parsed.scheme == "s3" else "gs")
     if parsed.scheme == "oci":
         return parse_oci(uri)
-    known = "file:///path, /path, hf://org/name[@revision], s3://bucket/folder or oci://image[#folder]"
+    known = "file:///path, /path, hf://org/name[@revision], s3://bucket/folder, gs://bucket/folder or oci://image[#folder]"
     raise ModelLoadError(uri, f"unknown scheme {parsed.scheme!r}; use {known}")
 
 

@@ -1,0 +1,1 @@
+"""`fairlead convert`: manifests with the field names of an earlier commit, in those of this one."""

@@ -1,0 +1,80 @@
+"""`fairlead convert -f FILE`: write InferenceServices with the present field names to standard output."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from fairlead.convert.fields import NotConvertible, convert_spec
+from fairlead.errors import UserError
+from fairlead.options import takes
+from fairlead.program import describe, new_app
+from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
+from fairlead_operator.profiles import given_fields
+
+KEPT_METADATA = ("name", "namespace", "labels", "annotations")
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """The options of `fairlead convert`."""
+
+    file: Annotated[
+        Path, typer.Option("--file", "-f", metavar="FILE", help="Manifests, or the output of kubectl get -o yaml. -: standard input.")
+    ]
+
+
+@app.command(
+    help=describe(
+        "Write InferenceServices of commit 7e6be7f with the present field names. Other objects are written unchanged.",
+        "fairlead convert -f service.yaml > new.yaml",
+        "kubectl get inferenceservices.fairlead.dev -A -o yaml | fairlead convert -f -",
+    )
+)
+@takes(ConvertOptions)
+def convert(options: ConvertOptions) -> int:
+    where = f"-f {options.file}"
+    try:
+        text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text()
+        documents = list(yaml.safe_load_all(text))
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: not YAML: {error}") from None
+    converted = []
+    for body in _flatten(documents):
+        try:
+            converted.append(convert_manifest(body) if body.get("kind") == KIND and body.get("apiVersion") == API_VERSION else body)
+        except (NotConvertible, InvalidManifest) as error:
+            raise UserError(f"{where}: {KIND} {(body.get('metadata') or {}).get('name')}: {error}") from None
+    yaml.safe_dump_all(converted, sys.stdout, sort_keys=False, width=120)
+    return 0
+
+
+def convert_manifest(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest without the fields that the API server or the operator wrote, and without defaults.
+
+    Raises NotConvertible, and InvalidManifest if the result is not valid.
+    """
+    metadata = {key: value for key, value in (body.get("metadata") or {}).items() if key in KEPT_METADATA}
+    if "annotations" in metadata:
+        metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != LAST_APPLIED}
+    spec = convert_spec(body.get("spec") or {})
+    service = InferenceService.parse({"metadata": metadata, "spec": spec})
+    kept = {key: value for key, value in metadata.items() if value}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": given_fields(service.spec)}
+
+
+def _flatten(documents: list[Any]) -> Iterator[dict[str, Any]]:
+    for document in documents:
+        if isinstance(document, dict) and document.get("kind") in ("List", f"{KIND}List"):
+            yield from document.get("items") or []
+        elif isinstance(document, dict):
+            yield document

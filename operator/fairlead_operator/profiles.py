@@ -1,0 +1,86 @@
+"""Services with the defaults of their InferenceProfile: which one a service names, and the merged spec. Pure.
+
+The API server writes the defaults of the CRD into each service, so it does not show which fields a user left out. A field with its default
+value therefore counts as left out, and the profile's value applies.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fairlead_operator.api import InferenceService, InvalidManifest, ServiceSpec
+from fairlead_operator.api.profile import PROFILE_KIND, find_own_fields
+from fairlead_operator.api.service import describe
+from fairlead_operator.kube.merge import merge
+
+ALTERNATIVES = (
+    (("model", "cache"), ("persistentVolumeClaim", "hostPath", "emptyDir")),
+    (("engine", "kvCache"), ("size", "pages")),
+    (("resources",), ("gpuResource", "resourceClaims")),
+)
+"""Fields of which one may be set: the service's choice removes the profile's."""
+
+
+class ProfileNotFound(InvalidManifest):
+    """The profile that the service names does not exist."""
+
+
+def profile_name(body: Mapping[str, Any]) -> str:
+    """Return the name of the profile of a service as the API server returned it; empty: it names none."""
+    return str((((body.get("spec") or {}).get("profileRef")) or {}).get("name") or "")
+
+
+def parse_service(body: Mapping[str, Any], profile: Mapping[str, Any] | None) -> InferenceService:
+    """Parse a service and merge its profile into its spec. Raises InvalidManifest; ProfileNotFound if `profile` is missing."""
+    service = InferenceService.parse(body)
+    if service.spec.profile_ref is None:
+        return service
+    name = service.spec.profile_ref.name
+    if profile is None:
+        raise ProfileNotFound(
+            f"spec.profileRef names {PROFILE_KIND} {name}, which does not exist in namespace {service.namespace}: "
+            "create it there, correct the name, or remove spec.profileRef"
+        )
+    defaults = profile.get("spec") or {}
+    where = f"{PROFILE_KIND} {name} and this service together"
+    if own := next(find_own_fields(defaults), ""):
+        raise InvalidManifest(f"{PROFILE_KIND} {name}: spec.{own} belongs to one service: move it from the profile to the services")
+    try:
+        spec = ServiceSpec.model_validate(merge_specs(defaults, given_fields(service.spec)))
+    except ValidationError as error:
+        raise InvalidManifest(f"{where}: {describe(error)}") from None
+    return replace(service, spec=spec)
+
+
+def given_fields(part: BaseModel) -> dict[str, Any]:
+    """Return the fields of a part of the spec that differ from their defaults, under their names in a manifest."""
+    made: dict[str, Any] = {}
+    dumped = part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for name, field in type(part).model_fields.items():
+        value, key = getattr(part, name), field.alias or name
+        if key in dumped:
+            made[key] = given_fields(value) if isinstance(value, BaseModel) else dumped[key]
+    return made
+
+
+def merge_specs(profile: Mapping[str, Any], service: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the fields of a service over those of its profile: maps by key, lists as in `spec.podTemplate`, the service's value wins."""
+    defaults: dict[str, Any] = deepcopy(dict(profile))
+    for path, names in ALTERNATIVES:
+        ours, theirs = _at(defaults, path), _at(service, path)
+        if any(name in theirs for name in names):
+            for name in names:
+                if name not in theirs:
+                    ours.pop(name, None)
+    merged: dict[str, Any] = merge(defaults, service, keep_null=True)
+    return merged
+
+
+def _at(spec: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    node: Any = spec
+    for name in path:
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}

@@ -1,0 +1,118 @@
+"""`spec.model.cache.prefetch`: the Job that fills a claim ahead of workers, and the condition ModelCached."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.operator.support.manifests import SETTINGS, container, pod, service
+
+from fairlead_operator.api import InferenceService
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import worker_revision
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CACHE = {"persistentVolumeClaim": {"claimName": "models"}, "prefetch": "Enabled"}
+
+
+def prefetching(**spec: Any) -> InferenceService:
+    return service(**{"model": {"cache": CACHE, **spec.pop("model", {})}, **spec})
+
+
+def job_of(one: InferenceService, settings: Any = SETTINGS) -> Any:
+    (made,) = [each for each in desired(one, Observed(), settings, NOW).objects if each["kind"] == "Job"]
+    return made
+
+
+def condition(one: InferenceService, observed: Observed) -> tuple[str, str, str]:
+    (found,) = [each for each in desired(one, observed, SETTINGS, NOW).status.conditions if each.type == "ModelCached"]
+    return found.status, found.reason, found.message
+
+
+def test_a_job_downloads_all_models_into_the_claim_without_a_gpu() -> None:
+    adapters = [{"name": "sql", "uri": "hf://lab/sql"}, {"name": "own", "uri": "pvc://loras/own"}]
+    draft = {"speculativeDecoding": {"method": "Draft", "draftModelURI": "gs://models/draft"}}
+    one = prefetching(model={"uri": "hf://a/b", "revision": "v1", "adapters": adapters, "secretRef": {"name": "hub"}}, engine=draft)
+    spec = job_of(one)["spec"]["template"]["spec"]
+    (worker,) = spec["containers"]
+    assert worker["command"] == ["fairlead-prefetch"]
+    assert worker["args"] == ["--cache=/var/cache/fairlead", "--adapter=hf://lab/sql", "hf://a/b@v1", "gs://models/draft"]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"] and len(spec["volumes"]) == 2
+    assert {"name": "HF_HOME", "value": "/var/cache/fairlead"} in worker["env"] and "HF_TOKEN" in {each["name"] for each in worker["env"]}
+    assert "limits" not in worker["resources"] and "affinity" not in spec and spec["restartPolicy"] == "OnFailure"
+    assert spec["securityContext"]["runAsNonRoot"] and worker["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_worker_of_an_image_takes_the_arguments_of_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from fairlead_worker.weights import prefetch
+
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(prefetch, "resolve", lambda uri, *_, required_file: asked.append((uri, required_file)))
+    one = prefetching(model={"adapters": [{"name": "sql", "uri": "hf://lab/sql"}]})
+    assert prefetch.main(job_of(one)["spec"]["template"]["spec"]["containers"][0]["args"]) == 0
+    assert asked == [("hf://Qwen/Qwen3-8B", "config.json"), ("hf://lab/sql", "adapter_config.json")]
+
+
+def test_nodes_proxies_and_certificates_of_the_pod_template_apply_and_devices_do_not() -> None:
+    template = {
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"zone": "a"},
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "rdma"}],
+            "volumes": [{"name": "ca", "secret": {"secretName": "ca"}}],
+            "containers": [
+                {"name": "worker", "env": [{"name": "HTTPS_PROXY", "value": "http://p"}], "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+                {"name": "side", "image": "s"},
+            ],
+        }
+    }
+    spec = job_of(prefetching(podTemplate=template))["spec"]["template"]["spec"]
+    (worker,) = spec["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://p"} in worker["env"] and "limits" not in worker["resources"]
+    assert spec["nodeSelector"] == {"zone": "a"} and spec["tolerations"] == [{"operator": "Exists"}] and "resourceClaims" not in spec
+    assert "ca" in {each["name"] for each in spec["volumes"]}
+
+
+def test_another_model_is_another_job_and_no_worker_restarts_for_prefetch_itself() -> None:
+    plain = service(model={"cache": {"persistentVolumeClaim": {"claimName": "models"}}})
+    assert worker_revision(plain) == worker_revision(prefetching())
+    assert not [each for each in desired(plain, Observed(), SETTINGS, NOW).objects if each["kind"] == "Job"]
+    names = {job_of(one)["metadata"]["name"] for one in (prefetching(), prefetching(replicas=0), prefetching(engine={"maxNumSeqs": 3}))}
+    assert len(names) == 1, "only what is downloaded names the Job"
+    assert job_of(prefetching(model={"uri": "hf://a/c"}))["metadata"]["name"] not in names
+    long = InferenceService("q" * 52, "default", prefetching().spec, uid="u")
+    assert len(job_of(long)["metadata"]["name"]) <= 63
+
+
+def test_the_condition_follows_the_job() -> None:
+    one = prefetching(replicas=0)
+    job = job_of(one)
+    name, revision = job["metadata"]["name"], job["spec"]["template"]["metadata"]["labels"]["fairlead.dev/revision"]
+    assert condition(one, Observed())[:2] == ("False", "Downloading")
+    complete = {"metadata": {"name": name}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    assert condition(one, Observed(jobs=(complete,)))[:2] == ("True", "Cached")
+    other = {**complete, "metadata": {"name": "qwen-prefetch-0000000000"}}
+    assert condition(one, Observed(jobs=(other,)))[:2] == ("False", "Downloading"), "of the model before"
+    failing = pod(
+        "qwen-prefetch-x",
+        "prefetch",
+        revision,
+        containerStatuses=[
+            container(
+                {"waiting": {"reason": "CrashLoopBackOff"}},
+                {"terminated": {"exitCode": 1, "message": "cannot load model hf://a/b: the repository is gated (403): accept its terms"}},
+            )
+        ],
+    )
+    status, reason, message = condition(one, Observed(pods=(failing,)))
+    assert (status, reason) == ("False", "HubForbidden") and "gated" in message
+    degraded = next(each for each in desired(one, Observed(pods=(failing,)), SETTINGS, NOW).status.conditions if each.type == "Degraded")
+    assert degraded.reason == "HubForbidden"
+    failed = {
+        "metadata": {"name": name},
+        "status": {"conditions": [{"type": "Failed", "status": "True", "message": "BackoffLimitExceeded"}]},
+    }
+    assert condition(one, Observed(jobs=(failed,)))[1:] == (
+        "PrefetchFailed",
+        f"Job {name} failed: BackoffLimitExceeded. Correct spec.model, or repeat it with kubectl delete job {name}",
+    )
