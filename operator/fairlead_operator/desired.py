@@ -20,8 +20,9 @@ from fairlead_operator.status.service_status import build_service_status
 class Desired:
     objects: list[Object]  # for server-side apply, in this order
     status: ServiceStatus
-    servable: bool  # every pod is as desired
+    servable: bool  # a worker and a router are ready
     probe_due: bool  # send a probe through the router, and reconcile again with its result
+    probe_spent: bool  # forget the result of the last probe
     split: Split  # the canary split for the routers
     decision: SizeDecision | None  # of the operator's autoscaler, where it changes the size
     wake_at: float | None  # seconds since the epoch of the next reconcile, even without a change
@@ -45,6 +46,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
         status=add_scaling_status(built.status, service, observed, decision),
         servable=built.servable,
         probe_due=built.probe_due,
+        probe_spent=built.probe_spent,
         split=canary_plan.sides.split,
         decision=decision if decision is not None and decision.reason else None,
         wake_at=min(

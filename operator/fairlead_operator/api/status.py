@@ -78,6 +78,9 @@ class ServiceStatus(Part):
     updated_replicas: int = Field(0, ge=0, description="Workers of the desired revision.")
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="Desired revision: a digest of the fields that shape worker pods.")
+    reduced_since: Time | None = Field(
+        None, description="Since when fewer workers or routers are ready than should be. Absent while all are."
+    )
     loading: LoadingStatus | None = Field(None, description="Load progress of the slowest worker. Absent while no worker loads.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it. Absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="Recent token rates. Absent until a router was polled twice.")
@@ -86,6 +89,6 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady, BatchReady.",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady, BatchReady; while True: Reconciling, Stalled.",
         json_schema_extra=list_map("type"),
     )
