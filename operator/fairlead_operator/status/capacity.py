@@ -23,14 +23,18 @@ class Shortfall:
     what: str = ""  # "9 of 10 workers are ready"
 
     @classmethod
-    def of(cls, before: str | None, workers: Replicas, routers: Replicas, now: datetime, *, drains: bool) -> "Shortfall":
-        """Compute it. `before`: the previous status.reducedSince. `drains`: the rollout replaces workers one by one, without a surge."""
+    def of(
+        cls, before: str | None, workers: Replicas, routers: Replicas, now: datetime, *, drains: bool, alone: bool = False
+    ) -> "Shortfall":
+        """Compute it. `before`: the previous status.reducedSince. `drains`: the rollout replaces workers one by one, without a surge.
+
+        `alone`: routers are ready without workers. Others become ready with the first worker.
+        """
         replacing = workers.total > workers.updated
         needed = workers.desired - (1 if drains and replacing else 0)
         if workers.ready < needed:
             what = f"{workers.ready} of {workers.desired} workers are ready"
-        elif workers.ready and routers.ready < routers.desired and routers.total <= routers.updated:
-            # A router that starts without any worker is not ready, and one of the rollout's old routers may be the one that is missing.
+        elif (workers.ready or alone) and routers.ready < routers.desired and routers.total <= routers.updated:
             what = f"{routers.ready} of {routers.desired} routers are ready"
         else:
             return cls()

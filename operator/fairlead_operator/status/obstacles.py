@@ -9,6 +9,7 @@ from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.status import refusals
+from fairlead_operator.status.serving import wakes
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _find_worker_obstacle(
     service: InferenceService, observed: Observed, workers: Replicas, step: Step, unresponsive_cause: Cause | None, ended_after: float
 ) -> Cause | None:
     if workers.complete:
-        return None if workers.desired else Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
+        return None if workers.desired or wakes(service) else Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
     cause = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events, ended_after)
     if cause is not None and cause.fault and not (step.capacity_expected and cause.reason == "FailedScheduling"):
         return cause

@@ -86,6 +86,10 @@ class Progress:
         rolling = step.activity and workers.desired and workers.total > workers.updated
         return cls(True, "RollingOut", f"{step.activity}; {counted}" if rolling else counted)
 
+    @property
+    def is_complete(self) -> bool:
+        return self.reason == "Complete"
+
     def set_conditions(self, conditions: Conditions) -> None:
         conditions.set("Progressing", self.truth, self.reason, self.message)
         if self.truth:

@@ -45,7 +45,7 @@ def build_service_status(
     unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)
     observed = observed.stable  # the canary plan alone describes a canary
     loading = loading_status.build_status(before.loading, observed.pods, observed.loading)
-    shortfall = Shortfall.of(before.reduced_since, workers, routers, now, drains=not step.surge)
+    shortfall = Shortfall.of(before.reduced_since, workers, routers, now, drains=not step.surge, alone=serving.wakes(service))
     ended_after = _find_start(service, memory, shortfall, seconds) - capacity.SLACK
     obstacles = Obstacles.find(service, observed, workers, routers, step, unresponsive_cause, ended_after)
     obstacle = loading_status.add_progress(obstacles.worst, loading)
@@ -71,9 +71,8 @@ def build_service_status(
 
     stalled = Cause(DEADLINE, describe_stall(service, workers, routers, step), True) if workers.stalled or routers.stalled else None
     worst = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events, ended_after)
-    grace = spec.rollout.progress_deadline_seconds if memory.is_open else capacity.GRACE
-    reduced, reduced_at = shortfall.find_fault(grace, seconds, DEADLINE if memory.is_open else "CapacityReduced", worst)
-    stalled = (stalled or reduced) if memory.is_open else None
+    late = shortfall.find_fault(spec.rollout.progress_deadline_seconds, seconds, DEADLINE, worst)
+    is_off = workers.desired == 0 and not serving.wakes(service)
     progress = Progress.of(
         service,
         memory,
@@ -81,11 +80,14 @@ def build_service_status(
         routers,
         step,
         canary_plan,
-        stop=obstacles.stop or stalled,
-        converged=_has_converged(workers, routers, obstacles),
+        stop=obstacles.stop or stalled or late[0],
+        converged=workers.complete and routers.rolled_out and (routers.ready > 0 or is_off) and obstacles.refused is None,
         proven=probe.proven or workers.desired == 0,
     )
     progress.set_conditions(conditions)
+    if progress.is_complete:
+        stalled, late = None, shortfall.find_fault(capacity.GRACE, seconds, "CapacityReduced", worst)
+    reduced, reduced_at = late
     pod_conditions.set_weights_ready(conditions, observed, workers, step.revision)
     routable = routers.ready > 0
     conditions.set("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.desired} routers ready")
@@ -101,7 +103,7 @@ def build_service_status(
         conditions.set("BatchReady", *batch_condition)
     conflict, conflict_until = field_conflicts.find_cause(service, observed.field_conflicts)
     optional_faults = (gateway_status.find_fault(gateway_condition), batch_status.find_fault(service, observed))
-    pod_faults = (obstacle, canary_plan.cause, step.problem, stalled, unresponsive_cause, probe.find_fault(router), reduced)
+    pod_faults = (obstacle, canary_plan.cause, step.problem, unresponsive_cause, stalled, probe.find_fault(router), reduced)
     fault = next((one for one in (*pod_faults, conflict, index_fault, *optional_faults) if one is not None and one.fault), None)
     conditions.set("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
@@ -128,13 +130,9 @@ def build_service_status(
     return StatusResult(status, state.serves, probe.due, probe.proven_before, wake_at)
 
 
-def _has_converged(workers: Replicas, routers: Replicas, obstacles: Obstacles) -> bool:
-    """Return whether every pod is as desired. A router that fails later begins no step, so one that is ready is enough."""
-    return workers.complete and routers.rolled_out and (routers.ready > 0 or workers.desired == 0) and obstacles.refused is None
-
-
 def _find_start(service: InferenceService, memory: StepMemory, shortfall: Shortfall, now: float) -> float:
     """Return when the present trouble began, in seconds since the epoch: pods that ended earlier explain nothing."""
     progressing = find(service.status.conditions, "Progressing")
-    step_began = parse_time(progressing.last_transition_time) if memory.is_open and progressing and progressing.status == "True" else now
-    return min(step_began, shortfall.since_seconds or now)
+    if shortfall.since_seconds is not None:
+        return shortfall.since_seconds
+    return parse_time(progressing.last_transition_time) if memory.is_open and progressing and progressing.status == "True" else now

@@ -32,6 +32,7 @@ class Serving:
 
     serves: bool  # a worker and a router are ready
     asleep: bool = False  # no worker is wanted, and the next request starts one
+    slept: bool = False  # it was asleep or waking until now
     waking_until: float | None = None  # seconds since the epoch: a worker starts, and the routers hold requests until then
 
     @classmethod
@@ -39,14 +40,14 @@ class Serving:
         cls, service: InferenceService, workers: Replicas, routers: Replicas, ready: Condition | None, reduced_since: float | None
     ) -> "Serving":
         """Compute it. `ready`: the previous condition. `reduced_since`: when capacity became too small, seconds since the epoch."""
+        slept = ready is not None and ready.status == "True" and ready.reason in ("Asleep", "Waking")
         if workers.ready > 0 or routers.ready == 0 or not wakes(service):
-            return cls(workers.ready > 0 and routers.ready > 0)
+            return cls(workers.ready > 0 and routers.ready > 0, slept=slept)
         if workers.desired == 0:
             return cls(False, asleep=True)
-        slept = ready is not None and ready.status == "True" and ready.reason in ("Asleep", "Waking")
         hold = service.spec.routing.hold_timeout_seconds
         longest = HOLD_WHILE_STARTING if hold == HOLD_SECONDS else float(hold)
-        return cls(False, waking_until=reduced_since + longest if slept and reduced_since is not None else None)
+        return cls(False, slept=slept, waking_until=reduced_since + longest if slept and reduced_since is not None else None)
 
     def is_waking(self, now: float, blocker: Cause | None) -> bool:
         """Return whether held requests will probably be answered: not with a fault, and not when their time is over."""
@@ -111,7 +112,8 @@ def set_ready(
         words = blocker.message if blocker is not None else "a worker is starting"
         conditions.set("Ready", True, "Waking", f"Requests are held until a worker is ready: {words}")
     elif serving.serves:
-        conditions.set("Ready", False, "Probing", "Pods are ready; a completion through the router is under way")
+        words = "A worker and a router are ready; a completion through the router is under way"
+        conditions.set("Ready", serving.slept, "Waking" if serving.slept else "Probing", words)
     elif blocker is not None:
         conditions.set("Ready", False, blocker.reason, blocker.message)
     else:
@@ -145,8 +147,10 @@ def set_available(conditions: Conditions, floor: int, workers: Replicas, routers
     counted = f"{workers.ready} of {workers.desired} workers are ready{share}; {routers.ready} of {routers.desired} routers"
     if ready is not None and ready.status == "True" and ready.reason in ("Asleep", "Waking"):
         conditions.set("Available", True, ready.reason, counted)
-    elif workers.ready == 0:
-        conditions.set("Available", False, "ScaledToZero" if workers.desired == 0 else "NoWorker", counted)
+    elif workers.ready == 0 and workers.desired:
+        conditions.set("Available", False, "NoWorker", counted)
+    elif workers.ready == 0 and (routers.ready or (ready is not None and ready.reason == "ScaledToZero")):
+        conditions.set("Available", False, "ScaledToZero", counted)
     elif routers.ready == 0:
         conditions.set("Available", False, "NoRouter", counted)
     elif workers.desired and workers.ready < floor:
