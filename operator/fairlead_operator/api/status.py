@@ -69,7 +69,9 @@ class ScalingStatus(Part):
 class ServiceStatus(Part):
     """The last observed state."""
 
-    observed_generation: int = Field(0, ge=0, description="metadata.generation that this status was computed from.")
+    observed_generation: int = Field(
+        0, ge=-1, description="metadata.generation that this status was computed from. -1: no operator has seen the service."
+    )
     url: str = Field("", max_length=512, description="Base URL of the OpenAI-compatible API inside the cluster.")
     model_name: str = Field("", max_length=253, description='Value of "model" in requests.')
     desired_replicas: int = Field(0, ge=0, description="Workers that should exist, from spec.replicas, spec.scaling or the autoscaler.")

@@ -80,9 +80,9 @@ def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluste
     assert cluster.get("deployments", "qwen-worker-canary") is not None, "it serves until the old pods have been replaced"
     cluster.play_controllers()
     eventually(lambda: cluster.get("deployments", "qwen-worker-canary") is None and told(cluster) == {})
-    eventually(lambda: cluster.ready().get("status") == "True")
+    eventually(lambda: cluster.condition("Progressing").get("reason") == "Complete")
     status = cluster.get("inferenceservices", "qwen")["status"]
-    assert "canary" not in status and status["revision"] == f"qwen-{new}"
+    assert cluster.ready()["status"] == "True" and "canary" not in status and status["revision"] == f"qwen-{new}"
 
 
 def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked(cluster: Cluster, router: StubRouter) -> None:

@@ -87,9 +87,10 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
             return said.get("readyReplicas"), said.get("replicas"), said.get("updatedReplicas")
 
         eventually(lambda: counts() == (1, 2, 2))  # followers are no workers
-        assert not router.asked
-        cluster.play_group(1)
         eventually(lambda: cluster.ready().get("status") == "True")
+        assert cluster.condition("Available")["reason"] == "Reduced" and cluster.condition("Progressing")["status"] == "True"
+        cluster.play_group(1)
+        eventually(lambda: cluster.condition("Progressing").get("reason") == "Complete")
 
         code, _ = server.request("PATCH", cluster.place, {"spec": {"replicas": 7}}, MERGE)
         assert code == 200

@@ -107,7 +107,9 @@ class World:
     stepped_at: float = START  # when an edit or a change of the size last began a step
     served_at: float | None = None  # since when a worker and a router are ready
     short_at: float | None = None  # since when capacity is too small
+    probed_at: float | None = None  # when a completion last succeeded
     made: int = 0
+    start_seconds: float = 5.0  # until a loading pod is ready; its other states take a fifth of it
     changes: int = 0  # of any pod's state, of the spec, or of the outcome of completions
     _specs: dict[tuple[int, int, int], InferenceService] = field(default_factory=dict)
     _revisions: dict[tuple[int, int, int], dict[str, str]] = field(default_factory=dict)
@@ -163,7 +165,7 @@ class World:
         self._control("router", 2, self.revision("router"))
         self._control("worker", self.desired, self.revision("worker"))
         for pod in self.pods:
-            if pod.stuck or pod.state in ("Ready", "Evicted") or self.now - pod.since < 5:
+            if pod.stuck or pod.state in ("Ready", "Evicted") or self.now - pod.since < self.start_seconds / (1 if pod.state == "Loading" else 5):
                 continue
             steps = {"Starting": "Loading", "FailedScheduling": "Starting", "SchedulingGated": "Starting", "ImagePullBackOff": "Loading"}
             self.put(pod, steps.get(pod.state, "Ready"))
@@ -211,6 +213,7 @@ class World:
                 self.probe = None
             if not result.probe_due:
                 break
+            self.probed_at = self.probed_at if self.router_fails else self.now
             failed = self.probe.attempts if self.probe is not None and self.probe.generation == self.generation else 0
             self.probe = ProbeResult(
                 self.generation, not self.router_fails, "answered 500" if self.router_fails else "", (failed + 1) * self.router_fails, self.now

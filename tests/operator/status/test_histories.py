@@ -6,11 +6,13 @@ Each seed is one history of a service (`histories.World`). FAIRLEAD_STATUS_HISTO
 import os
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from fairlead_operator.api import ServiceStatus
+from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import pods as pod_causes
+from fairlead_operator.observed import Replicas
 from fairlead_operator.status import capacity, obstacles, progress, serving
 from fairlead_operator.status.conditions import find
 
@@ -18,6 +20,7 @@ from .histories import DEADLINE, FAULTS, SILENT, START, World
 
 HISTORIES = int(os.environ.get("FAIRLEAD_STATUS_HISTORIES", "2000"))
 STEPS = 40
+GRACE = 600  # seconds that capacity may be missing outside of a step
 BATCH = 100  # histories of one test
 _WAITS = (1.0, 5.0, 30.0, 60.0, 130.0, 310.0)
 
@@ -126,6 +129,7 @@ def check_ready(world: World, before: ServiceStatus) -> None:
     ready, why = truth(status, "Ready"), reason(status, "Ready")
     if why == "Serving":
         assert ready and world.serves, "Ready, and no pod can serve"
+        assert reason(before, "Ready") == "Serving" or world.probed_at == world.now, "Ready without a completion"
     if why == "Asleep":
         assert ready and world.scaled_to_zero and world.desired == 0 and world.ready("router") > 0
     if why == "Waking":
@@ -178,14 +182,17 @@ def check_faults(world: World) -> None:
         assert degraded, f"{visible} and no fault"
         assert why in names | {"Evicted"}, f"{why} hides the pod's own cause {visible}"
     short = world.now - world.short_at if world.short_at is not None else 0.0
-    grace = capacity.GRACE if reason(status, "Progressing") == "Complete" else DEADLINE
-    if world.short_at is not None and short >= min(grace, 10_000):
+    grace = GRACE if reason(status, "Progressing") == "Complete" else DEADLINE
+    if world.short_at is not None and short >= grace:
         assert degraded, f"short of pods for {short:.0f} s without a fault"
-    late = short >= min(capacity.GRACE, DEADLINE) - 1
+    late = short >= GRACE - 1
     failing = world.probe is not None and world.probe.attempts >= serving.FAULT_ATTEMPTS
     assert not degraded or visible or evicted or late or failing, f"{why} without a fault of a pod"
     if why == "Evicted":
         assert world.short_at is not None or reason(status, "Progressing") != "Complete", "it was replaced"
+        told = find(status.conditions, "Degraded")
+        (named,) = [pod for pod in world.pods if told is not None and f"pod {pod.name} was evicted" in told.message]
+        assert world.short_at is None or named.since >= world.short_at - 60, "it ended before the trouble began"
     if status.reduced_since is not None:
         assert world.short_at is not None
     assert (status.reduced_since is None) == (world.short_at is None)
@@ -238,3 +245,62 @@ def test_conditions_hold_exactly_for_what_they_name(first: int) -> None:
             history(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def forgets_lost_capacity(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(capacity, "GRACE", 1e9)
+
+
+def counts_pods_that_ended_long_ago(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pod_causes, "_ended_at", lambda pod: float("inf"))
+
+
+def calls_each_shortfall_a_rollout(patch: pytest.MonkeyPatch) -> None:
+    joined, begun = progress.StepMemory.joined, progress.StepMemory(True, False)
+
+    def join(self: progress.StepMemory, workers: Replicas, routers: Replicas) -> progress.StepMemory:
+        return joined(self, workers, routers) if workers.complete else begun
+
+    patch.setattr(progress.StepMemory, "joined", join)
+
+
+def is_ready_only_when_complete(patch: pytest.MonkeyPatch) -> None:
+    of = serving.Serving.of
+
+    def make(service: InferenceService, workers: Replicas, *rest: Any) -> serving.Serving:
+        return of(service, workers, *rest) if workers.complete else serving.Serving(False)
+
+    patch.setattr(serving.Serving, "of", make)
+
+
+def trusts_pods_without_a_completion(patch: pytest.MonkeyPatch) -> None:
+    proven = serving.ProbeState(proven=True)
+    patch.setattr(serving.ProbeState, "of", lambda *given, serves, is_rolled_out: proven if serves else serving.ProbeState())
+
+
+def keeps_ready_without_pods(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(serving.ProbeState, "of", lambda *given, serves, is_rolled_out: serving.ProbeState(kept=given[0] is not None))
+
+
+def forgets_routers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(obstacles, "_find_router_obstacle", lambda *given: None)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        forgets_lost_capacity,
+        counts_pods_that_ended_long_ago,
+        calls_each_shortfall_a_rollout,
+        is_ready_only_when_complete,
+        trusts_pods_without_a_completion,
+        keeps_ready_without_pods,
+        forgets_routers,
+    ],
+)
+def test_a_planted_fault_is_found(fault: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        with pytest.raises(AssertionError):
+            for seed in range(100):
+                history(seed)
