@@ -18,7 +18,7 @@ from fairlead_operator.status.conditions import find
 
 from .histories import DEADLINE, FAULTS, SILENT, START, World
 
-HISTORIES = int(os.environ.get("FAIRLEAD_STATUS_HISTORIES", "2000"))
+HISTORIES = int(os.environ.get("FAIRLEAD_STATUS_HISTORIES", "1000"))
 STEPS = 40
 GRACE = 600  # seconds that capacity may be missing outside of a step
 BATCH = 100  # histories of one test
