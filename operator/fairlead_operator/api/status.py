@@ -91,6 +91,7 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady, BatchReady; while True: Reconciling, Stalled.",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady, BatchReady; "
+        "while True: Reconciling, Stalled.",
         json_schema_extra=list_map("type"),
     )

@@ -65,9 +65,7 @@ def build_service_status(
     )
     router = names.deployment(service, names.ROUTER)
     serving.set_ready(conditions, state, probe, obstacle, service.generation, router, seconds)
-    serving.set_available(
-        conditions, serving.find_floor(service, workers.desired), workers, routers, find(conditions.items, "Ready")
-    )
+    serving.set_available(conditions, serving.find_floor(service, workers.desired), workers, routers, find(conditions.items, "Ready"))
 
     stalled = Cause(DEADLINE, describe_stall(service, workers, routers, step), True) if workers.stalled or routers.stalled else None
     worst = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events, ended_after)

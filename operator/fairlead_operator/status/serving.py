@@ -107,7 +107,9 @@ def set_ready(
     elif probe.kept:
         conditions.keep("Ready")
     elif serving.asleep:
-        conditions.set("Ready", True, "Asleep", "No worker runs, because there are no requests; the next one is held until a worker is ready")
+        conditions.set(
+            "Ready", True, "Asleep", "No worker runs, because there are no requests; the next one is held until a worker is ready"
+        )
     elif serving.is_waking(now, blocker):
         words = blocker.message if blocker is not None else "a worker is starting"
         conditions.set("Ready", True, "Waking", f"Requests are held until a worker is ready: {words}")

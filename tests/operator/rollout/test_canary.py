@@ -281,7 +281,10 @@ def test_a_canary_whose_pods_never_start_is_rolled_back_with_their_cause() -> No
     cluster.run(120.0, until=lambda: cluster.condition("Degraded").get("reason") == "CrashLoopBackOff")
     assert cluster.condition("Degraded")["status"] == "True" and cluster.condition("Degraded")["message"].startswith("canary: ")
     cluster.until("Failed")
-    assert "not ready within 120 s" in cluster.condition("Progressing")["message"] and "no such model" in cluster.condition("Progressing")["message"]
+    assert (
+        "not ready within 120 s" in cluster.condition("Progressing")["message"]
+        and "no such model" in cluster.condition("Progressing")["message"]
+    )
     assert cluster.stable() == before
 
 

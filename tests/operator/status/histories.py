@@ -1,6 +1,7 @@
 """Random histories of one service's pods, and its status after each change: the pure function on a small model of the controllers.
 
-`World.tick` advances the clock. Each pod has a state, whose body is what a kubelet or scheduler would write. The Deployment's counts follow.
+`World.tick` advances the clock. Each pod has a state, whose body is what a kubelet or scheduler would write. The counts of the Deployment
+follow.
 """
 
 import random
@@ -45,7 +46,11 @@ class Pod:
 
     def body(self) -> dict[str, Any]:
         since = rfc(self.since)
-        labels = {"app.kubernetes.io/component": self.component, "app.kubernetes.io/instance": "qwen", "fairlead.dev/revision": self.revision}
+        labels = {
+            "app.kubernetes.io/component": self.component,
+            "app.kubernetes.io/instance": "qwen",
+            "fairlead.dev/revision": self.revision,
+        }
         metadata = {"name": self.name, "uid": self.name, "labels": labels, "creationTimestamp": rfc(self.made)}
         return {"kind": "Pod", "metadata": metadata, "status": {"podIP": "10.0.0.1", **self._status(since)}}
 
@@ -53,7 +58,9 @@ class Pod:
         placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": rfc(self.made)}
         unready = {"type": "Ready", "status": "False", "reason": "ContainersNotReady", "lastTransitionTime": since}
 
-        def runs(state: dict[str, Any], last: dict[str, Any] | None = None, *, started: bool = False, ready: bool = False) -> dict[str, Any]:
+        def runs(
+            state: dict[str, Any], last: dict[str, Any] | None = None, *, started: bool = False, ready: bool = False
+        ) -> dict[str, Any]:
             one = {"name": self.component, "image": "x", "ready": ready, "started": started, "restartCount": 1, "state": state}
             conditions = [placed, {**unready, "status": "True", "reason": ""} if ready else unready]
             return {"phase": "Running", "conditions": conditions, "containerStatuses": [one | {"lastState": last or {}}]}
@@ -72,9 +79,13 @@ class Pod:
             case "ImagePullBackOff":
                 return runs({"waiting": {"reason": "ErrImagePull", "message": "not found"}})
             case "FailedMount":
-                return {"phase": "Pending", "conditions": [placed], "containerStatuses": [
-                    {"name": self.component, "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret"}}}
-                ]}
+                return {
+                    "phase": "Pending",
+                    "conditions": [placed],
+                    "containerStatuses": [
+                        {"name": self.component, "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret"}}}
+                    ],
+                }
             case "Evicted":
                 target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": since}
                 return {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": [placed, target]}
@@ -83,9 +94,11 @@ class Pod:
                 message = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
                 lacks = {**placed, "status": "False", "reason": told, "message": message, "lastTransitionTime": since}
                 return {"phase": "Pending", "conditions": [lacks]}
-        return {"phase": "Pending", "conditions": [placed], "containerStatuses": [
-            {"name": self.component, "ready": False, "state": {"waiting": {"reason": "ContainerCreating"}}}
-        ]}
+        return {
+            "phase": "Pending",
+            "conditions": [placed],
+            "containerStatuses": [{"name": self.component, "ready": False, "state": {"waiting": {"reason": "ContainerCreating"}}}],
+        }
 
 
 @dataclass
@@ -165,7 +178,11 @@ class World:
         self._control("router", 2, self.revision("router"))
         self._control("worker", self.desired, self.revision("worker"))
         for pod in self.pods:
-            if pod.stuck or pod.state in ("Ready", "Evicted") or self.now - pod.since < self.start_seconds / (1 if pod.state == "Loading" else 5):
+            if (
+                pod.stuck
+                or pod.state in ("Ready", "Evicted")
+                or self.now - pod.since < self.start_seconds / (1 if pod.state == "Loading" else 5)
+            ):
                 continue
             steps = {"Starting": "Loading", "FailedScheduling": "Starting", "SchedulingGated": "Starting", "ImagePullBackOff": "Loading"}
             self.put(pod, steps.get(pod.state, "Ready"))
@@ -174,12 +191,12 @@ class World:
         mine = self.of(component)
         old = sorted((pod for pod in mine if pod.revision != revision), key=lambda pod: pod.state == "Ready")
         drains = component == "worker" and self.strategy == "DrainFirst"
-        if old and (not wanted or (old[0].state != "Ready" and len(mine) > wanted - drains)):
+        most = wanted + (bool(old) and not drains)
+        spare = (old[0].state != "Ready" and len(mine) > wanted - drains) or min(self.ready(component), len(mine)) >= most if old else False
+        if old and (not wanted or spare):
             self._end(old[0])
-        elif old and self.ready(component) >= wanted + (not drains) and len(mine) >= wanted + (not drains):
-            self._end(old[0])
-        elif len(mine) < wanted + (bool(old) and not drains):
-            for _ in range(wanted + (bool(old) and not drains) - len(mine)):
+        elif len(mine) < most:
+            for _ in range(most - len(mine)):
                 self.made += 1
                 self.changes += 1
                 self.pods.append(Pod(f"{component}-{self.made}", component, revision, self.now, since=self.now))
@@ -216,7 +233,11 @@ class World:
             self.probed_at = self.probed_at if self.router_fails else self.now
             failed = self.probe.attempts if self.probe is not None and self.probe.generation == self.generation else 0
             self.probe = ProbeResult(
-                self.generation, not self.router_fails, "answered 500" if self.router_fails else "", (failed + 1) * self.router_fails, self.now
+                self.generation,
+                not self.router_fails,
+                "answered 500" if self.router_fails else "",
+                (failed + 1) * self.router_fails,
+                self.now,
             )
 
     def _deployment(self, component: str, wanted: int) -> dict[str, Any]:
@@ -226,7 +247,12 @@ class World:
         drains = component == "worker" and self.strategy == "DrainFirst"
         labels = {"app.kubernetes.io/component": component}
         return {
-            "metadata": {"name": f"qwen-{component}", "generation": 1, "labels": labels, "annotations": {"deployment.kubernetes.io/revision": "1"}},
+            "metadata": {
+                "name": f"qwen-{component}",
+                "generation": 1,
+                "labels": labels,
+                "annotations": {"deployment.kubernetes.io/revision": "1"},
+            },
             "spec": {
                 "replicas": wanted,
                 "selector": {"matchLabels": labels},
@@ -234,7 +260,11 @@ class World:
                 "template": {"metadata": {"labels": {"fairlead.dev/revision": revision}}},
             },
             "status": {
-                "observedGeneration": 1, "replicas": len(mine), "readyReplicas": ready, "availableReplicas": ready, "updatedReplicas": updated,
+                "observedGeneration": 1,
+                "replicas": len(mine),
+                "readyReplicas": ready,
+                "availableReplicas": ready,
+                "updatedReplicas": updated,
             },
         }
 

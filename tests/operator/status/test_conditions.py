@@ -226,9 +226,18 @@ def test_a_rollout_of_a_service_that_serves_is_an_event_and_a_change_of_its_size
     def step(status: str, reason: str) -> ServiceStatus:
         return status_of(("Ready", "True", "Serving", "x"), ("Progressing", status, reason, reason))
 
-    complete, rolling, scaling, probing = step("False", "Complete"), step("True", "RollingOut"), step("True", "Scaling"), step("True", "Probing")
+    complete, rolling, scaling, probing = (
+        step("False", "Complete"),
+        step("True", "RollingOut"),
+        step("True", "Scaling"),
+        step("True", "Probing"),
+    )
     assert transitions.events_for(complete, rolling) == [("Normal", "RollingOut", "RollingOut")]
-    assert transitions.events_for(rolling, probing) == [] and transitions.events_for(probing, complete) == [("Normal", "Complete", "Complete")]
+    assert transitions.events_for(rolling, probing) == [] and transitions.events_for(probing, complete) == [
+        ("Normal", "Complete", "Complete")
+    ]
     assert transitions.events_for(complete, scaling) == [] and transitions.events_for(scaling, complete) == []
-    failed = status_of(("Ready", "True", "Serving", "x"), ("Progressing", "False", "CanaryFailed", "y"), ("Degraded", "True", "CanaryFailed", "y"))
+    failed = status_of(
+        ("Ready", "True", "Serving", "x"), ("Progressing", "False", "CanaryFailed", "y"), ("Degraded", "True", "CanaryFailed", "y")
+    )
     assert transitions.events_for(rolling, failed) == [("Warning", "CanaryFailed", "y")]

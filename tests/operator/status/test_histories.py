@@ -17,6 +17,7 @@ from fairlead_operator.status import capacity, obstacles, progress, serving
 from fairlead_operator.status.conditions import find
 
 from .histories import DEADLINE, FAULTS, SILENT, START, World
+from .kstatus import compute_kstatus
 
 HISTORIES = int(os.environ.get("FAIRLEAD_STATUS_HISTORIES", "1000"))
 STEPS = 40
@@ -58,7 +59,9 @@ def mend(world: World) -> None:
 
 def history(seed: int) -> None:
     chance = random.Random(seed)
-    world = World(chance, scaled_to_zero=chance.random() < 0.4, strategy=chance.choice(["Surge", "DrainFirst"]), desired=chance.randint(1, 4))
+    world = World(
+        chance, scaled_to_zero=chance.random() < 0.4, strategy=chance.choice(["Surge", "DrainFirst"]), desired=chance.randint(1, 4)
+    )
     for _ in range(STEPS):
         if chance.random() < 0.5:
             act(world, chance)
@@ -143,9 +146,9 @@ def check_ready(world: World, before: ServiceStatus) -> None:
     one = find(status.conditions, "Ready")
     assert one is not None
     if why == "Serving" and one.observed_generation == world.generation:
-        assert world.generation == 1 or not world.old or world.stepped_at < START + 1 or one.observed_generation == find_generation(before), (
-            "an edit is not proven by the pods of another revision"
-        )
+        assert (
+            world.generation == 1 or not world.old or world.stepped_at < START + 1 or one.observed_generation == find_generation(before)
+        ), "an edit is not proven by the pods of another revision"
 
 
 def find_generation(status: ServiceStatus) -> int:
@@ -224,18 +227,7 @@ def check_rest(world: World) -> None:
     status = world.status
     assert truth(status, "Ready") and reason(status, "Progressing") == "Complete", status.conditions
     assert not truth(status, "Degraded"), find(status.conditions, "Degraded")
-    assert compute_kstatus(world) == "Current"
-
-
-def compute_kstatus(world: World) -> str:
-    """Return what kstatus of kubernetes-sigs/cli-utils computes for a custom resource (pkg/kstatus/status)."""
-    status = world.status
-    if status.observed_generation != world.generation:
-        return "InProgress"
-    for one in status.conditions:
-        if one.type in ("Reconciling", "Stalled") and one.status == "True":
-            return "InProgress" if one.type == "Reconciling" else "Failed"
-    return "Current" if truth(status, "Ready") else "InProgress"
+    assert compute_kstatus(status.model_dump(mode="json", by_alias=True), world.generation) == "Current"
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, BATCH))

@@ -65,7 +65,13 @@ def test_ready_is_never_true_without_ready_pods(workers: Any, routers: Any, prob
         seen["worker"] = deployment("worker", workers[0], ready=workers[1], updated=workers[2])
     if routers:
         seen["router"] = deployment("router", routers[0], ready=routers[1])
-    condition = {"type": "Ready", "status": before, "reason": "Serving", "observedGeneration": 2, "lastTransitionTime": "2025-01-01T00:00:00Z"}
+    condition = {
+        "type": "Ready",
+        "status": before,
+        "reason": "Serving",
+        "observedGeneration": 2,
+        "lastTransitionTime": "2025-01-01T00:00:00Z",
+    }
     condition |= {"message": ""}
     status = {"conditions": [condition]} if before else None
     plan = look(Observed(seen, probe=probe), generation=2, status=status, replicas=replicas)
