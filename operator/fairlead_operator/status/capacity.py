@@ -6,6 +6,7 @@ Most causes are visible in a pod, and reported at once. This one catches every o
 from dataclasses import dataclass
 from datetime import datetime
 
+from fairlead_operator import names
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.cause import make_cause
 from fairlead_operator.objects import parse_time
@@ -21,6 +22,7 @@ class Shortfall:
 
     since: str | None = None  # RFC 3339; None: all are ready
     what: str = ""  # "9 of 10 workers are ready"
+    component: str = names.WORKER  # whose pods are missing
 
     @classmethod
     def of(
@@ -33,12 +35,12 @@ class Shortfall:
         replacing = workers.total > workers.updated
         needed = workers.desired - (1 if drains and replacing else 0)
         if workers.ready < needed:
-            what = f"{workers.ready} of {workers.desired} workers are ready"
+            what, component = f"{workers.ready} of {workers.desired} workers are ready", names.WORKER
         elif (workers.ready or alone) and routers.ready < routers.desired and routers.total <= routers.updated:
-            what = f"{routers.ready} of {routers.desired} routers are ready"
+            what, component = f"{routers.ready} of {routers.desired} routers are ready", names.ROUTER
         else:
             return cls()
-        return cls(before or now.strftime("%Y-%m-%dT%H:%M:%SZ"), what)
+        return cls(before or now.strftime("%Y-%m-%dT%H:%M:%SZ"), what, component)
 
     @property
     def since_seconds(self) -> float | None:

@@ -68,7 +68,7 @@ def build_service_status(
     serving.set_available(conditions, serving.find_floor(service, workers.desired), workers, routers, find(conditions.items, "Ready"))
 
     stalled = Cause(DEADLINE, describe_stall(service, workers, routers, step), True) if workers.stalled or routers.stalled else None
-    worst = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events, ended_after)
+    worst = causes.find_worst_cause(observed.pods, shortfall.component, step.revision, observed.pod_events, ended_after)
     late = shortfall.find_fault(spec.rollout.progress_deadline_seconds, seconds, DEADLINE, worst)
     is_off = workers.desired == 0 and not serving.wakes(service)
     progress = Progress.of(

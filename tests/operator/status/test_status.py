@@ -263,3 +263,16 @@ def test_without_an_edit_the_advice_is_not_to_undo_one(of: dict[str, Any], field
     progressing = find(plan.status.conditions, "Progressing")
     assert progressing is not None and progressing.reason == "ProgressDeadlineExceeded"
     assert progressing.message == f"it hangs. Make room for 3 workers, or set {field} to what fits (2 are ready)"
+
+
+def test_a_router_that_is_missing_for_ten_minutes_is_a_fault_with_its_pod() -> None:
+    queued = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "kueue"}]
+    seen = Observed({**SERVING, "router": deployment("router", 2, ready=1)}, pods=(pod("r-2", "router", conditions=queued),), probe=proof())
+    early = look(seen)
+    assert compute(early, "Degraded") == ("False", "AsExpected") and early.status.reduced_since == "2026-01-01T12:00:00Z"
+    status = early.status.model_dump(by_alias=True, mode="json")
+    assert early.wake_at == NOW.timestamp() + 600 and ready(early) == ("True", "Serving")
+    late = desired(service(status=status), seen, SETTINGS, NOW + timedelta(seconds=600))
+    fault = find(late.status.conditions, "Degraded")
+    assert fault is not None and (fault.status, fault.reason) == ("True", "CapacityReduced")
+    assert fault.message.startswith("1 of 2 routers are ready since 2026-01-01T12:00:00Z: pod r-2 waits for its scheduling gates")
