@@ -33,12 +33,16 @@ class Service:
         return found[0] if found else {}
 
     def wait_ready(self, replicas: int | None = None, seconds: float = 240) -> dict[str, Any]:
-        """Wait for Ready=True of the newest generation, with exactly `replicas` workers if given, and return the status."""
+        """Wait until the newest generation is Ready and no step is under way, with exactly `replicas` workers if given.
+
+        Returns the status. A service is Ready as soon as one worker serves, and most tests count on all of them.
+        """
 
         def check() -> Any:
             found = self.system.get("inferenceservices.fairlead.dev", self.name)
             status = found.get("status", {})
-            is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+            conditions = {c["type"]: c for c in status.get("conditions", [])}
+            is_ready = conditions.get("Ready", {}).get("status") == "True" and conditions["Progressing"]["reason"] == "Complete"
             current = status.get("observedGeneration") == found["metadata"]["generation"]
             counted = replicas is None or status.get("readyReplicas") == replicas == status.get("replicas")
             return status if is_ready and current and counted else None

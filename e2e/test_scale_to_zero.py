@@ -25,7 +25,8 @@ def service(installed: System) -> Iterator[Service]:
 def at_zero(service: Service) -> Service:
     def has_no_worker() -> bool:
         condition = service.condition("Ready")
-        return not service.pods() and service.status().get("desiredReplicas") == 0 and condition.get("reason") == "ScaledToZero"
+        asleep = (condition.get("status"), condition.get("reason")) == ("True", "Asleep")
+        return not service.pods() and service.status().get("desiredReplicas") == 0 and asleep
 
     eventually(has_no_worker, 180, "no worker")
     assert len(service.pods("router")) == 2, "routers stay, to receive the next request"

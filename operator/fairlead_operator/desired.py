@@ -23,8 +23,9 @@ OTHER_SERVICES_PERIOD = 15.0  # seconds
 class Desired:
     objects: list[Object]  # for server-side apply, in this order
     status: ServiceStatus
-    servable: bool  # every pod is as desired
+    servable: bool  # a worker and a router are ready
     probe_due: bool  # send a probe through the router, and reconcile again with its result
+    probe_spent: bool  # forget the result of the last probe
     split: Split  # the canary split for the routers
     minimum: ScheduledMinimum  # of workers, which a schedule asks for now
     decision: SizeDecision | None  # of the operator's autoscaler, where it changes the size
@@ -55,6 +56,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
         status=add_scaling_status(built.status, service, observed, decision, minimum),
         servable=built.servable,
         probe_due=built.probe_due,
+        probe_spent=built.probe_spent,
         split=canary_plan.sides.split,
         minimum=minimum,
         decision=decision if decision is not None and decision.reason else None,

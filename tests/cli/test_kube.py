@@ -130,9 +130,23 @@ def test_a_service_with_an_unprocessed_edit_is_not_ready() -> None:
 def test_wake_up_by_request_or_by_hand_is_suggested_only_where_it_is_allowed() -> None:
     made = service(conditions=[{**READY, "status": "False", "reason": "ScaledToZero"}])
     assert explain(Facts(made), NOW).next == ["Scale it up: kubectl scale inferenceservices.fairlead.dev qwen -n team --replicas=1"]
-    made["spec"]["scaling"] = {"min": 0, "max": 4, "target": {"ttftMilliseconds": 2000}}
-    (only,) = explain(Facts(made), NOW).next
-    assert "kubectl scale" not in only and "next request" in only, "the API server refuses to scale it"
+    story = explain(Facts(service(conditions=[{**READY, "reason": "Asleep"}])), NOW)
+    (only,) = story.next
+    assert story.ready and "kubectl scale" not in only and "next request" in only, "the API server refuses to scale it"
+
+
+def test_a_service_that_serves_during_a_rollout_or_with_a_fault_says_so() -> None:
+    step = {**READY, "type": "Progressing", "reason": "RollingOut", "message": "1 of 3 workers"}
+    story = explain(Facts(service(conditions=[READY, step, {**step, "type": "Reconciling"}])), NOW)
+    assert story.ready and story.next == ["Nothing: it serves while pods are replaced. 1 of 3 workers"]
+    assert [line.ok for line in story.sections["conditions"]] == [True, None, None]
+    fault = {**READY, "reason": "InvalidSpec", "message": "spec.engine.dtype: must be"}
+    kinds = [READY, {**fault, "type": "Degraded"}, {**fault, "type": "Stalled"}]
+    story = explain(Facts(service(conditions=kinds)), NOW)
+    assert story.ready and "but has a problem: InvalidSpec" in story.headline and "spec.engine.dtype" in story.next[0]
+    assert [line.ok for line in story.sections["conditions"]] == [True, False, False]
+    rolling = row(service(conditions=[READY, step]), [], Live())
+    assert rolling.reason == "Serving" and "RollingOut: 1 of 3 workers" in rolling.notes
 
 
 def test_a_paused_deployment_and_a_missing_claim_are_next_steps() -> None:

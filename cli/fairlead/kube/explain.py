@@ -12,6 +12,12 @@ from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause, creation, unresponsive
 
 Body = Mapping[str, Any]
+_WAITS = {
+    "RollingOut": "Nothing: it serves while pods are replaced.",
+    "Scaling": "Nothing: it serves while workers are added or removed.",
+    "Canary": "Nothing: it serves while a canary is tested.",
+}
+"""Advice for a service that serves during a step, by the reason of Progressing."""
 
 
 @dataclass
@@ -35,7 +41,7 @@ def explain(facts: Facts, now: datetime) -> Report:
     current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
     serves = ready.get("status") == "True" and current
     found = list(_causes(facts, now))
-    report = Report(metadata["namespace"], metadata["name"], serves, _headline(facts, ready, current, found))
+    report = Report(metadata["namespace"], metadata["name"], serves, _headline(facts, conditions, current, found))
     report.sections = {
         "service": list(sections.describe_service(facts, current)),
         "conditions": [sections.describe_condition(one, ready, now) for one in conditions.values()],
@@ -52,14 +58,17 @@ def explain(facts: Facts, now: datetime) -> Report:
     return report
 
 
-def _headline(facts: Facts, ready: Body, current: bool, found: list[Cause]) -> str:
+def _headline(facts: Facts, conditions: Mapping[str, Body], current: bool, found: list[Cause]) -> str:
+    ready = conditions.get("Ready", {})
     service = f"{facts.service['metadata']['name']} in namespace {facts.service['metadata']['namespace']}"
     if not ready:
         return f"{service} has no status: no operator has seen it"
     if not current:
         return f"{service}: the operator has not processed the last edit"
     if ready.get("status") == "True":
-        return f"{service} is ready" + (f", but has a problem: {found[0].reason}" if found else "")
+        fault = conditions.get("Degraded", {})
+        problem = found[0].reason if found else fault.get("reason") if fault.get("status") == "True" else ""
+        return f"{service} is ready" + (f", but has a problem: {problem}" if problem else "")
     return f"{service} is not ready: {found[0].reason if found else ready.get('reason')}"
 
 
@@ -98,7 +107,8 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
     name, namespace = facts.service["metadata"]["name"], facts.service["metadata"]["namespace"]
     steps = list(dict.fromkeys(cause.message for cause in found))
     faults = {cause.reason for cause in found}
-    degraded: Body = next((one for one in (facts.service.get("status") or {}).get("conditions") or [] if one["type"] == "Degraded"), {})
+    status = facts.service.get("status") or {}
+    degraded: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Degraded"), {})
     if degraded.get("status") == "True" and degraded.get("reason") not in faults:
         steps.insert(0, f"{degraded.get('reason')}: {degraded.get('message')}")  # only the operator knows it, such as a refused apply
     if not ready or not current:
@@ -106,6 +116,11 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
         steps.insert(0, f"Check that fairlead-operator runs and watches this namespace, and read its log: {operator}")
     if steps:
         return steps
+    step: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Progressing"), {})
+    if serves and step.get("reason") in (*_WAITS, "Paused", "RolloutPaused"):
+        return [f"{_WAITS.get(step['reason'], 'It serves, and a rollout is paused:')} {step.get('message')}"]
+    if serves and ready.get("reason") == "Asleep":
+        return ["Nothing: it has no requests. The router holds the next request until a worker runs."]
     if serves:
         return [f"Nothing: the service is ready. kubectl fairlead top -n {namespace} shows its load."]
     reason = ready.get("reason")
@@ -114,14 +129,7 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
         "Starting": "Wait: pods are being created.",
         "RollingOut": "Wait: pods are being replaced, one after another.",
         "Probing": "Wait some seconds: the operator sends a test completion through the router.",
-        "ScaledToZero": _wake(facts.service, name, namespace),
+        "ScaledToZero": f"Scale it up: kubectl scale inferenceservices.fairlead.dev {name} -n {namespace} --replicas=1",
         "RequestFailed": f"Read the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
     }
     return [advice.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservices.fairlead.dev {name} -n {namespace}"))]
-
-
-def _wake(service: Body, name: str, namespace: str) -> str:
-    """Return what to do about a service at zero replicas. With a target only the operator may scale it."""
-    if ((service.get("spec") or {}).get("scaling") or {}).get("target"):
-        return "Nothing: it has no requests. The router holds the next request until a worker runs."
-    return f"Scale it up: kubectl scale inferenceservices.fairlead.dev {name} -n {namespace} --replicas=1"

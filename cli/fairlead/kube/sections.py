@@ -15,7 +15,8 @@ from fairlead_operator.observed import PodEvent
 
 Body = Mapping[str, Any]
 MOST_EVENTS = 8
-_BAD_WHEN_TRUE = {"Degraded"}
+_BAD_WHEN_TRUE = {"Degraded", "Stalled"}
+_NEUTRAL = {"Progressing", "Reconciling"}  # a rollout is no problem, and its failure is in Degraded
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def describe_service(facts: Facts, current: bool) -> Iterator[Line]:
     model = (spec.get("model") or {}).get("uri")
     yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {ready_counts(status)}")
     generation = facts.service["metadata"].get("generation")
-    if not status:
+    if not status.get("conditions"):
         yield Line("no status: no operator has seen this service", False)
     elif not current:
         yield Line(f"the status is of generation {status.get('observedGeneration')}, the service has generation {generation}", False)
@@ -64,7 +65,7 @@ def describe_service(facts: Facts, current: bool) -> Iterator[Line]:
 def describe_condition(one: Body, ready: Body, now: datetime) -> Line:
     wanted = "False" if one["type"] in _BAD_WHEN_TRUE else "True"
     since = f" for {_ago(one['lastTransitionTime'], now)}" if one.get("lastTransitionTime") else ""
-    ok = None if one["type"] == "Progressing" and one.get("reason") == "Complete" else one["status"] == wanted
+    ok = None if one["type"] in _NEUTRAL else one["status"] == wanted
     words = "same message as Ready" if one is not ready and one.get("message") == ready.get("message") else one.get("message") or "-"
     return Line(f"{one['type']} {one['status']}{since}, {one.get('reason')}: {words}", ok)
 

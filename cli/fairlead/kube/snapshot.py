@@ -102,13 +102,15 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
         for pod in sorted(pods, key=lambda pod: (component_of(pod) != names.WORKER, pod["metadata"]["name"]))
     ]
     workers = [one.figures for one in rows if one.component == names.WORKER]
-    fault = conditions.get("Degraded", {})
+    fault, step = conditions.get("Degraded", {}), conditions.get("Progressing", {})
     further = [*notes]
     if live.problem and live.problem != NO_ROUTER:
         further.append(f"no live figures: {live.problem}")
     further += ignored_lines(live.ignored)
     if fault.get("status") == "True" and fault.get("reason") != ready.get("reason"):
         further.append(f"{fault.get('reason')}: {fault.get('message')}")
+    if ready.get("status") == "True" and step.get("reason") not in (None, "Complete", "Probing", fault.get("reason")):
+        further.append(f"{step.get('reason')}: {step.get('message')}")
     return ServiceRow(
         namespace=service["metadata"]["namespace"],
         name=service["metadata"]["name"],

@@ -12,7 +12,10 @@ from fairlead.kube.snapshot import Figures, ServiceRow
 COLUMNS = ("RUNNING", "QUEUE", "KV USE", "HIT RATE", "TOKENS/S")
 _OPTIONAL = ("LOADING", "HIT RATE", "KV USE", "TOKENS/S", "NAMESPACE")
 """Columns that a narrow terminal leaves out, the first first."""
-_GOOD, _UNDER_WAY = {"Ready", "Serving"}, {"Starting", "Loading", "RollingOut", "Probing", "Draining", "Terminating", "NotReady", "Avoided"}
+_GOOD, _UNDER_WAY = (
+    {"Ready", "Serving", "Asleep"},
+    {"Starting", "Loading", "RollingOut", "Probing", "Draining", "Terminating", "NotReady", "Avoided"},
+)
 
 
 def build_table(rows: Sequence[ServiceRow], *, namespaces: bool, pods: bool = True, width: int = 1000) -> Table:

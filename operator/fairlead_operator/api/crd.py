@@ -13,7 +13,7 @@ _ADAPTER_RULES = [rule(f"has(self.spec.model.name) || {no_adapter_named('self.sp
 
 
 def _columns() -> list[dict[str, Any]]:
-    ready = '.status.conditions[?(@.type=="Ready")]'
+    ready, progressing = '.status.conditions[?(@.type=="Ready")]', '.status.conditions[?(@.type=="Progressing")]'
     return [
         {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},
         {"name": "Desired", "type": "integer", "jsonPath": ".status.desiredReplicas", "description": "Workers that should exist."},
@@ -22,6 +22,7 @@ def _columns() -> list[dict[str, Any]]:
         {"name": "URL", "type": "string", "jsonPath": ".status.url"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         {"name": "External", "type": "string", "jsonPath": ".status.externalURL", "priority": 1},
+        {"name": "Progress", "type": "string", "jsonPath": f"{progressing}.reason", "priority": 1},
         {"name": "Revision", "type": "string", "jsonPath": ".status.revision", "priority": 1},
         {"name": "Index", "type": "string", "jsonPath": ".status.index.state", "description": "State of the prefix index.", "priority": 1},
         {"name": "Message", "type": "string", "jsonPath": f"{ready}.message", "priority": 1},
@@ -39,7 +40,8 @@ def _root() -> Schema:
             # The bound is that of Kubernetes. Without it, the API server cannot estimate the cost of the rule on the name.
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": structural_schema(ServiceSpec),
-            "status": structural_schema(ServiceStatus, defaults=False),
+            # Without a status, kstatus takes a service that no operator has seen yet for one that is current.
+            "status": structural_schema(ServiceStatus, defaults=False) | {"default": {"observedGeneration": -1}},
         },
         "x-kubernetes-validations": [*_NAME_RULES, *_ADAPTER_RULES],
     }

@@ -79,7 +79,9 @@ class RoutersStatus(Part):
 class ServiceStatus(Part):
     """The last observed state."""
 
-    observed_generation: int = Field(0, ge=0, description="metadata.generation that this status was computed from.")
+    observed_generation: int = Field(
+        0, ge=-1, description="metadata.generation that this status was computed from. -1: no operator has seen the service."
+    )
     url: str = Field("", max_length=512, description="Base URL of the OpenAI-compatible API inside the cluster.")
     external_url: str = Field(
         "", max_length=512, description="Base URL of the API for clients outside the cluster, through spec.exposure.gateway."
@@ -92,6 +94,9 @@ class ServiceStatus(Part):
     routers: RoutersStatus | None = Field(None, description="The routers.")
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="Desired revision: a digest of the fields that shape worker pods.")
+    reduced_since: Time | None = Field(
+        None, description="Since when fewer workers or routers are ready than should be. Absent while all are."
+    )
     loading: LoadingStatus | None = Field(None, description="Load progress of the slowest worker. Absent while no worker loads.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it. Absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="Recent token rates. Absent until a router was polled twice.")
@@ -103,6 +108,6 @@ class ServiceStatus(Part):
         default_factory=list,
         max_length=16,
         description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; "
-        "GatewayReady, BatchReady, ModelCached.",
+        "GatewayReady, BatchReady, ModelCached; while True: Reconciling, Stalled.",
         json_schema_extra=list_map("type"),
     )

@@ -4,6 +4,8 @@ import re
 
 from fairlead_operator.causes.cause import Cause, make_cause
 
+PAUSED = "RolloutPaused"
+
 
 def make_failure_cause(reason: str, message: str) -> Cause:
     """Return the cause of a ReplicaFailure. Its message is that of the admission that refused the pod."""
@@ -63,5 +65,5 @@ def make_refusal_cause(child: str, words: str, *, template: bool) -> Cause:
 def make_pause_cause(deployment: str) -> Cause:
     """Return the cause of a Deployment that a user paused: it makes no progress, and nothing else reports that."""
     return make_cause(
-        "RolloutPaused", f"Deployment {deployment} is paused", f"Resume it: kubectl rollout resume deployment/{deployment}.", fault=False
+        PAUSED, f"Deployment {deployment} is paused", f"Resume it: kubectl rollout resume deployment/{deployment}.", fault=False
     )

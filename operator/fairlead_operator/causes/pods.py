@@ -12,6 +12,7 @@ from fairlead_operator.causes import scheduling
 from fairlead_operator.causes.cause import Cause, make_cause, truncate
 from fairlead_operator.causes.containers import find_container_cause
 from fairlead_operator.causes.events import find_event_cause, make_node_lost_cause
+from fairlead_operator.objects import has_ended, parse_time
 from fairlead_operator.observed import PodEvent
 
 __all__ = ["PodEvent", "find_pod_cause", "find_worst_cause"]
@@ -21,10 +22,13 @@ _LOST = ("NodeLost", "NodeUnreachable")
 _EVICTED = "Kubernetes replaces it. Free the scarce resource on the node, or request it in spec.resources so that the scheduler counts it."
 
 
-def find_worst_cause(pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None) -> Cause | None:
+def find_worst_cause(
+    pods: Iterable[Body], component: str, revision: str, events: Mapping[str, PodEvent] | None = None, ended_after: float | None = None
+) -> Cause | None:
     """Return the worst cause among the pods of one component. Pods of the desired revision come first, because users edit their spec.
 
-    `events`: pod name → its newest relevant Event.
+    `events`: pod name → its newest relevant Event. `ended_after`: only pods that ended later count among those that have ended (seconds
+    since the epoch). They stay listed for days, so None ranks them behind every other pod.
     """
     found = []
     for pod in pods:
@@ -35,9 +39,12 @@ def find_worst_cause(pods: Iterable[Body], component: str, revision: str, events
             continue
         cause = find_pod_cause(pod, (events or {}).get(name))
         if cause is not None:
-            ended = status.get("phase") in ("Failed", "Succeeded")  # it is being replaced: running pods come first
-            found.append((not cause.fault, ended, labels.get(names.REVISION) != revision, name, cause))
-    return min(found, key=lambda item: item[:4])[4] if found else None
+            ended = has_ended(pod)
+            if ended and ended_after is not None and _ended_at(pod) < ended_after:
+                continue
+            hidden = ended and ended_after is None
+            found.append((hidden, not cause.fault, ended, labels.get(names.REVISION) != revision, name, cause))
+    return min(found, key=lambda item: item[:5])[5] if found else None
 
 
 def find_pod_cause(pod: Body, event: PodEvent | None = None) -> Cause | None:
@@ -69,6 +76,15 @@ def find_pod_cause(pod: Body, event: PodEvent | None = None) -> Cause | None:
     return early or Cause("Starting", f"pod {name} is starting", fault=False)
 
 
+def _ended_at(pod: Body) -> float:
+    """Return when a pod ended, in seconds since the epoch: the last time in its status, else its creation."""
+    status = pod.get("status") or {}
+    states = ((one.get("state") or {}).get("terminated") or {} for one in status.get("containerStatuses") or [])
+    times = [parse_time(one.get("finishedAt")) for one in states]
+    times += [parse_time(one.get("lastTransitionTime")) for one in status.get("conditions") or []]
+    return max(times, default=0.0) or parse_time((pod.get("metadata") or {}).get("creationTimestamp"))
+
+
 def _node_stopped_reporting(status: Body, ready: Mapping[str, Any] | None) -> bool:
     """Return whether the node controller, and not the kubelet, set the pod to not ready.
 
@@ -87,7 +103,7 @@ def _has_run(container: Mapping[str, Any]) -> bool:
 def _ended(name: str, status: Body) -> Cause:
     reason, words = status.get("reason") or "PodFailed", status.get("message") or status.get("phase")
     if reason == "Evicted":
-        return make_cause(reason, f"pod {name} was evicted: {words}", _EVICTED, fault=False)
+        return make_cause(reason, f"pod {name} was evicted: {words}", _EVICTED)
     if reason.startswith("OutOf") or reason in ("UnexpectedAdmissionError", "NodeAffinity", "NodePorts"):
         do = "The kubelet rejected it after the scheduler had chosen the node: see the node's device plugin, or cordon the node."
         return make_cause(reason, f"pod {name} was rejected by its node: {words}", do)

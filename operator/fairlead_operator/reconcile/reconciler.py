@@ -174,6 +174,8 @@ class Reconciler:
             self._stop_probing()
         elif plan.probe_due:
             self._start_probing(service, choose_router(observed.pods))
+        elif plan.probe_spent:
+            self._probe = None
         pods = observed.pods
         canary_status = plan.status.canary
         is_analyzed = canary_status is not None and canary_status.phase in ("Analyzing", "Paused")

@@ -20,7 +20,8 @@ class Conditions:
         self._now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         self.items: list[Condition] = []
 
-    def set(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
+    def set(self, type_: str, truth: bool, reason: str, message: str = "", *, generation: int | None = None) -> None:
+        """Set a condition. `generation`: the one that it describes, if not the present one."""
         status: Literal["True", "False"] = "True" if truth else "False"
         old = find(self._before, type_)
         since = old.last_transition_time if old is not None and old.status == status and old.last_transition_time else self._now
@@ -28,7 +29,7 @@ class Conditions:
             Condition(
                 type=type_,
                 status=status,
-                observed_generation=self._generation,
+                observed_generation=self._generation if generation is None else generation,
                 last_transition_time=since,
                 reason=reason or "Unknown",  # the API requires a reason
                 message=message[:2048],

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
+from fairlead_operator.api.status import Condition
 from fairlead_operator.causes import Cause, creation, unresponsive
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.strategy import revision_of
@@ -16,7 +17,9 @@ from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
 from fairlead_operator.status import traffic
-from fairlead_operator.status.conditions import Conditions
+from fairlead_operator.status.capacity import GRACE, SLACK, Shortfall
+from fairlead_operator.status.conditions import Conditions, find
+from fairlead_operator.status.serving import set_available
 
 
 def build_status(service: InferenceService, problem: Cause, observed: Observed, now: datetime) -> tuple[ServiceStatus, float | None]:
@@ -26,14 +29,14 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     """
     before, observed = service.status, group_view.with_live_group_as_deployment(observed).stable
     conditions = Conditions(before.conditions, service.generation, now)
-    conditions.set("Ready", False, problem.reason, problem.message)
     if not observed.deployments:  # no child was ever created
-        conditions.set("Degraded", True, problem.reason, problem.message)
+        for type_, truth in (("Ready", False), ("Degraded", True), ("Stalled", True)):
+            conditions.set(type_, truth, problem.reason, problem.message)
         return before.model_copy(update={"observed_generation": service.generation, "conditions": conditions.items}), None
     workers, routers = _count_running(observed, names.WORKER), _count_running(observed, names.ROUTER)
-    serving = workers.ready > 0 and routers.ready > 0
-    why = "Serving" if serving else "ScaledToZero" if workers.desired == 0 else "NoWorker" if workers.ready == 0 else "NoRouter"
-    conditions.set("Available", serving, why, f"{workers.ready} workers, {routers.ready} routers ready")
+    serves = workers.ready > 0 and routers.ready > 0
+    _set_ready(conditions, problem, find(before.conditions, "Ready"), workers, routers)
+    set_available(conditions, min(1, workers.desired), workers, routers, find(conditions.items, "Ready"))
     _set_progressing(conditions, problem, workers, routers)
     pod_conditions.set_weights_ready(conditions, observed, workers, _revision(observed, names.WORKER))
     routable = routers.ready > 0
@@ -49,10 +52,13 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
     index = index_status.build_status(before.index, observed.index, routers.ready, now, observed.redis)
     index_fault, index_fault_at = index_status.find_fault(index, now)
     unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)
-    faults = (_find_pod_cause(observed, workers, routers), unresponsive_cause, index_fault, gateway_status.find_fault(gateway_condition))
+    shortfall = Shortfall.of(before.reduced_since, workers, routers, now, drains=True)
+    reduced, reduced_at = shortfall.find_fault(GRACE, now.timestamp(), "CapacityReduced", None)
+    pod_cause = _find_pod_cause(observed, workers, routers, (shortfall.since_seconds or now.timestamp()) - SLACK)
+    faults = (pod_cause, unresponsive_cause, reduced, index_fault, gateway_status.find_fault(gateway_condition))
     fault = next((one for one in faults if one is not None and one.fault), problem)
     conditions.set("Degraded", True, fault.reason, fault.message)
-    measured, measured_at = traffic.build_status(before.traffic, observed.traffic, now, serving=serving)
+    measured, measured_at = traffic.build_status(before.traffic, observed.traffic, now, serving=serves)
     status = before.model_copy(
         update={
             "observed_generation": service.generation,
@@ -60,13 +66,14 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
             "replicas": workers.total,
             "ready_replicas": workers.ready,
             "updated_replicas": workers.updated,
+            "reduced_since": shortfall.since,
             "loading": loading_status.build_status(before.loading, observed.pods, observed.loading),
             "index": index,
             "traffic": measured,
             "conditions": conditions.items,
         }
     )
-    return status, min((at for at in (index_fault_at, unresponsive_at, measured_at) if at is not None), default=None)
+    return status, min((at for at in (index_fault_at, unresponsive_at, measured_at, reduced_at) if at is not None), default=None)
 
 
 def _count_running(observed: Observed, component: str) -> Replicas:
@@ -79,7 +86,17 @@ def _revision(observed: Observed, component: str) -> str:
     return revision_of((observed.deployments.get(component) or {}).get("spec", {}).get("template") or {})
 
 
+def _set_ready(conditions: Conditions, problem: Cause, before: Condition | None, workers: Replicas, routers: Replicas) -> None:
+    """Keep Ready, with the generation that was proven, while the pods of an earlier spec serve. No probe is sent for this spec."""
+    asleep = before is not None and before.reason in ("Asleep", "Waking") and workers.desired == 0
+    if before is not None and before.status == "True" and routers.ready > 0 and (workers.ready > 0 or asleep):
+        conditions.keep("Ready")
+    else:
+        conditions.set("Ready", False, problem.reason, problem.message)
+
+
 def _set_progressing(conditions: Conditions, problem: Cause, workers: Replicas, routers: Replicas) -> None:
+    conditions.set("Stalled", True, problem.reason, problem.message)
     stalled = workers.stalled or routers.stalled
     if stalled:
         conditions.set("Progressing", False, "ProgressDeadlineExceeded", stalled)
@@ -90,14 +107,14 @@ def _set_progressing(conditions: Conditions, problem: Cause, workers: Replicas, 
         conditions.set("Progressing", False, problem.reason, "The running pods stay unchanged until the spec is corrected")
 
 
-def _find_pod_cause(observed: Observed, workers: Replicas, routers: Replicas) -> Cause | None:
+def _find_pod_cause(observed: Observed, workers: Replicas, routers: Replicas, ended_after: float) -> Cause | None:
     """Return the cause that prevents running children from creating pods, or their pods from serving."""
     for replicas in (workers, routers):
         if replicas.failure is not None and replicas.updated < replicas.desired:
             return creation.make_failure_cause(*replicas.failure)
     for component, replicas in ((names.WORKER, workers), (names.ROUTER, routers)):
         if not replicas.complete:
-            cause = causes.find_worst_cause(observed.pods, component, _revision(observed, component), observed.pod_events)
+            cause = causes.find_worst_cause(observed.pods, component, _revision(observed, component), observed.pod_events, ended_after)
             if cause is not None and cause.fault:
                 return cause
     return None

@@ -3,6 +3,7 @@
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.status import Condition
 from fairlead_operator.status.conditions import find
+from fairlead_operator.status.progress import DEADLINE
 
 EventText = tuple[str, str, str]  # type (Normal or Warning), reason, message
 
@@ -11,7 +12,8 @@ def events_for(before: ServiceStatus, after: ServiceStatus) -> list[EventText]:
     """Return the Events of a change, in this order:
 
     - Ready, when its status or reason changed; for a fault also when only its message changed;
-    - faults that Ready does not report: an unavailable index, a pod that does not terminate, a stalled rollout.
+    - faults that Ready does not report: lost capacity, an unavailable index, a pod that does not terminate, a stalled rollout;
+    - the begin and the end of a rollout or of a canary, when Ready says nothing else.
 
     Each decision of the autoscaler comes first.
     """
@@ -28,14 +30,18 @@ def events_for(before: ServiceStatus, after: ServiceStatus) -> list[EventText]:
     apart = fault is not None and failing and (ready is None or fault.reason != ready.reason)
     if fault is not None and apart and _changed(find(before.conditions, "Degraded"), fault, words=False):
         items.append(("Warning", fault.reason, fault.message))
-    late = find(after.conditions, "Progressing")
-    if (
-        late is not None
-        and late.reason == "ProgressDeadlineExceeded"
-        and _changed(find(before.conditions, "Progressing"), late, words=False)
-    ):
-        items.append(("Warning", late.reason, late.message))
+    step_before, step = find(before.conditions, "Progressing"), find(after.conditions, "Progressing")
+    if step is not None and step.reason not in {reason for _, reason, _ in items} and _is_told(step_before, step):
+        stopped = step.reason == DEADLINE or (failing and fault is not None and step.status != "True" and step.reason == fault.reason)
+        items.append(("Warning" if stopped else "Normal", step.reason, step.message))
     return items
+
+
+def _is_told(old: Condition | None, new: Condition) -> bool:
+    """Return whether a change of Progressing is worth an Event: not a probe, and not a change of the size, which has Events of its own."""
+    if new.reason in ("Probing", "Scaling") or not _changed(old, new, words=False):
+        return False
+    return new.reason != "Complete" or (old is not None and old.reason != "Scaling")
 
 
 def _changed(old: Condition | None, new: Condition, *, words: bool) -> bool:

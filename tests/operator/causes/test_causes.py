@@ -270,6 +270,12 @@ def test_a_pod_that_has_ended_does_not_hide_the_one_that_replaces_it() -> None:
     new = pod("b", containerStatuses=[container({"running": {}}, started=False)])
     cause = causes.find_worst_cause([old, new], "worker", "")
     assert cause is not None and cause.reason == "Loading"
+    old["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": "2026-01-01T12:00:00Z"}]
+    since = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
+    lost = causes.find_worst_cause([old, new], "worker", "", ended_after=since)
+    assert lost is not None and (lost.reason, lost.fault) == ("Evicted", True), "the capacity that is missing now"
+    later = causes.find_worst_cause([old, new], "worker", "", ended_after=since + 1)
+    assert later is not None and later.reason == "Loading", "it ended long before"
 
 
 def at(seconds: float) -> datetime:

@@ -162,7 +162,8 @@ def test_only_leaders_are_counted() -> None:
     assert plan.status.selector is not None and "component=worker" in plan.status.selector
     half = look(one, leaders[0], pod("qwen-worker-1", revision, ready=False), *followers)
     assert (
-        not half.servable
+        half.servable
+        and condition(half, "Progressing")[0] == "True"
         and (half.status.ready_replicas, half.status.desired_replicas) == (1, 2)
         and condition(half, "Available")[0] == "True"
     )

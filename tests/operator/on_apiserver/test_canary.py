@@ -80,9 +80,9 @@ def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluste
     assert cluster.get("deployments", "qwen-worker-canary") is not None, "it serves until the old pods have been replaced"
     cluster.play_controllers()
     eventually(lambda: cluster.get("deployments", "qwen-worker-canary") is None and told(cluster) == {})
-    eventually(lambda: cluster.ready().get("status") == "True")
+    eventually(lambda: cluster.condition("Progressing").get("reason") == "Complete")
     status = cluster.get("inferenceservices", "qwen")["status"]
-    assert "canary" not in status and status["revision"] == f"qwen-{new}"
+    assert cluster.ready()["status"] == "True" and "canary" not in status and status["revision"] == f"qwen-{new}"
 
 
 def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked(cluster: Cluster, router: StubRouter) -> None:
@@ -90,12 +90,13 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
     new = revision(canary)
     router.split = figures(new, 12, canary)
     start(cluster, canary)
-    eventually(lambda: cluster.ready().get("reason") == "CanaryFailed")
-    assert "12 of 40 requests (30 %) failed, of the old revision 0 of 120" in cluster.ready()["message"]
+    eventually(lambda: cluster.condition("Stalled").get("reason") == "CanaryFailed")
+    assert cluster.ready()["status"] == "True", "the old revision serves"
+    assert "12 of 40 requests (30 %) failed, of the old revision 0 of 120" in cluster.condition("Degraded")["message"]
     eventually(lambda: cluster.get("deployments", "qwen-worker-canary") is None and told(cluster) == {})
     assert revision(cluster.get("deployments", "qwen-worker")) == old
     kept = cluster.get("controllerrevisions", f"qwen-worker-{new}")["metadata"]["annotations"]
-    assert kept[CANARY_FAILED] in cluster.ready()["message"]
+    assert kept[CANARY_FAILED] in cluster.condition("Degraded")["message"]
     assert "annotations" not in cluster.get("inferenceservices", "qwen")["metadata"]
     eventually(lambda: [one for one in cluster.server.get(cluster.path("events"))["items"] if one["reason"] == "CanaryFailed"])
     cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"canary": {"retryToken": "1"}}}})

@@ -300,6 +300,13 @@ def test_kubectl_apply_refuses_unknown_fields_and_prints_columns(server: apiserv
     assert "blockTokens" in described.stdout and "unit of the prefix index" in described.stdout
 
 
+def test_a_service_that_no_operator_has_seen_is_not_current(server: apiserver.ApiServer, namespace: str) -> None:
+    """kstatus takes an object without a status for one that is current, and Flux would not wait for it."""
+    server.create(BASE.format(namespace), manifest("qwen", namespace))
+    body = server.get(f"{BASE.format(namespace)}/qwen")
+    assert body["status"] == {"observedGeneration": -1} and body["metadata"]["generation"] == 1
+
+
 def test_scale_reads_and_writes_replicas(server: apiserver.ApiServer, namespace: str) -> None:
     path = BASE.format(namespace)
     server.create(path, manifest("qwen", namespace))

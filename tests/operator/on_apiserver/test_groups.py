@@ -87,9 +87,10 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
             return said.get("readyReplicas"), said.get("replicas"), said.get("updatedReplicas")
 
         eventually(lambda: counts() == (1, 2, 2))  # followers are no workers
-        assert not router.asked
-        cluster.play_group(1)
         eventually(lambda: cluster.ready().get("status") == "True")
+        assert cluster.condition("Available")["reason"] == "Reduced" and cluster.condition("Progressing")["status"] == "True"
+        cluster.play_group(1)
+        eventually(lambda: cluster.condition("Progressing").get("reason") == "Complete")
 
         code, _ = server.request("PATCH", cluster.place, {"spec": {"replicas": 7}}, MERGE)
         assert code == 200
@@ -106,7 +107,7 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
         assert cluster.the_set()["metadata"]["resourceVersion"] == left, "a restart writes nothing to what is as it was left"
         assert cluster.secret(cluster.the_set()) == secret, "nor another value to the Secret, which it cannot read"
         server.request("DELETE", f"{CRDS}/leaderworkersets.leaderworkerset.x-k8s.io")
-        eventually(lambda: cluster.ready().get("reason") == "LeaderWorkerSetMissing")
+        eventually(lambda: cluster.condition("Degraded").get("reason") == "LeaderWorkerSetMissing")
 
 
 def test_workers_of_one_pod_care_nothing_for_the_crd(cluster: Groups, router: StubRouter) -> None:

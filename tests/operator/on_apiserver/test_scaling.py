@@ -101,8 +101,8 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
     def until_zero() -> None:
         eventually(lambda: replicas(cluster) == 0)
         cluster.play_controllers()
-        eventually(lambda: condition(cluster, "Ready") == ("False", "ScaledToZero"))
-        assert condition(cluster, "Available") == ("False", "ScaledToZero") and condition(cluster, "Routable")[0] == "True"
+        eventually(lambda: condition(cluster, "Ready") == ("True", "Asleep"))
+        assert condition(cluster, "Available") == ("True", "Asleep") and condition(cluster, "Routable")[0] == "True"
 
     def asleep() -> None:
         with run_operator(server.kubeconfig, namespace, zero.url):

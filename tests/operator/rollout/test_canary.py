@@ -160,17 +160,18 @@ def test_a_failing_canary_is_rolled_back_at_once_and_stays_so(restarting: float)
         assert cluster.running() == old and cluster.stable() == before
     assert cluster.phase == "Failed" and CANARY not in cluster.api.objects and cluster.split == {}
     bad = cluster.api.objects[SERVICE]["status"]["canary"]["revision"]
-    ready, degraded = cluster.condition("Ready"), cluster.condition("Degraded")
-    assert (ready["status"], ready["reason"]) == ("False", "CanaryFailed") == (ready["status"], degraded["reason"])
-    assert "(30 %) failed, of the old revision 0 of" in ready["message"] and "maxErrorRateIncrease" in ready["message"]
-    assert failure(cluster, bad) in ready["message"] and cluster.condition("Available")["status"] == "True"
+    progressing, degraded, stalled = (cluster.condition(type_) for type_ in ("Progressing", "Degraded", "Stalled"))
+    assert (progressing["status"], progressing["reason"]) == ("False", "CanaryFailed") and cluster.condition("Ready")["status"] == "True"
+    assert (degraded["status"], degraded["reason"]) == ("True", "CanaryFailed") == (stalled["status"], stalled["reason"])
+    assert "(30 %) failed, of the old revision 0 of" in progressing["message"] and "maxErrorRateIncrease" in progressing["message"]
+    assert failure(cluster, bad) in progressing["message"] and cluster.condition("Available")["status"] == "True"
     assert "annotations" not in cluster.api.objects[SERVICE]["metadata"]
     written = len(cluster.api.writes)
     cluster.restart_operator()
     cluster.run(120.0)
     assert cluster.api.writes[written:] == [], "and nothing more is done"
     cluster.error_rate = 0.0
-    assert "give spec.rollout.canary.retryToken another value" in ready["message"]
+    assert "give spec.rollout.canary.retryToken another value" in progressing["message"]
     retry = {"canary": {**cluster.api.objects[SERVICE]["spec"]["rollout"]["canary"], "retryToken": "2026-01-01T00:00:00Z"}}
     cluster.edit(rollout=retry)
     cluster.settle()
@@ -222,8 +223,8 @@ def test_a_slow_canary_is_rolled_back_when_its_time_is_over() -> None:
     assert cluster.phase == "Analyzing"
     cluster.until("Failed")
     assert (
-        "p50 time to first token was" in cluster.condition("Ready")["message"]
-        and "maxTTFTIncrease" in cluster.condition("Ready")["message"]
+        "p50 time to first token was" in cluster.condition("Progressing")["message"]
+        and "maxTTFTIncrease" in cluster.condition("Progressing")["message"]
     )
 
 
@@ -277,10 +278,13 @@ def test_a_canary_whose_pods_never_start_is_rolled_back_with_their_cause() -> No
     cluster = begun()
     before = cluster.stable()
     cluster.edit(engine={"maxNumSeqs": 2, "args": ["--broken"]})
-    cluster.run(120.0, until=lambda: cluster.condition("Ready").get("reason") == "CrashLoopBackOff")
-    assert cluster.condition("Degraded")["status"] == "True" and cluster.condition("Ready")["message"].startswith("canary: ")
+    cluster.run(120.0, until=lambda: cluster.condition("Degraded").get("reason") == "CrashLoopBackOff")
+    assert cluster.condition("Degraded")["status"] == "True" and cluster.condition("Degraded")["message"].startswith("canary: ")
     cluster.until("Failed")
-    assert "not ready within 120 s" in cluster.condition("Ready")["message"] and "no such model" in cluster.condition("Ready")["message"]
+    assert (
+        "not ready within 120 s" in cluster.condition("Progressing")["message"]
+        and "no such model" in cluster.condition("Progressing")["message"]
+    )
     assert cluster.stable() == before
 
 
@@ -292,7 +296,7 @@ def test_manual_promotion_waits_for_the_name_of_the_revision() -> None:
     cluster.run(150.0)
     assert cluster.phase == "Paused" and cluster.running() == old
     named = cluster.api.objects[SERVICE]["status"]["canary"]["revision"]
-    assert named in cluster.condition("Ready")["message"]
+    assert named in cluster.condition("Progressing")["message"]
     cluster.edit(rollout={"canary": ASKED | {"promotion": "Manual", "promotedRevision": named}})
     cluster.settle()
     assert cluster.running() == named
@@ -307,7 +311,7 @@ def test_without_requests_nothing_is_concluded_and_without_a_canary_in_the_spec_
     cluster.edit(engine={"maxNumSeqs": 2})
     cluster.until("Analyzing")
     cluster.run(120.0)
-    assert cluster.phase == "Analyzing" and cluster.running() == old and "minRequests" in cluster.condition("Ready")["message"]
+    assert cluster.phase == "Analyzing" and cluster.running() == old and "minRequests" in cluster.condition("Progressing")["message"]
     cluster.edit(rollout={"canary": None})
     cluster.run(1500.0, until=lambda: cluster.complete)
     assert cluster.running() != old and CANARY not in cluster.api.objects and CONFIG not in cluster.api.objects

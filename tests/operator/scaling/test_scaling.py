@@ -397,7 +397,7 @@ def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
     after = desired(one, applied, SETTINGS, NOW)
     assert size(after) == (0, "no request for 601s: 4 -> 0") and after.decision is None
     said = {one.type: (one.status, one.reason) for one in after.status.conditions}
-    assert said["Ready"] == said["Available"] == ("False", "ScaledToZero") and said["Routable"][0] == "True"
+    assert said["Ready"] == said["Available"] == ("True", "Asleep") and said["Routable"][0] == "True"
     status = after.status.model_dump(mode="json", by_alias=True)
     restarted = service(scaling={"minReplicas": 0, "maxReplicas": 5, "target": {"ttftMilliseconds": 2000}}, status=status)
     assert size(desired(restarted, replace(applied, recommendations=(), decision=None), SETTINGS, NOW)) == (

@@ -81,7 +81,7 @@ class Cluster:
             return False
         workers, wanted = self.workers(), deployment["spec"]["replicas"]
         new = [pod for pod in workers if pod["sim"].set.template == deployment["spec"]["template"] and pod["sim"].ready is not None]
-        return len(new) == len(workers) == wanted and self.condition("Ready").get("status") == ("True" if wanted else "False")
+        return len(new) == len(workers) == wanted and self.condition("Ready").get("reason") == ("Serving" if wanted else "ScaledToZero")
 
     def _operate(self) -> None:
         if self.chance.random() < 0.8:

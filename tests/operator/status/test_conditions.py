@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.support.manifests import SETTINGS, container, deployment, pod, service
 
@@ -83,9 +83,8 @@ def test_a_paused_deployment_is_reported_with_the_remedy() -> None:
     paused = deployment("worker", 1, updated=0)
     paused["spec"]["paused"] = True
     plan = look(Observed({**SERVING, "worker": paused}))
-    assert condition(plan, "Ready") == ("False", "RolloutPaused") and "kubectl rollout resume deployment/qwen-worker" in words(
-        plan, "Ready"
-    )
+    assert condition(plan, "Progressing") == ("False", "RolloutPaused")
+    assert "kubectl rollout resume deployment/qwen-worker" in words(plan, "Progressing")
 
 
 def test_an_unresponsive_controller_wakes_the_reconciler_and_is_a_fault_later() -> None:
@@ -114,11 +113,12 @@ def test_a_worker_that_stays_not_ready_is_a_fault() -> None:
     runs_on = container({"running": {"startedAt": "2026-01-01T11:00:00Z"}}, started=True)
     lost = tuple(pod(f"w{number}", revision=REVISION, conditions=unready, containerStatuses=[runs_on]) for number in range(9))
     events = {"w0": PodEvent("Unhealthy", "Readiness probe failed: HTTP 503")}
-    seen = Observed({**SERVING, "worker": deployment("worker", 10, ready=1)}, pods=lost, pod_events=events)
+    seen = Observed({**SERVING, "worker": deployment("worker", 10, ready=1)}, pods=lost, pod_events=events, probe=PROVEN)
     early = look(seen, seconds=1, replicas=10)
     assert condition(early, "Degraded") == ("False", "AsExpected") and early.wake_at == NOW.timestamp() + 120, "a drain ends by then"
     late = look(seen, seconds=120, before=early, replicas=10)
-    assert condition(late, "Degraded") == ("True", "NotReady") == ("True", condition(late, "Ready")[1])
+    assert condition(late, "Degraded") == ("True", "NotReady") and condition(late, "Ready") == ("True", "Serving")
+    assert condition(late, "Available") == ("False", "BelowFloor") and "1 of 10 workers are ready, 10 %" in words(late, "Available")
     assert "HTTP 503" in words(late, "Degraded") and "delete the pod" in words(late, "Degraded")
     starts = container({"running": {"startedAt": "2026-01-01T12:00:05Z"}}, started=True)
     loading = (pod("w0", revision=REVISION, conditions=unready, containerStatuses=[starts]),)
@@ -165,6 +165,7 @@ def test_rates_are_of_all_workers_and_a_restart_counts_from_nothing() -> None:
     assert traffic.CounterSnapshot.parse(page((1, 1, 1), None), 0.0) is None, "a worker of an older release: a part is no measure"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9000), st.none() | st.integers(0, 100)), min_size=1, max_size=40))
 def test_traffic_is_written_once_a_minute_at_most_and_only_when_it_differs(seen: list[tuple[int, int, int | None]]) -> None:
     said: TrafficStatus | None = None
@@ -219,3 +220,24 @@ def test_each_change_of_status_or_reason_and_of_a_faults_message_is_an_event() -
     assert transitions.events_for(well, lost) == [("Warning", "IndexUnavailable", "since 1")] and transitions.events_for(lost, still) == []
     late = status_of(("Ready", "True", "Serving", "x"), ("Progressing", "False", "ProgressDeadlineExceeded", "timed out"))
     assert transitions.events_for(well, late) == [("Warning", "ProgressDeadlineExceeded", "timed out")]
+
+
+def test_a_rollout_of_a_service_that_serves_is_an_event_and_a_change_of_its_size_is_not() -> None:
+    def step(status: str, reason: str) -> ServiceStatus:
+        return status_of(("Ready", "True", "Serving", "x"), ("Progressing", status, reason, reason))
+
+    complete, rolling, scaling, probing = (
+        step("False", "Complete"),
+        step("True", "RollingOut"),
+        step("True", "Scaling"),
+        step("True", "Probing"),
+    )
+    assert transitions.events_for(complete, rolling) == [("Normal", "RollingOut", "RollingOut")]
+    assert transitions.events_for(rolling, probing) == [] and transitions.events_for(probing, complete) == [
+        ("Normal", "Complete", "Complete")
+    ]
+    assert transitions.events_for(complete, scaling) == [] and transitions.events_for(scaling, complete) == []
+    failed = status_of(
+        ("Ready", "True", "Serving", "x"), ("Progressing", "False", "CanaryFailed", "y"), ("Degraded", "True", "CanaryFailed", "y")
+    )
+    assert transitions.events_for(rolling, failed) == [("Warning", "CanaryFailed", "y")]

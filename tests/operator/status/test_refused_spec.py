@@ -43,15 +43,18 @@ def test_a_serving_service_stays_available_during_an_invalid_edit() -> None:
     before = served()
     after = edited(Observed(SERVING, index=ObservedIndex("Available", read="Mirror"), traffic=ObservedTraffic(120, 900, 40)))
     assert conditions(after) == {
-        "Ready": ("False", "InvalidSpec"),
+        "Ready": ("True", "Serving"),
         "Available": ("True", "Serving"),
         "Progressing": ("False", "InvalidSpec"),
+        "Stalled": ("True", "InvalidSpec"),
         "WeightsReady": ("True", "Loaded"),
         "Routable": ("True", "RouterReady"),
         "PodTemplateValid": ("True", "Accepted"),
         "Degraded": ("True", "InvalidSpec"),
     }
     assert after.observed_generation == 2
+    ready = find(after.conditions, "Ready")
+    assert ready is not None and ready.observed_generation == 1, "kubectl wait does not take it for the edit's"
     said_of_both = (
         "url",
         "model_name",
@@ -91,7 +94,8 @@ def test_the_state_of_the_workers_is_still_reported() -> None:
 
 def test_a_service_without_children_reports_the_fault_only() -> None:
     after = edited(Observed(), before=ServiceStatus())
-    assert conditions(after) == {"Ready": ("False", "InvalidSpec"), "Degraded": ("True", "InvalidSpec")} and after.desired_replicas == 0
+    fault = ("True", "InvalidSpec")
+    assert conditions(after) == {"Ready": ("False", "InvalidSpec"), "Degraded": fault, "Stalled": fault} and after.desired_replicas == 0
 
 
 def test_live_routes_and_groups_are_reported() -> None:
@@ -148,7 +152,8 @@ async def test_the_reconciler_keeps_polling_and_reports_the_fault_once() -> None
     try:
         await loop.reconcile()
         assert (
-            told()["Ready"] == "InvalidSpec"
+            told()["Ready"] == "Serving"
+            and told()["Stalled"] == "InvalidSpec"
             and told()["Available"] == "Serving"
             and (cluster.status["readyReplicas"], cluster.status["desiredReplicas"]) == (2, 2)
         )
@@ -162,7 +167,7 @@ async def test_the_reconciler_keeps_polling_and_reports_the_fault_once() -> None
             and (cluster.status["readyReplicas"], cluster.status["desiredReplicas"]) == (0, 2)
             and cluster.status["index"]["state"] == "Available"
         )
-        assert len(events) == 1, "the fault was said"
+        assert [event[:2] for event in events] == 2 * [("Warning", "InvalidSpec")], "it is not Ready any more"
         assert cluster.asked == 0, "no child was looked at, made or taken away"
     finally:
         loop._stop_polling()

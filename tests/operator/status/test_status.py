@@ -1,6 +1,6 @@
 """The status of a service: the real cause, no flapping, Ready only after a probe, and kept transition times."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -65,12 +65,19 @@ def test_ready_is_never_true_without_ready_pods(workers: Any, routers: Any, prob
         seen["worker"] = deployment("worker", workers[0], ready=workers[1], updated=workers[2])
     if routers:
         seen["router"] = deployment("router", routers[0], ready=routers[1])
-    condition = {"type": "Ready", "status": before, "observedGeneration": 2, "lastTransitionTime": "2025-01-01T00:00:00Z"}
+    condition = {
+        "type": "Ready",
+        "status": before,
+        "reason": "Serving",
+        "observedGeneration": 2,
+        "lastTransitionTime": "2025-01-01T00:00:00Z",
+    }
+    condition |= {"message": ""}
     status = {"conditions": [condition]} if before else None
     plan = look(Observed(seen, probe=probe), generation=2, status=status, replicas=replicas)
     truth, _ = ready(plan)
     if truth == "True":
-        assert replicas > 0 and workers == (replicas, replicas, replicas) and routers is not None and routers[1] > 0
+        assert workers is not None and workers[1] > 0 and routers is not None and routers[1] > 0
         assert before == "True" or (probe is not None and probe.succeeded and probe.generation == 2)
     for condition in plan.status.conditions:
         assert condition.last_transition_time
@@ -166,12 +173,77 @@ def test_pods_of_the_desired_revision_come_first_and_terminating_ones_are_ignore
 def test_scaled_to_zero_says_so() -> None:
     plan = look(Observed({**SERVING, "worker": deployment("worker", 0)}), replicas=0)
     assert ready(plan) == ("False", "ScaledToZero") and plan.status.desired_replicas == 0 and not plan.probe_due
+    keda = look(Observed({**SERVING, "worker": deployment("worker", 0)}), replicas=0, routing={"args": ["--ready-without-workers"]})
+    assert ready(keda) == ("True", "Asleep"), "its routers hold the next request, and KEDA sees it"
+
+
+ZERO = {"minReplicas": 0, "maxReplicas": 3, "target": {"ttftMilliseconds": 2000}}
+
+
+def test_a_service_that_wakes_is_ready_until_its_routers_hold_no_longer() -> None:
+    asleep = look(Observed({**SERVING, "worker": deployment("worker", 0)}), scaling=ZERO)
+    assert ready(asleep) == ("True", "Asleep") and compute(asleep, "Available") == ("True", "Asleep")
+    assert compute(asleep, "Progressing") == ("False", "Complete") and compute(asleep, "Reconciling") == ("", "")
+
+    def wake(seconds: float, before: Desired, *pods: Any, probe: Any = None, count: int = 0, **routing: Any) -> Desired:
+        seen = Observed({**SERVING, "worker": deployment("worker", 1, ready=count)}, pods=pods, probe=probe)
+        status = before.status.model_dump(by_alias=True, mode="json")
+        one = service(status=status, scaling=ZERO, routing=routing)
+        return desired(one, seen, SETTINGS, NOW + timedelta(seconds=seconds))
+
+    waking = wake(0, asleep)
+    assert ready(waking) == ("True", "Waking") and compute(waking, "Progressing") == ("True", "Scaling") == compute(waking, "Reconciling")
+    assert waking.wake_at == NOW.timestamp() + 600 and ready(wake(599, waking)) == ("True", "Waking")
+    assert ready(wake(600, waking)) == ("False", "Starting"), "held requests get 503"
+    short = wake(0, asleep, holdTimeoutSeconds=90)
+    assert ready(wake(90, short, holdTimeoutSeconds=90))[0] == "False"
+    broken = pod(phase="Pending", containerStatuses=[container({"waiting": {"reason": "ErrImagePull", "message": "not found"}})])
+    assert ready(wake(5, waking, broken)) == ("False", "ImagePullBackOff"), "it will not wake"
+    loaded = wake(9, waking, count=1)
+    assert loaded.probe_due and ready(loaded) == ("True", "Waking"), "one that slept has proven nothing"
+    assert ready(wake(10, loaded, count=1, probe=proof())) == ("True", "Serving")
+
+
+def compute(plan: Desired, type_: str) -> tuple[str, str]:
+    """Return status and reason of a condition; empty: it is absent."""
+    one = find(plan.status.conditions, type_)
+    return (one.status, one.reason) if one is not None else ("", "")
+
+
+def test_an_edit_is_ready_for_kubectl_wait_once_no_old_pod_is_left() -> None:
+    """`kubectl wait` ignores a condition whose observedGeneration is older than the object's."""
+    status = look(Observed(SERVING, probe=proof())).status.model_dump(by_alias=True, mode="json")
+    rolling = deployment("worker", 1, ready=2, updated=1)
+    rolling["status"]["replicas"] = 2
+    plan = look(Observed({**SERVING, "worker": rolling}), status=status, generation=2)
+    kept = find(plan.status.conditions, "Ready")
+    assert kept is not None and (kept.status, kept.observed_generation) == ("True", 1) and not plan.probe_due
+    assert compute(plan, "Progressing") == ("True", "RollingOut")
+    status = plan.status.model_dump(by_alias=True, mode="json")
+    done = look(Observed(SERVING), status=status, generation=2)
+    assert done.probe_due and compute(done, "Progressing") == ("True", "Probing") and ready(done) == ("True", "Serving")
+    proven = look(Observed(SERVING, probe=proof(generation=2)), status=status, generation=2)
+    kept = find(proven.status.conditions, "Ready")
+    assert kept is not None and kept.observed_generation == 2 and compute(proven, "Progressing") == ("False", "Complete")
+
+
+def test_a_completion_that_keeps_failing_is_a_fault() -> None:
+    assert compute(look(Observed(SERVING, probe=proof(False, attempts=4))), "Degraded") == ("False", "AsExpected")
+    assert compute(look(Observed(SERVING, probe=proof(False, attempts=5))), "Degraded") == ("True", "RequestFailed")
+
+
+def test_a_step_that_needs_help_is_stalled() -> None:
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
+    plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, conditions=[late])}))
+    assert compute(plan, "Stalled") == ("True", "ProgressDeadlineExceeded") == compute(plan, "Degraded")
+    assert compute(plan, "Reconciling") == ("", "")
 
 
 def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> None:
     plan = look(Observed({**SERVING, "router": deployment("router", 2, ready=2, updated=1)}))
-    message = next(one.message for one in plan.status.conditions if one.type == "Ready")
-    assert ready(plan) == ("False", "RollingOut") and message == "1 of 2 routers are of the desired revision"
+    progressing = find(plan.status.conditions, "Progressing")
+    assert progressing is not None and (progressing.status, progressing.reason) == ("True", "RollingOut")
+    assert ready(plan) == ("False", "Probing"), "requests can be served, and a completion shows it"
 
 
 @pytest.mark.parametrize(
@@ -191,3 +263,16 @@ def test_without_an_edit_the_advice_is_not_to_undo_one(of: dict[str, Any], field
     progressing = find(plan.status.conditions, "Progressing")
     assert progressing is not None and progressing.reason == "ProgressDeadlineExceeded"
     assert progressing.message == f"it hangs. Make room for 3 workers, or set {field} to what fits (2 are ready)"
+
+
+def test_a_router_that_is_missing_for_ten_minutes_is_a_fault_with_its_pod() -> None:
+    queued = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "kueue"}]
+    seen = Observed({**SERVING, "router": deployment("router", 2, ready=1)}, pods=(pod("r-2", "router", conditions=queued),), probe=proof())
+    early = look(seen)
+    assert compute(early, "Degraded") == ("False", "AsExpected") and early.status.reduced_since == "2026-01-01T12:00:00Z"
+    status = early.status.model_dump(by_alias=True, mode="json")
+    assert early.wake_at == NOW.timestamp() + 600 and ready(early) == ("True", "Serving")
+    late = desired(service(status=status), seen, SETTINGS, NOW + timedelta(seconds=600))
+    fault = find(late.status.conditions, "Degraded")
+    assert fault is not None and (fault.status, fault.reason) == ("True", "CapacityReduced")
+    assert fault.message.startswith("1 of 2 routers are ready since 2026-01-01T12:00:00Z: pod r-2 waits for its scheduling gates")

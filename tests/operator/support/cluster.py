@@ -39,8 +39,12 @@ class Cluster:
 
     def ready(self) -> Any:
         """Return the Ready condition; empty: there is none."""
+        return self.condition("Ready")
+
+    def condition(self, type_: str) -> Any:
+        """Return a condition of the service; empty: there is none."""
         status = self.get("inferenceservices", "qwen").get("status") or {}
-        return next((one for one in status.get("conditions", []) if one["type"] == "Ready"), {})
+        return next((one for one in status.get("conditions", []) if one["type"] == type_), {})
 
     def play_controllers(self, *, workers_ready: bool = True) -> None:
         """Write the Deployments' status, with all pods ready, or without a ready worker."""

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Fires("no worker is ready", conditions(**NOT_READY), 20),
         Fires("a rollout without a worker that serves", conditions(**NOT_READY, Progressing=1), 20),
         Fires("a rollout with a fault", conditions(Ready=0, Progressing=1, Degraded=1), 20, also=("FairleadServiceDegraded",)),
+        Fires("pods are ready and completions fail", conditions(Ready=0), 20),
         Fires("the leader is replaced meanwhile", failover(**NOT_READY), 20),
         Fires("Ready again after 20 minutes", conditions(20, **NOT_READY), 20, resolved=25),
         Silent("14 minutes", conditions(14, **NOT_READY)),
@@ -101,12 +102,12 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Silent(
             "11 minutes, then it is deleted", {**conditions(**NOT_READY), CHAT.condition("Ready"): gauge((1, 5), (0, 11), (LOST, MINUTES))}
         ),
-        Silent("a rollout beside workers that serve", conditions(Ready=0, Progressing=1)),
-        Silent("such a rollout, and the leader is replaced meanwhile", failover(Ready=0, Progressing=1)),
+        Silent("a rollout beside workers that serve", conditions(Progressing=1)),
+        Silent("capacity below the floor", conditions(Available=0, Degraded=1)),
+        Silent("asleep for an hour", {CHAT.workers(): gauge((0, MINUTES))}),
         Silent("no worker is wanted", {**conditions(**NOT_READY), CHAT.workers(): gauge((0, MINUTES))}),
         Silent("a fault that Ready does not show", conditions(Degraded=1)),
         Silent("the operator is gone", {CHAT.condition(type): gauge((CONDITIONS[type], 5), (LOST, MINUTES)) for type in CONDITIONS}),
-        Silent("another condition is False", conditions(Available=0)),
     ),
     "FairleadServiceDegraded": (
         Fires("a fault", conditions(Degraded=1), 15),

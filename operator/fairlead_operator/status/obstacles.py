@@ -1,0 +1,110 @@
+"""What keeps the pods of a service from being as desired: the most specific cause, for the workers and for the routers. Pure."""
+
+from dataclasses import dataclass
+
+from fairlead_operator import causes, names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.causes import Cause, creation
+from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.revisions import router_revision
+from fairlead_operator.rollout.step import Step
+from fairlead_operator.status import refusals
+from fairlead_operator.status.serving import wakes
+
+
+@dataclass(frozen=True)
+class Obstacles:
+    """The causes, from the first that must go. None: there is none."""
+
+    refused: Cause | None = None  # the API server refuses an object, or pods
+    workers: Cause | None = None
+    routers: Cause | None = None  # also of a router that is missing beside others that serve
+
+    @classmethod
+    def find(
+        cls,
+        service: InferenceService,
+        observed: Observed,
+        workers: Replicas,
+        routers: Replicas,
+        step: Step,
+        unresponsive_cause: Cause | None,
+        ended_after: float,
+    ) -> "Obstacles":
+        """Find them. `ended_after`: pods that ended earlier explain nothing (seconds since the epoch)."""
+        return cls(
+            _find_refusal(service, observed, workers, routers, step),
+            _find_worker_obstacle(service, observed, workers, step, unresponsive_cause, ended_after),
+            _find_router_obstacle(service, observed, routers, unresponsive_cause, ended_after),
+        )
+
+    @property
+    def worst(self) -> Cause | None:
+        """The first fault, or else the first cause."""
+        found = [one for one in (self.refused, self.workers, self.routers) if one is not None]
+        return next((one for one in found if one.fault), found[0] if found else None)
+
+    @property
+    def stop(self) -> Cause | None:
+        """What holds a rollout back until a user acts: a refused template, or a Deployment that was paused by hand."""
+        if self.refused is not None and self.refused.template:
+            return self.refused
+        return next((one for one in (self.workers, self.routers) if one is not None and one.reason == creation.PAUSED), None)
+
+
+def _find_refusal(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step) -> Cause | None:
+    if observed.refusals:
+        child, words = min(observed.refusals.items())
+        return refusals.find_cause(service, child, words)
+    for replicas in (workers, routers):
+        # An older ReplicaSet may still be refused pods when all pods of the present template exist.
+        if replicas.failure is not None and replicas.updated < replicas.desired and not (step.capacity_expected and replicas is workers):
+            return creation.make_failure_cause(*replicas.failure)
+    return None
+
+
+def _find_worker_obstacle(
+    service: InferenceService, observed: Observed, workers: Replicas, step: Step, unresponsive_cause: Cause | None, ended_after: float
+) -> Cause | None:
+    if workers.complete:
+        return None if workers.desired or wakes(service) else Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
+    cause = causes.find_worst_cause(observed.pods, names.WORKER, step.revision, observed.pod_events, ended_after)
+    if cause is not None and cause.fault and not (step.capacity_expected and cause.reason == "FailedScheduling"):
+        return cause
+    if unresponsive_cause is not None:
+        return unresponsive_cause
+    if workers.updated < workers.desired and not service.spec.rollout.paused and _is_paused(observed, names.WORKER):
+        return creation.make_pause_cause(names.deployment(service, names.WORKER))
+    if (workers.current and workers.updated < workers.desired) or workers.total > workers.desired:
+        kept = workers.total - workers.updated
+        if not kept and workers.updated > workers.desired:
+            return Cause("RollingOut", f"{workers.total} workers exist, {workers.desired} are desired", fault=False)
+        held = "Paused" if service.spec.rollout.paused else "RollingOut"
+        return Cause(held, f"{workers.updated} of {workers.desired} workers are of the desired revision, {kept} of another", fault=False)
+    return cause or Cause("Starting", f"{workers.ready} of {workers.desired} workers are ready", fault=False)
+
+
+def _find_router_obstacle(
+    service: InferenceService, observed: Observed, routers: Replicas, unresponsive_cause: Cause | None, ended_after: float
+) -> Cause | None:
+    if routers.rolled_out and routers.ready >= routers.desired:
+        return None
+    cause = causes.find_worst_cause(observed.pods, names.ROUTER, router_revision(service), observed.pod_events, ended_after)
+    if cause is not None and cause.fault:
+        return cause
+    if routers.ready and routers.rolled_out:
+        return None  # the others serve, and status.reducedSince counts the time
+    if unresponsive_cause is not None:
+        return unresponsive_cause
+    if _is_paused(observed, names.ROUTER):
+        return creation.make_pause_cause(names.deployment(service, names.ROUTER))
+    if routers.ready and routers.current:
+        held = "Paused" if service.spec.rollout.paused else "RollingOut"
+        return Cause(held, f"{routers.updated} of {routers.desired} routers are of the desired revision", fault=False)
+    return Cause("RouterNotReady", f"{routers.ready} of {routers.desired} routers are ready", fault=False)
+
+
+def _is_paused(observed: Observed, component: str) -> bool:
+    """Return whether a user has paused the Deployment itself. The next apply resumes it, unless the API server refuses that."""
+    deployment = observed.deployments.get(component)
+    return deployment is not None and bool((deployment.get("spec") or {}).get("paused"))
