@@ -74,6 +74,12 @@ class Metrics:
             ["class"],
             registry=registry,
         )
+        self.slo_missed = Counter(
+            "fairlead_router_slo_missed_requests",
+            "Answered requests that missed a bound of their class: ttft, itl",
+            ["class", "bound"],
+            registry=registry,
+        )
         self.slo_rejected = Counter(
             "fairlead_router_slo_rejected",
             "Requests rejected since no worker meets their class's bounds",
