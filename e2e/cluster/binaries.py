@@ -1,4 +1,4 @@
-"""Builds Kubernetes, CoreDNS, Helm, promtool and the pause program from pinned Go modules, once per content of go.mod and go.sum."""
+"""Builds Kubernetes, CoreDNS, Helm, Prometheus and the pause program from pinned Go modules, once per content of go.mod and go.sum."""
 
 from __future__ import annotations
 

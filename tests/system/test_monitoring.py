@@ -27,6 +27,7 @@ from tests.system.processes import NAMESPACE, Fleet, Process, engine_worker, unt
 from fairlead.random_model.build import make_model
 from fairlead_operator.api.crd import custom_resource_definition
 
+pytestmark = pytest.mark.timeout(600)  # of which most is the start of two engines, an API server and an operator
 CLASSES = [{"name": "chat", "ttftMilliseconds": 60_000, "itlMilliseconds": 60_000}]
 SERVICE = {"namespace": "models", "service": "chat"}
 WITHOUT_DATA = {"fairlead_router_recalls_total": "a worker resyncs after half an hour of wrong predictions"}
@@ -42,7 +43,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusSe
         running = stack.enter_context(service(folder))
         targets = [*running.targets, *stack.enter_context(operator(folder))]
         server = stack.enter_context(prometheus(folder, scrape_configs(targets), rule_groups()))
-        until(lambda: server.values("count(up == 1)") == [len(targets)], "all targets are scraped", 60)
+        until(lambda: server.values("count(up == 1)") == [len(targets)], "all targets are scraped", 120)
         send_requests(running.url)  # a rate is the growth between two scrapes
         asyncio.run(ask_picker(running.picker_port))
         yield server
@@ -183,7 +184,7 @@ def test_every_query_of_every_panel_returns_data(monitored: PrometheusServer) ->
         return not waiting
 
     with contextlib.suppress(AssertionError):  # the assertion below names the queries
-        until(all_have_data, "every query returns data", 30)
+        until(all_have_data, "every query returns data", 60)
     assert [f"{query.where}: {query.expression}" for query in waiting] == []
 
 
