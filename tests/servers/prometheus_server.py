@@ -49,7 +49,7 @@ class PrometheusServer:
 
 @contextmanager
 def prometheus(folder: Path, scrape_configs: Sequence[Any], groups: Sequence[Mapping[str, Any]]) -> Iterator[PrometheusServer]:
-    """Run a server that scrapes and evaluates each two seconds. `groups`: of rules, as in a PrometheusRule; their own intervals are ignored."""
+    """Run a server that scrapes each two seconds. `groups`: of rules, as in a PrometheusRule; their own intervals are ignored."""
     program = apiserver.program("prometheus")
     if program is None:
         pytest.skip("prometheus not found: run `make kubernetes` once (root on Debian, Go 1.26; minutes)")
