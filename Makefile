@@ -54,7 +54,7 @@ screenshots: install chromium ## write the screenshots of the documentation, doc
 clients: install ## install LangChain, LlamaIndex and LiteLLM for the tests, in their own environment in the user's cache (once, half a minute)
 	@$(BIN)/python -m tests.clients.test_frameworks
 
-kubernetes: install ## install etcd, Kubernetes, Helm, promtool and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)
+kubernetes: install ## install etcd, Kubernetes, Helm, Prometheus and kubeconform for e2e and for tests of operator and chart, in the user's cache (once, minutes)
 	@$(BIN)/python -m e2e.cluster build
 
 test: install redis-servers s3-server registry chromium clients ## run unit and component tests, without a cluster or GPU

@@ -1,4 +1,4 @@
-"""Builds Kubernetes, CoreDNS, Helm, promtool, kubeconform and the pause program, once for each content of their go.mod and go.sum."""
+"""Builds Kubernetes, CoreDNS, Helm, Prometheus, kubeconform and the pause program, once for each content of their go.mod and go.sum."""
 
 from __future__ import annotations
 
@@ -50,8 +50,12 @@ MODULES = (
     GoModule("coredns", ("github.com/coredns/coredns",)),
     GoModule("helm", ("helm.sh/helm/v4/cmd/helm",)),
     GoModule("kubeconform", ("github.com/yannh/kubeconform/cmd/kubeconform",)),
-    # The tag leaves out clients of cloud services, a fifth of the packages.
-    GoModule("prometheus", ("github.com/prometheus/prometheus/cmd/promtool",), flags=("-tags", "remove_all_sd")),
+    # The tags leave out clients of cloud services, a fifth of the packages. Without the tag of its web page the server serves only its API.
+    GoModule(
+        "prometheus",
+        tuple(f"github.com/prometheus/prometheus/cmd/{name}" for name in ("promtool", "prometheus")),
+        flags=("-tags", "remove_all_sd,enable_kubernetes_sd"),
+    ),
 )
 CLUSTER = ("pause", "kubernetes", "coredns", "helm")
 """The modules that a cluster runs. The others are of tests."""

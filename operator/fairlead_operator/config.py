@@ -51,7 +51,9 @@ class OperatorConfig(BaseSettings):
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
     monitoring_namespaces: str = Field("", description="Comma-separated namespaces that NetworkPolicies let read /metrics of the pods.")
     otlp_endpoint: str = Field(
-        "", pattern="^(https?://[^/\\s]+.*)?$", description="URL of an OpenTelemetry collector that gets the traces of workers and routers."
+        "",
+        pattern="^(https?://[^/\\s]+.*)?$",
+        description="URL of an OpenTelemetry collector: traces of workers, routers, reconciles.",
     )
     health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: any free port.")
     kubeconfig: str = Field("", description="Kubeconfig file; empty: the pod's service account, or $KUBECONFIG.")

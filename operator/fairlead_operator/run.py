@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import kopf
 
+from fairlead_common.telemetry.tracer import Tracer, TracingError, create_tracer
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.manager import CredentialsManager
 from fairlead_operator.credentials.own_secret import OwnSecret
@@ -50,13 +51,25 @@ async def operate(
         lease_cluster = await stack.enter_async_context(loop_thread.enter(Cluster.connect(config.kubeconfig)))
         elector = LeaderElector(lease_cluster, config.lease_namespace or own_namespace(config.watched_namespaces[0]), config.lease_name)
         metrics = Metrics()
+        tracer = _create_tracer(config)
+        if tracer is not None:
+            stack.push_async_callback(asyncio.to_thread, tracer.close)
         cluster = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.count_response))
         prober = prober or Prober(config.cluster_domain)
         stack.push_async_callback(prober.close)
-        operator = _Operator(config, cluster, elector, loop_thread, prober, metrics)
+        operator = _Operator(config, cluster, elector, loop_thread, prober, metrics, tracer)
         port = await stack.enter_async_context(health.serve(config.health_port, operator.problem, operator.readiness, metrics.text))
         log.info("health on port %d", port)
         await operator.run(stop, started)
+
+
+def _create_tracer(config: OperatorConfig) -> Tracer | None:
+    """Return the tracer of reconciles; None without an endpoint, or if it cannot work: services need the operator, not its traces."""
+    try:
+        return create_tracer("fairlead-operator", config.otlp_endpoint, {"service.instance.id": socket.gethostname()})
+    except TracingError as error:
+        log.warning("no traces of reconciles are sent: %s", error)
+        return None
 
 
 class _Operator:
@@ -66,7 +79,14 @@ class _Operator:
     """
 
     def __init__(
-        self, config: OperatorConfig, cluster: Cluster, elector: LeaderElector, loop_thread: LoopThread, prober: Prober, metrics: Metrics
+        self,
+        config: OperatorConfig,
+        cluster: Cluster,
+        elector: LeaderElector,
+        loop_thread: LoopThread,
+        prober: Prober,
+        metrics: Metrics,
+        tracer: Tracer | None,
     ) -> None:
         """`loop_thread` runs the elector and its connection, so that it renews the lease however busy the reconcilers are.
 
@@ -100,6 +120,7 @@ class _Operator:
             metrics,
             self._gateways.find,
             lambda: self._credentials.seen,
+            tracer,
         )
         metrics.register_sources(
             lambda: elector.leading, lambda: self._resync.seconds_since_resync, lambda: len(self._controller), self._reported_services

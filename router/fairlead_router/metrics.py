@@ -12,6 +12,8 @@ from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_router.fleet.workers import WorkerTable
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_REFUSED = ("key", "quota", "queue", "queue_timeout", "slo", "hold")
+_RETRIED = ("connect", "lost", "refused", "busy", "withdrawn", "canary")
 _TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
@@ -23,7 +25,7 @@ class Metrics:
         ProcessCollector(registry=registry)
         self.requests = Counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"], registry=registry)
         self.retries = Counter(
-            "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
+            "fairlead_router_retries", f"Attempts given up before the first byte: {', '.join(_RETRIED)}", ["reason"], registry=registry
         )
         self.picks = Counter("fairlead_router_picks", "Gateway requests by the endpoint picker's status code", ["code"], registry=registry)
         self.broken_streams = Counter(
@@ -63,7 +65,7 @@ class Metrics:
         self.index_up.set(1)
         self.refused = Counter(
             "fairlead_router_refused",
-            "Requests refused before a worker: key, quota, queue, queue_timeout, slo, hold",
+            f"Requests refused before a worker: {', '.join(_REFUSED)}",
             ["reason"],
             registry=registry,
         )
@@ -72,6 +74,12 @@ class Metrics:
             "fairlead_router_slo_good_requests",
             "Goodput: answered requests within all bounds of their class, measured from their arrival",
             ["class"],
+            registry=registry,
+        )
+        self.slo_missed = Counter(
+            "fairlead_router_slo_missed_requests",
+            "Answered requests that missed a bound of their class: ttft, itl",
+            ["class", "bound"],
             registry=registry,
         )
         self.slo_rejected = Counter(
@@ -90,6 +98,9 @@ class Metrics:
         self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
         self._queued = Gauge("fairlead_router_queued_requests", "Requests in the queue", registry=registry)
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of queued request bodies", registry=registry)
+        for counter, reasons in ((self.refused, _REFUSED), (self.retries, _RETRIED)):
+            for reason in reasons:
+                counter.labels(reason)  # a counter that begins at 0 shows its first increase
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
 

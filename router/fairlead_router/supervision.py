@@ -23,6 +23,7 @@ def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures
 
     `failures`: counter of exceptions, with `name` as its label `task`.
     """
+    failures.labels(name)  # a counter that begins at 0 shows its first increase
     return asyncio.create_task(_run_and_restart(name, work, failures), name=name)
 
 

@@ -88,12 +88,15 @@ class Tracer:
         self.header_names = frozenset(name.lower().encode() for name in self._propagator.fields)
         """Headers that carry a trace: a proxy replaces them by those of its own span."""
 
-    def start(self, name: str, headers: Headers, start: float | None = None) -> Span:
-        """Return the span of a request that this process serves, within the trace of its headers. Invalid ones start a new trace."""
+    def start(self, name: str, headers: Headers, start: float | None = None, kind: Kind = "server") -> Span:
+        """Return the span of a request that this process serves, within the trace of its headers. Invalid ones start a new trace.
+
+        Work that no request caused has no headers and the kind `internal`.
+        """
         carrier = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in self.header_names}
         context = self._propagator.extract(carrier)
         offset = time.time_ns() - time.monotonic_ns()
-        span = self._tracer.start_span(name, context, self._kinds["server"], start_time=_nanoseconds(offset, start))
+        span = self._tracer.start_span(name, context, self._kinds[kind], start_time=_nanoseconds(offset, start))
         return RecordedSpan(self, span, offset)
 
     def start_child(self, parent: "OtelSpan", name: str, kind: Kind, offset: int, start: float | None) -> Span:

@@ -13,6 +13,7 @@ from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
 
 from fairlead_operator.kube.kinds import UNLABELLED, Kind, kind_of
+from fairlead_operator.kube.tracing import resource_of, trace_part
 from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
 
 Body = dict[str, Any]
@@ -195,13 +196,15 @@ class Cluster:
         content_type: str = "application/json",
     ) -> Body:
         timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._authorize_write())
-        response = await self._send(method, path, query, body, content_type, timeout)
-        text = await response.read()
-        self._on_response(method, response.status)
-        if 200 <= response.status <= 299:
-            answer: Body = msgspec.json.decode(text)
-            return answer
-        raise ApiError(response.status, _message(text))
+        with trace_part(f"{method} {resource_of(path)}", "client") as span:
+            response = await self._send(method, path, query, body, content_type, timeout)
+            text = await response.read()
+            self._on_response(method, response.status)
+            span.set({"http.request.method": method, "url.path": path, "http.response.status_code": response.status})
+            if 200 <= response.status <= 299:
+                answer: Body = msgspec.json.decode(text)
+                return answer
+            raise ApiError(response.status, _message(text))
 
     async def _send(
         self,

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_operator.kube.tracing import trace_part
 from fairlead_operator.kube.workqueue import WorkQueue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,6 +25,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._seconds = Histogram(
             "fairlead_operator_reconcile_seconds",
             "Duration of one reconcile of a service, without its time in the queue",
@@ -36,6 +38,8 @@ class Metrics:
             "fairlead_operator_api_requests", "Requests of the reconcilers to the API server", ["method", "code"], registry=registry
         )
         self._probes = Counter("fairlead_operator_probes", "Probes of services, by outcome", ["outcome"], registry=registry)
+        for outcome in ("failed", "succeeded"):
+            self._probes.labels(outcome)  # a counter that begins at 0 shows its first increase
         self._leading = Gauge("fairlead_operator_leading", "1 for the operator that holds the lease", registry=registry)
         self._seconds_since_resync = Gauge(
             "fairlead_operator_seconds_since_resync", "Seconds since the last full resync; 0 on a standby", registry=registry
@@ -47,7 +51,8 @@ class Metrics:
         """Wait for a turn, and measure the reconcile. Its errors pass through."""
         self._waiting.inc()
         try:
-            await work_queue.acquire(urgent=urgent)
+            with trace_part("queue"):
+                await work_queue.acquire(urgent=urgent)
         finally:
             self._waiting.dec()
         began = time.perf_counter()

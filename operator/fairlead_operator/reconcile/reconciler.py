@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from fairlead_common.telemetry.tracer import Tracer
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import redis
@@ -20,6 +21,7 @@ from fairlead_operator.desired import Desired, desired
 from fairlead_operator.kube.cache import Cache, Owner
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
+from fairlead_operator.kube.tracing import trace_part, trace_reconcile
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.objects import component_of
 from fairlead_operator.observed import Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
@@ -73,6 +75,7 @@ class Dependencies:
     metrics: Metrics = field(default_factory=Metrics)
     gateway: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None  # spec and status of a Gateway; None: unknown
     redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
+    tracer: Tracer | None = None
 
 
 class Reconciler:
@@ -103,10 +106,11 @@ class Reconciler:
             while True:
                 await self._sleep(wait)
                 try:
-                    async with self._dependencies.metrics.measure_reconcile(
-                        self._dependencies.work_queue, urgent=self._has_unobserved_edit()
-                    ):
-                        wait = await self.reconcile()
+                    with trace_reconcile(self._dependencies.tracer, *self._owner, harmless=ServiceGone):
+                        async with self._dependencies.metrics.measure_reconcile(
+                            self._dependencies.work_queue, urgent=self._has_unobserved_edit()
+                        ):
+                            wait = await self.reconcile()
                     failures = 0
                 except ServiceGone:
                     return
@@ -165,7 +169,9 @@ class Reconciler:
                 for pod in await deletion_costs.update_deletion_costs(self._dependencies.cluster, demand, observed):
                     read.put(pod)
         # The HTTPRoute is kept while it is unknown whether the cluster serves its InferencePool.
-        refusals = await applier.converge(plan.objects, keep=_OPTIONAL_KINDS if self._dependencies.unknown() else ())
+        with trace_part("apply") as span:
+            refusals = await applier.converge(plan.objects, keep=_OPTIONAL_KINDS if self._dependencies.unknown() else ())
+            span.set({"fairlead.objects": len(plan.objects), "fairlead.refused_objects": len(refusals)})
         if refusals or self._dependencies.cache.versions(self._owner) != before:  # the status describes the present objects
             observed = self._observe(service, refusals)
             plan = desired(service, observed, self._dependencies.settings, datetime.now(UTC))

@@ -14,6 +14,8 @@ class BatchMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        for outcome in ("completed", "failed", "retried"):
+            self.lines.labels(outcome)  # a counter that begins at 0 shows its first increase
         self.in_flight = Gauge("fairlead_batch_lines_in_flight", "Lines that the routers are answering", registry=self.registry)
         self.concurrency = Gauge("fairlead_batch_concurrency_limit", "Lines that may be in flight now", registry=self.registry)
         self.unfinished = Gauge("fairlead_batch_unfinished", "Batches that have not ended", registry=self.registry)

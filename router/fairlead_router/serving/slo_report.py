@@ -1,10 +1,14 @@
-"""Goodput by service class: which requests met all bounds of their class, as their clients saw it."""
+"""Goodput by service class: which requests met all bounds of their class, as their clients saw it, and which bound the others missed."""
+
+from typing import Literal
 
 from prometheus_client import Counter
 
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.service_classes import ServiceClass, ServiceClasses
+
+Bound = Literal["ttft", "itl"]
 
 
 class SloReport:
@@ -14,29 +18,47 @@ class SloReport:
         self._counters: dict[str, tuple[Counter, Counter]] = {
             name: (metrics.slo_requests.labels(name), metrics.slo_good.labels(name)) for name in classes.by_name
         }
+        self._missed: dict[tuple[str, str], Counter] = {
+            (name, bound): metrics.slo_missed.labels(name, bound)
+            for name, each in classes.by_name.items()
+            for bound, exists in (("ttft", each.bounds_ttft), ("itl", each.itl_milliseconds is not None))
+            if exists
+        }
         for name in classes.by_name:
             metrics.slo_rejected.labels(name)  # a counter that begins at 0 shows its first increase
 
     def record(self, call: Call, now: float) -> None:
         """Count a finished request of a class. `now`: time of its end, in monotonic seconds."""
         assert call.service_class is not None
-        requests, good = self._counters[call.service_class.name]
+        name = call.service_class.name
+        requests, good = self._counters[name]
         requests.inc()
-        if is_good(call, call.service_class, now):
+        if not is_answered(call):
+            return
+        missed = missed_bounds(call, call.service_class, now)
+        for bound in missed:
+            self._missed[name, bound].inc()
+        if not missed:
             good.inc()
 
 
-def is_good(call: Call, service_class: ServiceClass, now: float) -> bool:
-    """Return whether the request was answered within its class's bounds.
+def is_answered(call: Call) -> bool:
+    """Return whether the client got its answer: a success whose stream was not truncated."""
+    return call.first_byte_at is not None and 200 <= call.status < 300 and call.ending != "broken"
 
-    The router sees the first token only of a stream. An answer in one piece has no time of it, so it counts if it succeeded.
+
+def missed_bounds(call: Call, service_class: ServiceClass, now: float) -> tuple[Bound, ...]:
+    """Return the bounds of the class that an answered request missed.
+
+    The router sees the first token only of a stream. An answer in one piece has no time of it, so it misses none.
     """
-    if call.first_byte_at is None or not 200 <= call.status < 300 or call.ending == "broken":
-        return False
-    if call.held_stream is None:
-        return True
+    if call.first_byte_at is None or call.held_stream is None:
+        return ()
+    missed: list[Bound] = []
     uncached = max(1, (call.prompt_tokens or 0) - (call.cached_tokens or 0))
     if service_class.bounds_ttft and call.first_byte_at - call.started_at > service_class.ttft_bound(uncached):
-        return False
+        missed.append("ttft")
     tokens = call.meter.output if call.meter is not None else 0
-    return tokens < 2 or (now - call.first_byte_at) / (tokens - 1) <= service_class.itl_bound
+    if tokens > 1 and (now - call.first_byte_at) / (tokens - 1) > service_class.itl_bound:
+        missed.append("itl")
+    return tuple(missed)

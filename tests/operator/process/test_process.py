@@ -1,8 +1,10 @@
 """`fairlead-operator` as a process: flags, health, a clean end."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -99,3 +101,31 @@ def test_invalid_flags_end_the_process_with_a_reason(flags: list[str], words: st
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=environment(), timeout=60)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr and "pydantic" not in done.stderr
     assert "hunter2" not in done.stderr
+
+
+def test_every_line_of_a_json_log_is_an_object_also_those_of_kopf(tmp_path: Path) -> None:
+    """The API server is away, about which every part of the operator complains."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "test", "user": {"token": "t"}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    command = [*COMMAND, *FLAGS, "--namespace=ml", f"--kubeconfig={tmp_path / 'kubeconfig'}", "--health-port=0", "--log-format=json"]
+    with (tmp_path / "log").open("wb") as out:
+        running = subprocess.Popen(command, stdout=out, stderr=out, env=environment())
+    try:
+        eventually(lambda: all(name in (tmp_path / "log").read_text() for name in ("kopf.", "reflector", "leader_election")), within=60)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) == 0
+    finally:
+        running.kill()
+        running.wait()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert all({"time", "level", "logger", "message", "trace_id"} <= line.keys() for line in lines)
+    assert any(line["logger"].startswith("kopf.") and line["level"] == "ERROR" for line in lines)

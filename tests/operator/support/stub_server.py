@@ -29,7 +29,7 @@ class StubServer:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = _answer
+            do_GET = do_POST = do_PATCH = _answer
 
             def log_message(self, format: str, *arguments: object) -> None:
                 pass

@@ -19,13 +19,15 @@ from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.config import read_config
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import estimate_prompt
 from fairlead_router.router import Router
 from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
-from fairlead_router.service_classes import BATCH, ServiceClass
-from fairlead_router.serving.slo_report import is_good
+from fairlead_router.service_classes import BATCH, ServiceClass, ServiceClasses
+from fairlead_router.serving.slo_report import SloReport
 from fairlead_router.serving.upstream_request import worker_headers
 from fairlead_router.tenancy.tenants import LOWEST, Caller, KeyFileError, Tenant, read_keys
 from fairlead_router.tenancy.usage import UsageMeter
@@ -206,27 +208,37 @@ async def test_requests_are_counted_by_class_and_the_log_names_it(fleet: Fleet, 
 
 
 @pytest.mark.parametrize(
-    ("change", "good"),
+    ("change", "good", "missed"),
     [
-        ({}, True),
-        ({"status": 503}, False),
-        ({"first_byte_at": None}, False),
-        ({"ending": "broken"}, False),
-        ({"ending": "client_gone"}, True),
-        ({"first_byte_at": 101.31}, False),  # the bound is 1 s, and 0.3 s for 3,000 uncached tokens
-        ({"first_byte_at": 101.29}, True),
-        ({"first_byte_at": 101.29, "cached_tokens": 2000}, False),
-        ({"first_byte_at": 109.0, "held_stream": None}, True),  # an answer in one piece shows no first token
-        ({"tokens": 21}, True),  # 20 intervals of 50 ms in the last second
-        ({"tokens": 20}, False),
+        ({}, True, ()),
+        ({"status": 503}, False, ()),
+        ({"first_byte_at": None}, False, ()),
+        ({"ending": "broken"}, False, ()),
+        ({"ending": "client_gone"}, True, ()),
+        ({"first_byte_at": 101.31}, False, ("ttft",)),  # the bound is 1 s, and 0.3 s for 3,000 uncached tokens
+        ({"first_byte_at": 101.29}, True, ()),
+        ({"first_byte_at": 101.29, "cached_tokens": 2000}, False, ("ttft",)),
+        ({"first_byte_at": 109.0, "held_stream": None}, True, ()),  # an answer in one piece shows no first token
+        ({"tokens": 21}, True, ()),  # 20 intervals of 50 ms in the last second
+        ({"tokens": 20}, False, ("itl",)),
+        ({"first_byte_at": 101.31, "tokens": 10}, False, ("ttft", "itl")),
+        ({"status": 503, "first_byte_at": 101.31}, False, ()),  # a failure is no slow answer
     ],
 )
-def test_goodput_needs_both_bounds(change: dict[str, Any], good: bool) -> None:
+def test_goodput_needs_both_bounds_and_each_missed_one_is_counted(change: dict[str, Any], good: bool, missed: tuple[str, ...]) -> None:
     service_class = ServiceClass(name="chat", ttft_milliseconds=1000, ttft_milliseconds_per_thousand_tokens=100, itl_milliseconds=50)
     call = Call("POST", "/v1/completions", "id", [], None, "", started_at=100.0)
+    call.service_class = service_class
     call.status, call.prompt_tokens, call.first_byte_at, call.held_stream = 200, 3000, 101.0, cast(HeldStream, object())
     call.meter = UsageMeter(3000)
     call.meter.output = change.pop("tokens", 0)
     for name, value in change.items():
         setattr(call, name, value)
-    assert is_good(call, service_class, now=102.0) is good
+    metrics = Metrics(WorkerTable())
+    SloReport(metrics, ServiceClasses([service_class])).record(call, now=102.0)
+    count = metrics.registry.get_sample_value
+    assert count("fairlead_router_slo_requests_total", {"class": "chat"}) == 1
+    assert count("fairlead_router_slo_good_requests_total", {"class": "chat"}) == good
+    for bound in ("ttft", "itl"):
+        assert count("fairlead_router_slo_missed_requests_total", {"class": "chat", "bound": bound}) == (bound in missed)
+        assert count("fairlead_router_slo_missed_requests_total", {"class": "batch", "bound": bound}) is None, "batch has no bounds"

@@ -123,16 +123,6 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Silent("requests are queued, and workers answer", {QUEUED: gauge((9, MINUTES))}),
         Silent("the router is gone", gone(HELD)),
     ),
-    "FairleadRequestErrors": (
-        Fires("a tenth fails", {CHAT.requests("500"): counter((0, 5), (14, MINUTES))}, 17),
-        Fires("few requests, and all fail", dict.fromkeys([CHAT.requests("200", pod) for pod in ROUTERS], counter((0, 1))), 10.5),
-        Silent("3 % fail", {CHAT.requests("502"): counter((0, 5), (2.4, MINUTES))}),
-        Silent("4 minutes", {CHAT.requests("502"): counter((0, 5), (30, 4), (0, MINUTES))}),
-        Silent("a tenth is refused with 429", {CHAT.requests("429"): counter((0, 5), (14, MINUTES))}),
-        Silent("clients disconnect", {CHAT.requests("499"): counter((0, 5), (60, MINUTES))}),
-        Silent("a router restarts", {CHAT.requests("503"): counter((0.6, 20), (RESET, 0), (0.6, MINUTES))}),
-        Silent("no requests", dict.fromkeys([CHAT.requests(code, pod) for code in ("200", "503") for pod in ROUTERS], counter((0, 1)))),
-    ),
     "FairleadBrokenStreams": (
         Fires("one each four minutes", {BROKEN: steps_at(*range(5, MINUTES, 4))}, 15),
         Silent("a single one", {BROKEN: steps_at(5)}),
