@@ -147,6 +147,7 @@ class RequestMiddleware:
     """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API.
 
     It calls the application's router without FastAPI's own middleware, which would answer errors in another form and wrap every `send`.
+    This and `DirectRoute` save 0.16 ms of CPU time of a request (`bench/end_to_end/front_cost.py`, on a busy machine).
     """
 
     def __init__(self, app: FastAPI, worker: Worker) -> None:
