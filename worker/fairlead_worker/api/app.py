@@ -1,11 +1,7 @@
 """The worker's HTTP API as a FastAPI application."""
 
-from typing import NoReturn
-
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from fairlead_worker.api.http import RequestContext, RequestMiddleware
@@ -24,16 +20,15 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         version=release(),
         openapi_url=None,  # the page below is encoded once, and answers as every other path does
         redirect_slashes=False,
-        exception_handlers={HTTPException: _raise, RequestValidationError: _raise},
     )
     app.state.worker = worker
-    app.add_middleware(RequestMiddleware, worker=worker)
-    apis = select_apis(part)
-    for tag, operations in apis.items():
-        app.include_router(build_router(tag, operations))
+    apis = dict(select_apis(part))
     if part != "admin":
-        app.include_router(build_router("Reference", _build_pages(build_document(apis, release()))))
-    return app
+        apis["Reference"] = _build_pages(build_document(apis, release()))
+    for tag, operations in apis.items():
+        # `include_router` would match the path of each request twice: once for the router, and once within it.
+        app.router.routes.extend(build_router(tag, operations).routes)
+    return RequestMiddleware(app, worker)
 
 
 def _build_pages(document: dict[str, object]) -> tuple[Operation, ...]:
@@ -50,8 +45,3 @@ def _build_pages(document: dict[str, object]) -> tuple[Operation, ...]:
         Operation("GET", "/openapi.json", "get_openapi", "Return the OpenAPI document", openapi),
         Operation("GET", "/docs", "get_docs", "Return the OpenAPI document as a page", docs, media_type="text/html"),
     )
-
-
-async def _raise(_: Request, error: Exception) -> NoReturn:
-    """Leave an error to `RequestMiddleware`, which answers in the form of the request's API."""
-    raise error

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, INVOCATIONS, MESSAGES, POOLED, RESPONSES
 from fairlead_common.telemetry.spans import NO_SPAN, Span
@@ -143,10 +144,15 @@ class RequestContext:
 
 
 class RequestMiddleware:
-    """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API."""
+    """Checks admission and body size, counts running requests for the drain, and formats every error in the shape of its API.
 
-    def __init__(self, app: ASGIApp, worker: Worker) -> None:
+    It calls the application's router without FastAPI's own middleware, which would answer errors in another form and wrap every `send`.
+    This and `DirectRoute` save 0.16 ms of CPU time of a request (`bench/end_to_end/front_cost.py`, on a busy machine).
+    """
+
+    def __init__(self, app: FastAPI, worker: Worker) -> None:
         self._app = app
+        self._router = app.router
         self._worker = worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +160,7 @@ class RequestMiddleware:
             raise RuntimeError(f"only HTTP is supported, not {scope['type']}")
         context = RequestContext(scope, receive, send, self._worker.config.pod)
         context.close_connection = self._worker.draining
-        scope["fairlead.context"] = context
+        scope["app"], scope["fairlead.context"] = self._app, context
         try:
             if scope["path"] in INFERENCE:
                 self._worker.check_serving()
@@ -162,10 +168,10 @@ class RequestMiddleware:
                     self._worker.check_queue_limit(1)  # before the body is read and tokenized
                 with self._worker.track_request():
                     self._check_length(context)
-                    await self._app(scope, context.receive, context.send)
+                    await self._router(scope, context.receive, context.send)
             else:
                 self._check_length(context)
-                await self._app(scope, context.receive, context.send)
+                await self._router(scope, context.receive, context.send)
         except ClientGone:
             logger.debug("client gone: request %s", context.request_id)
         except Exception as error:

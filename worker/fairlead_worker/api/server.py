@@ -182,7 +182,7 @@ class Server:
         assert ready is not None
         try:
             if redis := self.config.redis:
-                self.publisher = IndexPublisher(self.config, redis, self.worker.address, ready.page_size)
+                self.publisher = IndexPublisher(self.config, redis, self.worker.address, ready.page_size, lambda: self.client.arrival_rate)
                 writer = self.publisher.writer
                 self.worker.incarnation = lambda: writer.incarnation
                 self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))

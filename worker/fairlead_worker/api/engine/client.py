@@ -227,8 +227,7 @@ class EngineClient:
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
         self.on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None
-        self.on_load: Callable[[Load, float], None] = lambda load, arrival_rate: None
-        """Gets each load report of the engine, and `arrival_rate`."""
+        self.on_load: Callable[[Load], None] = lambda load: None
         self._arrivals = ArrivalRate()
         self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
@@ -422,7 +421,7 @@ class EngineClient:
                 else step.load
             )
             self.state.load = load
-            self.on_load(load, self.arrival_rate)
+            self.on_load(load)
         if step.seconds:
             self.state.stall_seconds += step.stall_seconds
             self.on_step(step)

@@ -14,11 +14,12 @@ from fairlead_worker.ipc.messages import CacheEvent, Load
 class IndexPublisher:
     """Feeds one IndexWriter. It starts only when the engine is ready, because routers choose every worker in the index."""
 
-    def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int) -> None:
+    def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int, arrival_rate: Callable[[], float]) -> None:
+        """`arrival_rate`: returns the requests received per second."""
         card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
         namespace = namespace_of(config.index_namespace, config.pod, config.index_groups)
         self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.limits.lease_seconds)
-        self._page_size = page_size
+        self._page_size, self._arrival_rate = page_size, arrival_rate
         self._on_joined: Callable[[], None] | None = None
 
     def start(self, on_joined: Callable[[], None] | None = None) -> None:
@@ -34,9 +35,8 @@ class IndexPublisher:
             else:
                 self.writer.remove(hashes)
 
-    def on_load(self, load: Load, arrival_rate: float) -> None:
-        """`arrival_rate`: requests received per second."""
-        self.writer.report(to_worker_load(load, self._page_size, arrival_rate))
+    def on_load(self, load: Load) -> None:
+        self.writer.report(to_worker_load(load, self._page_size, self._arrival_rate()))
         if self._on_joined is not None and self.writer.joined:
             self._on_joined()
             self._on_joined = None
