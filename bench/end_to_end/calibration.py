@@ -1,22 +1,25 @@
 """TTFT of real workers beside the simulator's, for the same requests: how far the simulator can be trusted.
 
-Four workers run with CPU limits like those of pods, behind the real router. A short measurement gives the terms of the step model and the
-overhead of a request. It is made on all workers at the same time, because they share cores and memory. Then each workload arrives
-open-loop, and the simulator replays the same arrivals, block structures, pages and policy with these terms. It draws ties and the phases
-of reports with several seeds, because the real ones are not known.
+Four workers run with CPU limits like those of pods, behind the real router. Before and after each workload, the terms of the simulator are
+measured with requests that are alone at their worker (`bench/common/step_terms.py`), because a shared machine changes its speed within
+minutes. All workers are measured at the same time and as busy as in the workloads, because they share cores and memory. Each workload
+arrives open-loop, and the simulator replays the same arrivals, block structures, pages and policy with these terms: by the pods that run
+the engine's scheduler, and by the flow pods of `fairlead simulate`. It draws ties and the phases of reports with several seeds, because
+the real ones are not known.
 
-A busy machine slows the real side alone: read the spread of the real repeats first.
+Each workload runs twice, with empty caches. The ratio of the two is the noise that no simulator can be below.
 """
 
 import asyncio
 import os
 import random
+import re
 import statistics
 import tempfile
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, combinations
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.common.cpu_limit import limit_cpu
+from bench.common.cpu_limit import favor_cpu, limit_cpu
 from bench.common.report import make_parser, write_report
-from fairlead.bench.client import Outcome, build_request_body, complete
+from bench.common.step_terms import REPLY_TOKENS, Samples, Terms, draw_tokens, find_terms, measure, measure_api_cpu, measure_router, send
 from fairlead.bench.datasets import Prompt
 from fairlead.demo.command import default_root, make_demo_model
 from fairlead.demo.play import wait_usable
@@ -35,19 +38,17 @@ from fairlead.local.cluster import LocalCluster
 from fairlead.local.kubelet import free_port
 from fairlead.local.manifest import read_manifest
 from fairlead.simulate.engine_pod import EngineModel
+from fairlead.simulate.pods import PodModel
 from fairlead.simulate.replay import Scenario, replay
-from fairlead.simulate.workloads.request import Request
+from fairlead.simulate.workloads.request import BLOCK_TOKENS, Request
 from fairlead_index.hashing import extend
 from fairlead_worker.scheduler.chunk_sizer import Work, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
 
-WORKERS, PAGE, PAGES, CPU_STEP_MS = 4, 16, 1024, 500.0
+WORKERS, PAGE, PAGES, CHUNK, CPU_STEP_MS = 4, 16, 1024, 512, 500.0
 READY_SECONDS = 300.0
-REPLY_TOKENS = 8
-SIMULATIONS = 5
-PREFILLS = (64, 256, 512, 900, 1400)
-DECODES = ((1, 64), (4, 64), (8, 64), (4, 900))
-"""Batch size and context of the measured decodes."""
+SIMULATIONS = 10
+"""Seeds."""
 WORKLOADS = ("conversations", "zipf", "bursts")
 MANIFEST = f"""
 apiVersion: fairlead.dev/v1alpha1
@@ -66,14 +67,11 @@ spec:
 
 @dataclass(frozen=True)
 class Measured:
-    """`costs`: seconds of the terms of a step. `overhead`: seconds of a request outside of steps."""
+    """`router`: seconds that a request takes longer through the router. `arrival`: what a request takes from a step in flight."""
 
-    costs: Work
-    overhead: float
-
-
-def draw_tokens(draw: random.Random, count: int) -> list[int]:
-    return draw.choices(range(100, 1000), k=count)
+    terms: Terms
+    router: float
+    arrival: float
 
 
 def make_prompts(workload: str, count: int, draw: random.Random) -> tuple[list[Prompt], list[float]]:
@@ -134,81 +132,86 @@ def arrival_times(prompts: Sequence[Prompt], gaps: Sequence[float], load: float,
     return [at * scale for at in accumulate(gaps)]
 
 
-def fit_costs(ttfts: Sequence[tuple[int, float]], steps: Sequence[tuple[int, int, float]]) -> tuple[Work, float]:
-    """Return the step's terms and the seconds of a request outside of steps.
-
-    `ttfts`: uncached tokens and TTFT. `steps`: decodes, their context, and the seconds between two tokens.
-    """
-    context, decode, fixed = _fit([(batch * context, batch, 1.0) for batch, context, _ in steps], [seconds for *_, seconds in steps])
-    attention, token, first = _fit([(prefill_work(0, count), count, 1.0) for count, _ in ttfts], [seconds for _, seconds in ttfts])
-    return (attention, token, context, decode, fixed), max(0.0, first - fixed)
+async def count_withdrawn(url: str) -> float:
+    """Return how many requests the router withdrew from their workers. The simulator withdraws none."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        found = re.findall(r'fairlead_router_retries_total\{[^}]*reason="withdrawn"[^}]*\} (\S+)', await answer.text())
+    return sum(map(float, found))
 
 
-def _fit(rows: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the terms, none negative, with the least squared relative error."""
-    weighted, ones = np.array(rows) / np.array(seconds)[:, None], np.ones(len(seconds))
-    best, least = (0.0, 0.0, 0.0), float("inf")
-    for used in (list(each) for size in (1, 2, 3) for each in combinations(range(3), size)):  # few enough to try all
-        terms = np.zeros(3)
-        terms[used] = np.linalg.lstsq(weighted[:, used], ones, rcond=None)[0]
-        error = float(np.sum((weighted @ terms - ones) ** 2))
-        if terms.min() >= 0 and error < least:
-            best, least = (float(terms[0]), float(terms[1]), float(terms[2])), error
-    return best
+async def empty_caches(workers: Sequence[str]) -> None:
+    """Drop what the workers cache. Raises aiohttp.ClientResponseError."""
+    async with aiohttp.ClientSession(raise_for_status=True) as session:
+        for worker in workers:
+            async with session.post(f"{worker}/reset_prefix_cache"):
+                pass
 
 
-async def send(url: str, model: str, prompts: Sequence[Prompt], times: Sequence[float]) -> list[Outcome]:
-    """Send the prompts at their times. Raises RuntimeError if one fails."""
-    clock = asyncio.get_running_loop().time
-    timeout, connector = aiohttp.ClientTimeout(total=600), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
-        began, tasks = clock(), []
-        for prompt, at in zip(prompts, times, strict=True):
-            await asyncio.sleep(max(0.0, began + at - clock()))
-            body = build_request_body(model, prompt, ignore_eos=True, temperature=0.0)
-            tasks.append(group.create_task(complete(session, f"{url}/v1/completions", body, len(prompt.tokens))))
-    outcomes = [task.result() for task in tasks]
-    if failed := [outcome.error for outcome in outcomes if outcome.error]:
-        raise RuntimeError(f"{len(failed)} of {len(outcomes)} requests failed: {failed[0]}")
-    return outcomes
+@dataclass(frozen=True)
+class Replayed:
+    """`ttfts` in seconds; `cached`: share of the prompt tokens."""
+
+    ttfts: list[float]
+    cached: float
 
 
-async def worker_urls(url: str) -> list[str]:
-    """Return the addresses of the workers behind a router."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/fairlead/workers") as answer:
-        return [f"http://{worker['address']}" for worker in (await answer.json())["workers"]]
+@dataclass
+class Run:
+    """`sides`: the attempts of the real workers, and of each simulator one for each seed."""
+
+    workload: str
+    repeat: int
+    requests: list[Request]
+    sides: dict[str, list[Replayed]]
+    measured: list[Measured]
+    """At each attempt."""
+
+    def simulate(self) -> None:
+        """Replay the requests with the terms of each attempt."""
+        for name, replay_requests in (("engine pods", simulate_engine), ("flow pods", simulate_flow)):
+            self.sides[name] = [replay_requests(self.requests, each, seed) for each in self.measured for seed in range(SIMULATIONS)]
+
+    def to_json(self) -> dict[str, Any]:
+        sides = {name: [asdict(each) for each in found] for name, found in self.sides.items()}
+        measured = [asdict(each) for each in self.measured]
+        return {"workload": self.workload, "repeat": self.repeat, "sides": sides, "measured": measured}
 
 
-async def measure(url: str, model: str, draw: random.Random, repeats: int) -> tuple[list[tuple[int, float]], list[tuple[int, int, float]]]:
-    """Measure one idle worker: TTFT by prompt length, and the time between tokens by batch and context."""
-    ttfts, steps = [], []
-    for _ in range(repeats):
-        for count in PREFILLS:
-            (outcome,) = await send(url, model, [Prompt(tuple(draw_tokens(draw, count)), 1)], [0.0])
-            ttfts.append((count, outcome.ttft))
-        for batch, context in DECODES:
-            outcomes = await send(url, model, [Prompt(tuple(draw_tokens(draw, context)), 24) for _ in range(batch)], [0.0] * batch)
-            last = [gap for outcome in outcomes for gap in outcome.itl[-12:]]
-            steps.append((batch, context + 16, statistics.mean(last)))
-    return ttfts, steps
-
-
-def figures(ttfts: Sequence[float], cached: float) -> dict[str, float]:
-    times = sorted(ttfts)
+def figures(found: Sequence[Replayed]) -> dict[str, float]:
+    """Return the figures of all runs together: a p99 of one run is the time of one or two requests."""
+    times = sorted(ttft for each in found for ttft in each.ttfts)
     return {
         "mean": statistics.fmean(times),
         "p50": statistics.median(times),
         "p99": times[min(len(times) - 1, int(0.99 * len(times)))],
-        "cached": cached,
+        "cached": statistics.fmean(each.cached for each in found),
     }
 
 
-def simulate(requests: list[Request], measured: Measured, seed: int) -> dict[str, float]:
-    """Replay the requests with the measured step model."""
+def simulate_engine(requests: list[Request], measured: Measured, seed: int) -> Replayed:
+    """Replay the requests with pods that run the engine's scheduler."""
+    terms = measured.terms
     config = SchedulerConfig(max_model_len=4096, idle_prefill_chunks=5, itl_target_ms=CPU_STEP_MS, chunks_grow=False)
-    model = EngineModel(config, PAGES, PAGE, measured.costs)
+    model = EngineModel(
+        config, PAGES, PAGE, terms.costs, between_seconds=terms.between, arrival_seconds=measured.arrival, idle_credit=terms.idle_credit
+    )
+    return _replay(requests, model, measured, seed)
+
+
+def simulate_flow(requests: list[Request], measured: Measured, seed: int) -> Replayed:
+    """Replay the requests with the pods of `fairlead simulate`. Their block has 512 tokens, so a token counts as many times."""
+    scale = BLOCK_TOKENS // PAGE
+    attention, token, context, decode, fixed = measured.terms.costs
+    fixed += measured.terms.between
+    chunk = attention * prefill_work(0, CHUNK) + token * CHUNK + fixed
+    model = PodModel(scale * CHUNK / chunk, PAGES, fixed + decode, context / scale, scale * CHUNK)
+    scaled = [replace(each, prompt_tokens=scale * each.prompt_tokens) for each in requests]
+    return _replay(scaled, model, measured, seed)
+
+
+def _replay(requests: list[Request], model: EngineModel | PodModel, measured: Measured, seed: int) -> Replayed:
     outcome = replay("fairlead", requests, Scenario(WORKERS, model), seed)
-    return figures([ttft + measured.overhead for ttft in outcome.served], outcome.hit_rate)
+    return Replayed([ttft + measured.terms.outside + measured.router for ttft in outcome.served], outcome.hit_rate)
 
 
 async def run(options: Any, console: Console) -> dict[str, Any]:
@@ -223,48 +226,90 @@ async def run(options: Any, console: Console) -> dict[str, Any]:
         await cluster.wait_ready(READY_SECONDS)
         url, model = cluster.urls[manifest.services[0].name], manifest.services[0].served_model_name
         await wait_usable(url, WORKERS, READY_SECONDS)
-        with limit_cpu([pod.pid for pod in cluster.kubelet.pods("worker") if pod.pid is not None], options.cores):
-            workers = await worker_urls(url)
-            await asyncio.gather(*(measure(each, model, random.Random(f"warm-up {each} {os.getpid()}"), 1) for each in workers))
-            found = await asyncio.gather(*(measure(each, model, random.Random(f"{each} {os.getpid()}"), 2) for each in workers))
-            ttfts, steps = [one for each, _ in found for one in each], [one for _, each in found for one in each]
-            measured = Measured(*fit_costs(ttfts, steps))
-            console.print(measured)
-            for count in PREFILLS:
-                console.print(f"TTFT of {count} tokens:", *(f"{seconds:.3f}" for each, seconds in ttfts if each == count))
-            runs = []
+        pods = {f"http://{pod.address}": pod.pid for pod in cluster.kubelet.pods("worker") if pod.pid is not None}
+        with favor_cpu(os.getpid()), limit_cpu(list(pods.values()), options.cores):
+            fleet = RealFleet(url, model, pods, options)
+            await fleet.measure_steps()  # cold workers: not used
+            router, arrival = await fleet.measure_once()
+            samples, runs = await fleet.measure_steps(), []
             for repeat in range(options.repeats):
                 for workload in WORKLOADS:
-                    prompts, gaps = make_prompts(workload, options.requests, random.Random(f"{workload} {repeat} {os.getpid()}"))
-                    times = arrival_times(prompts, gaps, options.load, measured.costs)
-                    outcomes = await send(url, model, prompts, times)
-                    share = sum(each.cached_tokens for each in outcomes) / sum(len(prompt.tokens) for prompt in prompts)
-                    requests = to_requests(prompts, times)
-                    real = figures([each.ttft for each in outcomes], share)
-                    simulated = [simulate(requests, measured, seed) for seed in range(SIMULATIONS)]
-                    runs.append({"workload": workload, "repeat": repeat, "real": real, "simulated": simulated})
-                    console.print(workload, repeat, f"{times[-1]:.0f} s", real, simulated[0])
-                    await asyncio.sleep(2.0)  # the load reports of this run are over
-    return {"costs": measured.costs, "overhead": measured.overhead, "runs": runs}
+                    prompts, gaps = make_prompts(workload, options.requests, random.Random(f"{workload} {repeat}"))
+                    times = arrival_times(prompts, gaps, options.load, find_terms(samples).costs)
+                    each = Run(workload, repeat, to_requests(prompts, times), {"real": []}, [])
+                    for attempt in range(options.attempts):
+                        real = await fleet.send(prompts, times)
+                        before, samples = samples, await fleet.measure_steps()
+                        each.measured.append(Measured(find_terms(before + samples), router, arrival))
+                        each.sides["real"].append(real)
+                        console.print(workload, repeat, attempt, f"{times[-1]:.0f} s", figures([real]))
+                    runs.append(each)
+            withdrawn = await count_withdrawn(url)
+    for each in runs:
+        each.simulate()
+    return {"withdrawn": withdrawn, "runs": [each.to_json() for each in runs]}
+
+
+@dataclass
+class RealFleet:
+    """The workers and their router. `pods`: the process of each worker, by address."""
+
+    url: str
+    model: str
+    pods: Mapping[str, int]
+    options: Any
+
+    async def measure_steps(self) -> Samples:
+        """Measure all workers at the same time."""
+        found = await asyncio.gather(
+            *(
+                measure(worker, self.model, random.Random(os.urandom(8)), self.options.measurements, self.options.load)
+                for worker in self.pods
+            )
+        )
+        return sum(found, Samples())
+
+    async def measure_once(self) -> tuple[float, float]:
+        """Return the seconds of the router, and those that a request takes from a step in flight."""
+        draw = random.Random(os.urandom(8))
+        router = await measure_router(self.url, next(iter(self.pods)), self.model, draw, 40)
+        api = statistics.fmean([await measure_api_cpu(worker, pid, self.model, draw, 5) for worker, pid in self.pods.items()])
+        return router, api / self.options.cores
+
+    async def send(self, prompts: Sequence[Prompt], times: Sequence[float]) -> Replayed:
+        """Send a workload to workers with empty caches."""
+        await empty_caches(list(self.pods))
+        await asyncio.sleep(2.0)  # the load reports of the measurement are over
+        outcomes = await send(self.url, self.model, prompts, times)
+        cached = sum(each.cached_tokens for each in outcomes) / sum(len(prompt.tokens) for prompt in prompts)
+        return Replayed([each.ttft for each in outcomes], cached)
 
 
 def report(results: dict[str, Any], console: Console) -> None:
-    """Print the means over repeats and seeds, their ratio, and the spread of the real repeats."""
-    table = Table("workload", "figure", "real", "simulated", "simulated / real", "real repeats", box=None, header_style="dim")
+    """Print the figures of all repeats together, their ratio to the real ones, and that of the last attempts to the first ones."""
+    header = ("workload", "figure", "real", "engine pods", "/ real", "flow pods", "/ real", "last attempt / first")
+    table = Table(*header, box=None, header_style="dim")
     for workload in WORKLOADS:
-        runs = [each for each in results["runs"] if each["workload"] == workload]
-        for name in ("mean", "p50", "p99", "cached"):
-            each = [one["real"][name] for one in runs]
-            real = statistics.fmean(each)
-            simulated = statistics.fmean(statistics.fmean(outcome[name] for outcome in one["simulated"]) for one in runs)
-            spread = f"{min(each):.3f} to {max(each):.3f}"
-            table.add_row(workload, name, f"{real:.3f}", f"{simulated:.3f}", f"{simulated / real:.2f}", spread)
+        runs = [each["sides"] for each in results["runs"] if each["workload"] == workload]
+        found = {side: figures([Replayed(**one) for run in runs for one in run[side]]) for side in runs[0]}
+        first, last = (figures([Replayed(**run["real"][at]) for run in runs]) for at in (0, -1))
+        for name, real in found["real"].items():
+            engine, flow = found["engine pods"][name], found["flow pods"][name]
+            cells = (real, engine, engine / real, flow, flow / real, last[name] / first[name])
+            table.add_row(workload, name, *(f"{cell:.{2 if at in (2, 4, 5) else 3}f}" for at, cell in enumerate(cells)))
     console.print(table)
+    console.print(f"{results['withdrawn']:.0f} requests were withdrawn from their worker")
+    measured = [one for run in results["runs"] for one in run["measured"]]
+    for name in ("costs", "between", "idle_credit", "outside"):
+        console.print(f"{name}:", np.median([one["terms"][name] for one in measured], axis=0))
+    console.print(f"router: {measured[0]['router']}, arrival: {measured[0]['arrival']}")
 
 
 def main() -> int:
     parser = make_parser(__name__, __doc__)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="prompts and arrivals of each workload")
+    parser.add_argument("--attempts", type=int, default=2, help="times that the real workers get the same requests")
+    parser.add_argument("--measurements", type=int, default=1, help="repeats of each measurement of the terms")
     parser.add_argument("--requests", type=int, default=200, help="requests of each run")
     parser.add_argument("--load", type=float, default=0.6, help="share of the workers' time that the requests need")
     parser.add_argument("--cores", type=float, default=0.4, help="CPU limit of each worker; the router and the client need the rest")

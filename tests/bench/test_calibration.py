@@ -1,24 +1,64 @@
-"""The pure parts of `end_to_end/calibration`: the fit of the step model, the load, and the block structure."""
+"""The pure parts of `end_to_end/calibration`: the terms, the load, the block structure, and the replays."""
 
 import random
 
 import pytest
-from bench.end_to_end.calibration import PAGE, REPLY_TOKENS, WORKERS, WORKLOADS, arrival_times, fit_costs, make_prompts, to_requests
+from bench.common.step_terms import REPLY_TOKENS, Decode, Prefill, Samples, Terms, find_terms, fit
+from bench.end_to_end.calibration import (
+    PAGE,
+    WORKERS,
+    WORKLOADS,
+    Measured,
+    arrival_times,
+    make_prompts,
+    necessary_seconds,
+    simulate_engine,
+    simulate_flow,
+    to_requests,
+)
 
 from fairlead_worker.scheduler.chunk_sizer import prefill_work
 
+TERMS = Terms((1e-7, 4e-4, 2e-6, 1e-3, 0.015), between=0.002, idle_credit=0.006, outside=0.012)
 
-def test_the_fit_finds_the_terms_of_exact_measurements() -> None:
-    attention, token, context, decode, fixed, overhead = 1e-7, 1e-4, 2e-6, 1e-3, 0.01, 0.005
-    ttfts = [(count, overhead + fixed + token * count + attention * prefill_work(0, count)) for count in (64, 256, 512, 900)]
-    steps = [(batch, length, fixed + decode * batch + context * batch * length) for batch, length in ((1, 80), (4, 80), (8, 80), (4, 900))]
-    costs, outside = fit_costs(ttfts, steps)
-    assert costs == pytest.approx((attention, token, context, decode, fixed)) and outside == pytest.approx(overhead)
+
+def test_exact_measurements_give_their_terms() -> None:
+    attention, token, context, decode, fixed = TERMS.costs
+    samples = Samples()
+    for count, steps in ((24, 1), (64, 1), (256, 1), (512, 1), (900, 2), (1400, 3)):
+        spent = fixed * steps + token * count + attention * prefill_work(0, count) - TERMS.idle_credit
+        ttft = TERMS.outside + spent + (steps - 1) * TERMS.between
+        decoding = 7 * (fixed + decode + context * count)
+        samples.prefills.append(Prefill(count, ttft, steps, spent, ttft + decoding + 7 * TERMS.between, 7, decoding))
+    for batch, length in ((1, 80), (4, 80), (8, 80), (4, 900)):
+        samples.decodes.append(Decode(batch, length, TERMS.between + fixed + decode * batch + context * batch * length))
+    found = find_terms(samples)
+    assert found.costs == pytest.approx(TERMS.costs)
+    assert (found.between, found.idle_credit, found.outside) == pytest.approx((TERMS.between, TERMS.idle_credit, TERMS.outside))
 
 
 def test_no_term_is_negative() -> None:
-    costs, outside = fit_costs([(64, 0.02), (256, 0.03), (512, 0.02)], [(1, 80, 0.02), (4, 80, 0.01), (8, 80, 0.01)])
-    assert min(*costs, outside) >= 0
+    assert min(fit([(64.0, 1.0), (256.0, 1.0), (512.0, 1.0)], [0.03, 0.02, 0.01])) >= 0
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_both_simulators_find_the_same_prefixes(workload: str) -> None:
+    prompts, gaps = make_prompts(workload, 60, random.Random(3))
+    times = arrival_times(prompts, gaps, 0.2, TERMS.costs)
+    engine, flow = (simulate(to_requests(prompts, times), Measured(TERMS, 0.003, 0.0), 0) for simulate in (simulate_engine, simulate_flow))
+    assert engine.cached == pytest.approx(flow.cached, abs=0.07) and engine.cached > 0
+    assert min(*engine.ttfts, *flow.ttfts) > TERMS.outside + 0.003
+
+
+def test_a_request_alone_takes_its_terms() -> None:
+    prompts, _ = make_prompts("bursts", 1, random.Random(4))
+    requests, measured = to_requests(prompts, [0.0]), Measured(TERMS, 0.003, 0.0)
+    alone = requests[0].prompt_tokens
+    attention, token, _, _, fixed = TERMS.costs
+    assert alone <= 512, "one step"
+    expected = attention * prefill_work(0, alone) + token * alone + fixed - TERMS.idle_credit + TERMS.outside + 0.003
+    assert simulate_engine(requests, measured, 0).ttfts == pytest.approx([expected])
+    assert necessary_seconds(requests, TERMS.costs) > expected - TERMS.outside
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

@@ -25,7 +25,12 @@ from fairlead_worker.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """`costs`: seconds of each term of a step (`Work`). A page is one block of the index: `page_tokens`, `cache_blocks` of them."""
+    """`costs`: seconds of each term of a step (`Work`). A page is one block of the index: `page_tokens`, `cache_blocks` of them.
+
+    `between_seconds`: from the end of a step to the start of the next. `arrival_seconds`: what the API process takes from a step in
+    flight for each request, because both processes share one CPU limit. `idle_credit`: how much sooner the first step of an idle worker
+    ends, because its CPU quota is unspent. All three are 0 where API process and engine have cores of their own.
+    """
 
     config: SchedulerConfig
     cache_blocks: int
@@ -33,6 +38,9 @@ class EngineModel:
     costs: Work
     report_seconds: float = 0.5
     start_seconds: float = 60.0
+    between_seconds: float = 0.0
+    arrival_seconds: float = 0.0
+    idle_credit: float = 0.0
 
     @property
     def max_running(self) -> int:
@@ -74,7 +82,10 @@ class EnginePod:
         sampling = Sampling(max_tokens=max(1, request.output_tokens), ignore_eos=True)
         self._inbox.append(Submit(str(number), _tokens_of(request, self.model.page_tokens), sampling, root=1))
         if self._step is None:
-            self._begin(now)
+            self._begin(now, was_idle=True)
+        else:
+            plan, seconds, end = self._step
+            self._step = plan, seconds + self.model.arrival_seconds, end + self.model.arrival_seconds
         return number
 
     def next_event(self) -> float:
@@ -95,7 +106,7 @@ class EnginePod:
             ended += [Progress(number, cached, False)] if is_first else []
             ended += [Progress(number, cached, True)] if request.finish is not None else []
         self._events += self._scheduler.drain_events()
-        self._begin(now)
+        self._begin(now, was_idle=False)
         return ended
 
     @property
@@ -117,7 +128,7 @@ class EnginePod:
         """Return the load that the engine had reported at a past moment: that of the end of a step."""
         return self._loads[max(0, bisect.bisect_left(self._times, at) - 1)]
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, was_idle: bool) -> None:
         """Plan the next step, if there is work."""
         self._note(now)
         for message in self._inbox:
@@ -130,7 +141,8 @@ class EnginePod:
             return
         context = sum(row.start for row in plan.rows if row.request.output_length)
         seconds = self.model.seconds((plan.prefill_work, plan.prefill_tokens, context, plan.decodes, 1.0))
-        self._step = plan, seconds, now + seconds
+        seconds = max(0.0, seconds - self.model.idle_credit) if was_idle else seconds
+        self._step = plan, seconds, now + seconds + (0.0 if was_idle else self.model.between_seconds)
 
     def _note(self, now: float) -> None:
         self._times.append(now)

@@ -1,6 +1,7 @@
 """The modelled worker that runs the engine's scheduler: what its steps contain, and when their tokens come."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -64,3 +65,18 @@ def test_a_replay_answers_every_request() -> None:
     outcome = replay("fairlead", requests, Scenario(2, MODEL))
     assert len(outcome.served) == 50 and 0 < outcome.hit_rate < 0.5
     assert sum(outcome.computed) == round((1 - outcome.hit_rate) * 50 * 2 * PAGE)
+
+
+def test_steps_in_a_row_have_time_between_them() -> None:
+    model = replace(MODEL, between_seconds=0.05)
+    assert first_tokens(EnginePod(model, 0.0), [prompt(*range(1, 9)), prompt(9, at=3.0)]) == [(0, 1.53, 0), (1, 3.26, 0)]
+
+
+def test_a_request_takes_time_from_the_step_in_flight_and_none_from_an_idle_worker() -> None:
+    model = replace(MODEL, arrival_seconds=0.1)
+    assert first_tokens(EnginePod(model, 0.0), [prompt(1, 2), prompt(3, at=0.1)]) == [(0, 0.52, 0), (1, 0.78, 0)]
+
+
+def test_the_first_step_of_an_idle_worker_is_shorter() -> None:
+    model = replace(MODEL, idle_credit=0.04)
+    assert first_tokens(EnginePod(model, 0.0), [prompt(*range(1, 9)), prompt(9, at=3.0)]) == [(0, 1.44, 0), (1, 3.22, 0)]
