@@ -32,7 +32,7 @@ BARS: dict[str, tuple[str, float]] = {
     "writes": ("writes in an idle minute, beside the lease", 0),
     "acts_after_s": ("leader killed -9: the other has acted after (s)", 20),
     "both_acted": ("both have acted (0: never)", 0),
-    "crd_kb": ("CRD, applied without --server-side (KB)", 60),
+    "crd_kb": ("CRD, applied without --server-side (KB)", 72),
     "chart_kb": ("rendered chart (KB)", 200),
     "writes_beside_the_edits": ("writes of a cold start, beside the edits", 0),
 }

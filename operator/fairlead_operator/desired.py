@@ -4,15 +4,22 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fairlead_common.canary_split import Split
+from fairlead_operator import names
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import batch, gateway, network_policy, redis, router, worker
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed, SizeDecision
-from fairlead_operator.revisions import worker_revision
+from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.rollout import canary
+from fairlead_operator.rollout.image_update import Health, next_update
+from fairlead_operator.rollout.images import apply_images
+from fairlead_operator.rollout.model_commit import find_commit
+from fairlead_operator.rollout.step import Step
 from fairlead_operator.rollout.strategy import next_step
 from fairlead_operator.scaling.sizing import add_scaling_status, apply_size
 from fairlead_operator.settings import Settings
+from fairlead_operator.status import revisions as revision_status
+from fairlead_operator.status.conditions import find
 from fairlead_operator.status.service_status import build_service_status
 
 
@@ -30,24 +37,49 @@ class Desired:
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Return the same objects for the same inputs: no I/O, no clock, no randomness, and no state beside what the cluster shows."""
     service, decision = apply_size(service, observed)
+    written, service = service, apply_images(service, observed, settings)
     canary_plan = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
     built = build_service_status(service, observed, step, now, canary_plan)
+    status, update_at = _add_revisions(built.status, written, service, observed, settings, step, now)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they protect
             *redis.objects(service, settings, observed.redis),  # before the pods: otherwise the kubelet would mount them a minute later
-            *worker.objects(service, settings, observed.revisions, step, canary_plan.sides),
+            *worker.objects(service, settings, observed.revisions, step, canary_plan.sides, find_commit(service, observed)),
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
-        status=add_scaling_status(built.status, service, observed, decision),
+        status=add_scaling_status(status, service, observed, decision),
         servable=built.servable,
         probe_due=built.probe_due,
         split=canary_plan.sides.split,
         decision=decision if decision is not None and decision.reason else None,
         wake_at=min(
-            (at for at in (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at) if at is not None), default=None
+            (at for at in (built.wake_at, step.wake_at, canary_plan.wake_at, observed.progress_deadline_at, update_at) if at is not None),
+            default=None,
         ),
     )
+
+
+def _add_revisions(
+    status: ServiceStatus,
+    written: InferenceService,
+    service: InferenceService,
+    observed: Observed,
+    settings: Settings,
+    step: Step,
+    now: datetime,
+) -> tuple[ServiceStatus, float | None]:
+    """Return the status with revisions and images, and when it may change. `written`: the service as the user wrote it."""
+    health = Health(find(status.conditions, "Ready"), find(status.conditions, "Degraded"))
+    update, due_at = next_update(written, observed, settings, health, now)
+    wanted = {names.WORKER: step.revision, names.ROUTER: router_revision(service)}
+    added = {
+        "revisions": revision_status.build_revisions(service, observed, wanted),
+        "image_update": update,
+        "model_commit": revision_status.build_model_commit(service, observed, step.revision, service.status.model_commit),
+        "conditions": [*status.conditions, revision_status.build_condition(written, update, observed.fleet, now)],
+    }
+    return status.model_copy(update=added), due_at

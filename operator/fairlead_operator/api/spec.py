@@ -9,7 +9,19 @@ from fairlead_operator.api.batch import Batch
 from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloaded, is_in_bucket
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, ObjectName, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import (
+    Argument,
+    Image,
+    ObjectName,
+    Part,
+    Quantity,
+    list_map,
+    refuse,
+    rule,
+    rules,
+    uri_schema,
+    uri_validator,
+)
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
 from fairlead_operator.api.slo import Slo
@@ -145,6 +157,7 @@ class Routing(Part):
         description="How PrefixAware reads the index. Remote: from Redis. Mirror: from a copy, also while Redis is down. "
         "Auto: Mirror while it is small.",
     )
+    image: Image | None = Field(None, description="Image of the routers. Absent: the operator's, by rollout.engineVersion.")
     replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works.")
     index_groups: int = Field(
         1,

@@ -9,6 +9,7 @@ from fairlead_operator.children import batch, canary, pods, redis, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
+from fairlead_operator.rollout.images import router_image
 from fairlead_operator.rollout.step import SURGE
 from fairlead_operator.rollout.strategy import is_pausing
 from fairlead_operator.settings import Settings
@@ -60,7 +61,7 @@ def _deployment(service: InferenceService, template: Object, paused: bool) -> Ob
 def _template(service: InferenceService, settings: Settings) -> Object:
     container: Object = {
         "name": "router",
-        "image": settings.router_image,
+        "image": router_image(service, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-router"],
         "args": arguments(service, settings),
