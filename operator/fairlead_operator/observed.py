@@ -139,7 +139,7 @@ class FleetView:
     """What the rollout of images over all services says to one service."""
 
     admitted: bool = False  # it may begin its update
-    stopped: str = ""  # why no service may begin; empty: waves go on
+    stopped: str | None = ""  # why no service may begin; empty: waves go on; None: not known yet, after a restart
 
 
 @dataclass(frozen=True)

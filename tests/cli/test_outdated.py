@@ -73,7 +73,9 @@ def test_it_is_printed_for_people_and_for_scripts(output: Any, monkeypatch: pyte
         assert "WaitingForWave" in text and "team/pinned: spec.rollout.engineVersion is Pinned" in text and "current" not in text
     else:
         rows = json.loads(text) if output == "json" else yaml.safe_load(text)
-        assert [row["name"] for row in rows] == ["pinned", "pinned", "waits", "waits", "paused", "asleep"] and rows[0]["newest"] == "worker:2"
+        assert [row["name"] for row in rows] == ["pinned", "pinned", "waits", "waits", "paused", "asleep"] and rows[0][
+            "newest"
+        ] == "worker:2"
 
 
 def test_nothing_outdated_is_success(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

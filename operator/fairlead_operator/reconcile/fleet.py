@@ -24,6 +24,10 @@ from fairlead_operator.settings import WaveLimits
 log = logging.getLogger(__name__)
 SETTLE = 0.2  # seconds: reports that arrive together are planned together
 RETRY = 10.0  # seconds
+STOPPED = (
+    "the rollout of the newest images stopped, because the update of a service failed and went back: "
+    "kubectl fairlead outdated -A says where, why and how to continue"
+)
 
 
 class FleetRollout:
@@ -34,7 +38,7 @@ class FleetRollout:
         self._limits, self._cache, self._wake = limits, cache, wake
         self._members: dict[Owner, Member] = {}
         self._granted: set[Owner] = set()
-        self._wave = Wave()
+        self._wave: Wave | None = None  # None: nothing was planned yet
         self._changed = asyncio.Event()
 
     @property
@@ -42,19 +46,19 @@ class FleetRollout:
         return tuple(self._members.values())
 
     @property
-    def stopped(self) -> str:
-        """Return why no service may begin its update; empty: waves go on."""
+    def stopped(self) -> str | None:
+        """Return why no service may begin its update; empty: waves go on; None: nothing was planned yet.
+
+        The text names no service: every waiting service stores it, and more failures must not write all of them again.
+        """
+        if self._wave is None:
+            return None
         if self._wave.failed:
-            namespace, name = self._wave.failed[0]
-            more = f" and {len(self._wave.failed) - 1} more" if len(self._wave.failed) > 1 else ""
-            return (
-                f"the rollout of the newest images stopped at {namespace}/{name}{more}, which went back: "
-                f"kubectl fairlead explain {name} -n {namespace} says why and how to continue"
-            )
+            return STOPPED
         return "the chart's rollout.paused holds all updates back" if self._limits.paused else ""
 
     def view(self, owner: Owner) -> FleetView:
-        return FleetView(owner in self._granted and not self.stopped, self.stopped)
+        return FleetView(owner in self._granted and self.stopped == "", self.stopped)
 
     def report(self, owner: Owner, status: ServiceStatus) -> None:
         """Take up a status that is stored. A service that has begun, or may no longer begin, gives its admission back."""
@@ -107,7 +111,8 @@ class FleetRollout:
         for namespace, name in sorted(woken):
             log.info("images: the update of %s/%s begins", namespace, name)
         if self.stopped != before:
-            log.log(logging.WARNING if self.stopped else logging.INFO, "images: %s", self.stopped or "waves go on")
+            failed = ", ".join("/".join(owner) for owner in self._wave.failed[:10])
+            log.log(logging.WARNING if self.stopped else logging.INFO, "images: %s %s", self.stopped or "waves go on", failed)
             woken |= {one.owner for one in self._members.values() if one.phase == "Waiting"}
         for owner in sorted(woken):
             self._wake(owner)

@@ -14,10 +14,11 @@ from fairlead_operator.observed import FleetView, ModelCommit, Observed
 from fairlead_operator.revisions import find_revision
 from fairlead_operator.rollout.images import image_of, model_of
 from fairlead_operator.rollout.strategy import revision_of
-from fairlead_operator.status.conditions import Conditions
+from fairlead_operator.status.conditions import Conditions, find
 
 MAX_LISTED = 16  # revisions of one component
 _COMMIT = re.compile(r"^hf://[^@]+@([0-9a-f]{40})$")
+_OF_WAVES = ("WaitingForWave", "RolloutStopped")
 _TRUE = ("Current", "Observing")
 
 
@@ -64,7 +65,10 @@ def build_model_commit(
 def build_condition(service: InferenceService, update: ImageUpdateStatus, fleet: FleetView, now: datetime) -> Condition:
     """Return condition UpToDate: whether the pods run the operator's newest images, and if not, why."""
     reason, message = update.phase, update.message
-    if update.phase == "Waiting" and not message:
+    before = find(service.status.conditions, "UpToDate")
+    if update.phase == "Waiting" and not message and fleet.stopped is None and before is not None and before.reason in _OF_WAVES:
+        reason, message = before.reason, before.message
+    elif update.phase == "Waiting" and not message:
         reason = "RolloutStopped" if fleet.stopped else "WaitingForWave"
         message = fleet.stopped or "the service waits for its wave"
     elif update.phase == "Current":

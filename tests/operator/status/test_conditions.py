@@ -219,3 +219,19 @@ def test_each_change_of_status_or_reason_and_of_a_faults_message_is_an_event() -
     assert transitions.events_for(well, lost) == [("Warning", "IndexUnavailable", "since 1")] and transitions.events_for(lost, still) == []
     late = status_of(("Ready", "True", "Serving", "x"), ("Progressing", "False", "ProgressDeadlineExceeded", "timed out"))
     assert transitions.events_for(well, late) == [("Warning", "ProgressDeadlineExceeded", "timed out")]
+
+
+def test_each_step_of_an_update_to_new_images_is_one_event() -> None:
+    def at(phase: str) -> ServiceStatus:
+        update = {"phase": phase, "workerImage": "worker:2", "routerImage": "control:2", "message": "CrashLoopBackOff: x"}
+        return ServiceStatus.model_validate({"imageUpdate": update})
+
+    begun = transitions.events_for(at("Waiting"), at("RollingOut"))
+    assert begun == [("Normal", "UpdatingImages", "The update to worker:2 and control:2 begins")]
+    assert transitions.events_for(at("RollingOut"), at("RollingOut")) == transitions.events_for(at("RollingOut"), at("Observing")) == []
+    assert transitions.events_for(at("Observing"), at("Current")) == [
+        ("Normal", "ImagesUpdated", "The service serves with worker:2 and control:2")
+    ]
+    ((type_, reason, message),) = transitions.events_for(at("Observing"), at("RollingBack"))
+    assert (type_, reason) == ("Warning", "UpdateFailed") and "CrashLoopBackOff" in message
+    assert transitions.events_for(at("RollingBack"), at("Failed")) == transitions.events_for(at("Pinned"), at("Current")) == []

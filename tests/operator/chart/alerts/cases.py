@@ -235,7 +235,12 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
     ),
     "FairleadImageRolloutStopped": (
         Fires("an update failed", pulse(UPDATES_FAILED, 1, MINUTES, 0), 10, {"namespace": OPERATOR}),
-        Fires("it goes back for long", pulse(operator("image_update_services", phase="RollingBack"), 1, MINUTES, 0), 10, {"namespace": OPERATOR}),
+        Fires(
+            "it goes back for long",
+            pulse(operator("image_update_services", phase="RollingBack"), 1, MINUTES, 0),
+            10,
+            {"namespace": OPERATOR},
+        ),
         Silent("other images continue it after 4 minutes", pulse(UPDATES_FAILED, 1, 4, 0)),
         Silent("services wait for their wave", pulse(operator("image_update_services", phase="Waiting"), 150, MINUTES, 0)),
         Silent("a service is Degraded", conditions(Degraded=1)),
