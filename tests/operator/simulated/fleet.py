@@ -29,6 +29,11 @@ class FleetApi(Api):
     def __init__(self) -> None:
         super().__init__()
         self.kill_at, self.kill_before = -1, False
+        self.observe: Callable[[str, Body], None] = lambda event, body: None  # as a client, without copies
+
+    def _tell(self, event: str, body: Body) -> None:
+        self.observe(event, body)
+        super()._tell(event, body)
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
         return await self._killable(super().apply, body)
@@ -105,7 +110,7 @@ class Fleet:
         self._sets: dict[str, list[ReplicaSet]] = {}  # Deployment → its ReplicaSets, of the first `_indexed` ones
         self._indexed = 0
         self._busy: dict[str, float] = {}  # Deployment → until when its controller looks at it
-        self.api.clients.append(self._watch)
+        self.api.observe = self._watch
 
     def create(self, name: str, **spec: Any) -> None:
         self.api.put(manifest(name, **spec))

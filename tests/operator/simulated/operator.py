@@ -79,9 +79,11 @@ class Operator:
         if self._applier is None or self._applier.uid != service.uid:
             cluster: Any = self._api
             self._applier = Applier(cluster, self._cache, *self._owner, service.uid)
-        refused = finished(self._applier.converge(self._desired(service).objects))
+        before, plan = self._cache.versions(self._owner), self._desired(service)
+        refused = finished(self._applier.converge(plan.objects))
         assert all("garbage collector" in words for words in refused.values()), refused
-        plan = self._desired(service, refusals=refused)
+        if refused or self._cache.versions(self._owner) != before:
+            plan = self._desired(service, refusals=refused)
         if plan.probe_due:
             plan = self._desired(service, ProbeResult(service.generation, True, "", 0, self._api.now), refused)
         self.plan, self._wake_at = plan, self._api.now + RETRY_REFUSED if refused else plan.wake_at
