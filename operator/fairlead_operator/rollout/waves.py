@@ -43,8 +43,11 @@ class Wave:
 
 
 def plan_wave(members: Iterable[Member], granted: Collection[Owner], limits: WaveLimits) -> Wave:
-    """Return the services that may begin now, the smallest first, within the limits. A failed service stops the rollout."""
-    everyone = sorted(members, key=lambda one: (one.workers, one.owner))
+    """Return the services that may begin now, within the limits. A failed service stops the rollout.
+
+    The smallest are first, and those at zero are last: without pods they prove nothing, and would wake up with a bad image.
+    """
+    everyone = sorted(members, key=lambda one: (not one.workers, one.workers, one.owner))
     failed = tuple(one.owner for one in everyone if one.phase in GOING_BACK)
     if failed or limits.paused:
         return Wave(failed=failed)

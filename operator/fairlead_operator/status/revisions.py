@@ -64,7 +64,8 @@ def build_model_commit(
 
 def build_condition(service: InferenceService, update: ImageUpdateStatus, fleet: FleetView, now: datetime) -> Condition:
     """Return condition UpToDate: whether the pods run the operator's newest images, and if not, why."""
-    reason, message = update.phase, update.message
+    reason: str = update.phase
+    message = update.message
     before = find(service.status.conditions, "UpToDate")
     if update.phase == "Waiting" and not message and fleet.stopped is None and before is not None and before.reason in _OF_WAVES:
         reason, message = before.reason, before.message

@@ -76,3 +76,13 @@ def test_every_service_that_fits_is_updated_in_the_end(fleet: tuple[Member, ...]
         for owner in plan_wave(by_owner.values(), (), limit).admitted:
             by_owner[owner] = Member(owner, "RollingOut", by_owner[owner].surge_gpus)
     assert not [one for one in by_owner.values() if one.admissible and (room is None or one.surge_gpus <= room)]
+
+
+def test_the_smallest_is_first_and_one_at_zero_last() -> None:
+    fleet = [Member(("team", f"s{workers}"), "Waiting", 0, workers, True) for workers in (0, 3, 1)]
+    order = []
+    while fleet:
+        (owner,) = plan_wave(fleet, (), WaveLimits(max_services=1)).admitted
+        order.append(owner[1])
+        fleet = [one for one in fleet if one.owner != owner]
+    assert order == ["s1", "s3", "s0"]
