@@ -27,7 +27,12 @@ class Operator:
         self.began = time.monotonic()
         self._log = folder / f"{user}-{time.monotonic_ns()}.log"
         flags = ["--worker-image=registry.example/fairlead/worker:1", "--router-image=registry.example/fairlead/control:1"]
-        flags += ["--redis-url=redis://redis:6379", "--health-port=0", f"--kubeconfig={server.kubeconfig_of(user, folder)}"]
+        flags += [
+            "--redis-url=redis://redis:6379",
+            "--health-port=0",
+            "--hub-endpoint=",
+            f"--kubeconfig={server.kubeconfig_of(user, folder)}",
+        ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with self._log.open("wb") as log:
             command = [sys.executable, "-m", "bench.operator.entrypoint", router, *flags]

@@ -7,7 +7,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import has_password, parse_url
-from fairlead_operator.settings import Settings
+from fairlead_operator.api.fields import PERCENTAGE, percentage
+from fairlead_operator.settings import Settings, WaveLimits
 
 
 class OperatorConfig(BaseSettings):
@@ -54,6 +55,22 @@ class OperatorConfig(BaseSettings):
         "",
         pattern="^(https?://[^/\\s]+.*)?$",
         description="URL of an OpenTelemetry collector: traces of workers, routers, reconciles.",
+    )
+    rollout_paused: bool = Field(False, description="Update no further service with rollout.engineVersion Auto to new images.")
+    rollout_max_services: int = Field(3, ge=1, le=1000, description="Services that are updated to new images at the same time.")
+    rollout_max_surge_gpus: int | None = Field(
+        None, ge=0, le=100_000, description="GPUs that these updates may use in addition, for surge workers and canaries; absent: no limit."
+    )
+    rollout_observation_seconds: float = Field(
+        120, ge=0, le=86_400, description="Seconds that an updated service is observed before another takes its place."
+    )
+    rollout_max_error_rate_increase: str = Field(
+        "1%", pattern=PERCENTAGE, description="Failed requests beyond their percentage before an update, at which it is undone."
+    )
+    hub_endpoint: str = Field(
+        "https://huggingface.co",
+        pattern="^(https?://[^/\\s]+.*)?$",
+        description="URL of the hub that resolves branches of hf:// models to commits; empty: each worker does.",
     )
     health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: any free port.")
     kubeconfig: str = Field("", description="Kubeconfig file; empty: the pod's service account, or $KUBECONFIG.")
@@ -116,6 +133,13 @@ class OperatorConfig(BaseSettings):
             operator_namespace=self.lease_namespace,
             monitoring_namespaces=_names(self.monitoring_namespaces),
             otlp_endpoint=self.otlp_endpoint,
+            waves=WaveLimits(
+                self.rollout_paused,
+                self.rollout_max_services,
+                self.rollout_max_surge_gpus,
+                self.rollout_observation_seconds,
+                percentage(self.rollout_max_error_rate_increase),
+            ),
         )
 
 

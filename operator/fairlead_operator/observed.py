@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from fairlead_common.canary_split import SplitReport
+from fairlead_operator import names
 from fairlead_operator.api.loading import Phase
-from fairlead_operator.objects import Body, is_canary
+from fairlead_operator.objects import Body, component_of, is_canary, ready_at
 
 LOADING_STEP = 5  # percent
 PHASES = {phase: place for place, phase in enumerate(get_args(Phase))}
@@ -140,6 +141,31 @@ class OtherService:
 
 
 @dataclass(frozen=True)
+class ObservedErrors:
+    """Requests and failed ones (status 5xx) that the routers counted since an update was admitted, and the share of failed ones before."""
+
+    requests: int = 0
+    errors: int = 0
+    rate_before: float | None = None  # of all requests of the present routers; None: unknown
+
+
+@dataclass(frozen=True)
+class FleetView:
+    """What the rollout of images over all services says to one service."""
+
+    admitted: bool = False  # it may begin its update
+    stopped: str | None = ""  # why no service may begin; empty: waves go on; None: not known yet, after a restart
+
+
+@dataclass(frozen=True)
+class ModelCommit:
+    """The hub's answer: the commit, or why there is none."""
+
+    commit: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Observed:
     """All inputs of `desired` beside the service itself."""
 
@@ -163,7 +189,14 @@ class Observed:
     recommendations: tuple[Recommendation, ...] = ()  # of the last minutes, from the routers' reports; oldest first
     progress_deadline_at: float | None = None  # seconds since the epoch when workers of several pods exceed their progress deadline
     field_conflicts: tuple[FieldConflict, ...] = ()  # as far as this process knows
+    fleet: FleetView = FleetView()
+    errors: ObservedErrors | None = None  # None: no router has answered yet
+    model_commit: ModelCommit | None = None  # for a revision that has no template yet
     decision: SizeDecision | None = None  # the last change of the size that this process decided
+
+    @property
+    def has_ready_router(self) -> bool:
+        return any(component_of(pod) == names.ROUTER and ready_at(pod) is not None for pod in self.pods)
 
     @property
     def stable(self) -> "Observed":

@@ -56,12 +56,14 @@ def worker_revision(service: InferenceService) -> str:
         service
     )
     shaping["model"].get("cache", {}).pop("prefetch", None)  # a Job's, not the workers'
-    return names.digest([shaping, non_default_fields(service.spec.rollout, "drain_timeout_seconds"), service.served_model_name])
+    rollout = non_default_fields(service.spec.rollout, "drain_timeout_seconds", "restarted_at")
+    return names.digest([shaping, rollout, service.served_model_name])
 
 
 def router_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about router pods."""
     choices = (
+        "image",
         "policy",
         "index_mode",
         "index_groups",
@@ -97,7 +99,7 @@ def router_revision(service: InferenceService) -> str:
 
 def batch_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about the pod of the batch server."""
-    parts = non_default_fields(service.spec, "batch", "image_pull_secrets")
+    parts = non_default_fields(service.spec, "batch", "image_pull_secrets") | non_default_fields(service.spec.routing, "image")
     return names.digest([parts, non_default_fields(service.spec.rollout, "drain_timeout_seconds")])
 
 

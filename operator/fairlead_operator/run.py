@@ -25,6 +25,7 @@ from fairlead_operator.kube.leader_election import LeaderElector
 from fairlead_operator.kube.reflector import Reflectors
 from fairlead_operator.kube.resync import STALE, Resync
 from fairlead_operator.kube.workqueue import WorkQueue
+from fairlead_operator.polling.hub import HubResolver
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.process import health
 from fairlead_operator.process.loop_thread import LoopThread
@@ -32,6 +33,7 @@ from fairlead_operator.process.memory import limit_heap, trim_forever
 from fairlead_operator.process.metrics import Metrics
 from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.controller import Controller
+from fairlead_operator.reconcile.fleet import FleetRollout
 from fairlead_operator.reconcile.reconciler import Dependencies
 
 log = logging.getLogger(__name__)
@@ -121,6 +123,8 @@ class _Operator:
             self._gateways.find,
             lambda: self._credentials.seen,
             tracer,
+            FleetRollout(config.settings.waves, self._cache, self._controller.wake),
+            HubResolver(config.hub_endpoint),
         )
         metrics.register_sources(
             lambda: elector.leading, lambda: self._resync.seconds_since_resync, lambda: len(self._controller), self._reported_services
@@ -177,6 +181,8 @@ class _Operator:
         """Stop the writers first, then release the lease: its next holder need not wait for kopf, which takes seconds."""
         await self._controller.close()
         await self._event_recorder.close()
+        if self._dependencies.hub is not None:
+            await self._dependencies.hub.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,6 +207,10 @@ class _Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._credentials.run(), name="redis credentials")
             await self._credentials.reconciled.wait()  # otherwise a new pod would start before its Secret exists
+            if self._dependencies.fleet is not None:
+                group.create_task(
+                    self._dependencies.fleet.run(self._dependencies.cluster, self._config.namespace), name="rollout of images"
+                )
             self._controller.start(self._dependencies)
 
 

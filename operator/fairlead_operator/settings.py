@@ -1,6 +1,17 @@
 """The part of the operator's configuration that desired state depends on. Pure data; `fairlead up` builds one too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class WaveLimits:
+    """Limits of the rollout of new images over all services with `engineVersion: Auto`."""
+
+    paused: bool = False  # begin no further service
+    max_services: int = 3  # that are updated or observed at the same time
+    max_surge_gpus: int | None = None  # of surge workers and canaries of all updates together; None: no limit
+    observation_seconds: float = 120.0  # after a service is complete, until its update counts as successful
+    max_error_rate_increase: float = 0.01  # share of failed requests beyond that before the update
 
 
 @dataclass(frozen=True)
@@ -18,4 +29,5 @@ class Settings:
     cluster_domain: str = "cluster.local"
     operator_namespace: str = ""  # from which the operator polls workers and routers; empty: any
     monitoring_namespaces: tuple[str, ...] = ()  # that may read /metrics of all pods
+    waves: WaveLimits = field(default_factory=WaveLimits)
     otlp_endpoint: str = ""  # of the collector of traces; empty: workers and routers send none

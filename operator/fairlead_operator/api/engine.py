@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Argument, Part, Quantity, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import Argument, Image, Part, Quantity, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.owned_flags import refuse_owned_flags
 
 _SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages both set the size: keep one of the two"
@@ -78,6 +78,7 @@ class Engine(Part):
         )
     )
 
+    image: Image | None = Field(None, description="Image of the workers. Absent: the operator's, by rollout.engineVersion.")
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
         None, description="Most tokens of prompt and output together. Absent: the limit of the model."
     )

@@ -111,6 +111,7 @@ EXAMPLES = {
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]
 Percentage = Annotated[str, Field(min_length=2, max_length=8, pattern=PERCENTAGE)]
+Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 URI = (

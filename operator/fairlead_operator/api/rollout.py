@@ -1,14 +1,28 @@
 """`spec.rollout`: how pods are replaced."""
 
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from fairlead_operator.api.canary import Canary
 from fairlead_operator.api.fields import Part, refuse, rule, rules
 
 _SURGE = "spec.rollout.surgeTimeoutSeconds must be at most spec.rollout.progressDeadlineSeconds: reduce the one or raise the other"
 _REVISION = r"^([a-z]([-a-z0-9]*[a-z0-9])?-)?[0-9a-f]{10}$"
+
+
+def _require_time(text: str) -> str:
+    """Apply the format `date-time` of the CRD, which needs a time zone."""
+    try:
+        is_time = datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        is_time = False
+    refuse(not is_time, f"spec.rollout.restartedAt must be a time with a zone, such as 2026-01-31T12:00:00Z (got {text!r})")
+    return text
+
+
+RestartTime = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_require_time)]
 
 
 class Rollout(Part):
@@ -28,6 +42,11 @@ class Rollout(Part):
     revision: Annotated[str, Field(min_length=10, max_length=96, pattern=_REVISION)] | None = Field(
         None,
         description="Runs the workers of this ControllerRevision (NAME-worker-DIGEST). Absent: those of the current spec.",
+    )
+    restarted_at: RestartTime | None = Field(None, description="A change restarts the workers, as kubectl rollout restart does.")
+    engine_version: Literal["Pinned", "Auto"] = Field(
+        "Pinned",
+        description="Pinned: new operator images reach pods with the next edit. Auto: they are rolled out over all Auto services in waves.",
     )
     drain_timeout_seconds: int = Field(120, ge=0, le=7200, description="How long a terminating pod may take to complete its requests.")
     progress_deadline_seconds: int = Field(

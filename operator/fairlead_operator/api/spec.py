@@ -10,7 +10,7 @@ from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloa
 from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, ObjectName, Part, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import Argument, Image, ObjectName, Part, list_map, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
 from fairlead_operator.api.rollout import Rollout
@@ -151,6 +151,7 @@ class Routing(Part):
         description="How PrefixAware reads the index. Remote: from Redis. Mirror: from a copy, also while Redis is down. "
         "Auto: Mirror while it is small.",
     )
+    image: Image | None = Field(None, description="Image of the routers. Absent: the operator's, by rollout.engineVersion.")
     replicas: int = Field(2, ge=1, le=64, description="Router pods. Any number works. With router.autoscaling: the fewest.")
     index_groups: int = Field(
         1,

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from fairlead_operator.api.fields import Part, list_map
 from fairlead_operator.api.loading import LoadingStatus
+from fairlead_operator.api.revisions import ImageUpdateStatus, ModelCommitStatus, RevisionStatus
 from fairlead_operator.api.traffic import TrafficStatus
 
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
@@ -97,6 +98,11 @@ class ServiceStatus(Part):
     reduced_since: Time | None = Field(
         None, description="Since when fewer workers or routers are ready than should be. Absent while all are."
     )
+    revisions: list[RevisionStatus] = Field(
+        default_factory=list, max_length=32, description="Revisions of workers and routers.", json_schema_extra=list_map("name")
+    )
+    image_update: ImageUpdateStatus | None = Field(None, description="Progress of the operator's images to this service.")
+    model_commit: ModelCommitStatus | None = Field(None, description="Commit of the hf:// model. Absent for other models.")
     loading: LoadingStatus | None = Field(None, description="Load progress of the slowest worker. Absent while no worker loads.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it. Absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="Recent token rates. Absent until a router was polled twice.")

@@ -12,6 +12,7 @@ from fairlead_operator.children import pods, secrets, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import batch_revision, pin
+from fairlead_operator.rollout.images import router_image
 from fairlead_operator.rollout.strategy import is_pausing
 from fairlead_operator.settings import Settings
 
@@ -80,7 +81,7 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
     volumes, mounts, variables = _storage(batch)
     container: Object = {
         "name": names.BATCH,
-        "image": settings.router_image,
+        "image": router_image(service, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-batch"],
         "args": [f"--{flag}={value}" for flag, value in flags.items()],

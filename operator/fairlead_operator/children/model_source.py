@@ -29,16 +29,17 @@ class ModelSource:
         self.mounts.append({"name": name, "mountPath": path, **more})
 
 
-def model_source(spec: ServiceSpec) -> ModelSource:
+def model_source(spec: ServiceSpec, commit: str = "") -> ModelSource:
     """Return the source of the models of `spec`.
 
     `hf://`, `s3://` and `gs://` are downloaded into the cache volume. `pvc://claim/path` and `oci://image` are mounted read-only.
-    `file://` is used unchanged.
+    `file://` is used unchanged. `commit`: to which an `hf://` model without one was resolved; empty: the worker resolves it.
     """
     model = spec.model
     speculation = spec.engine.speculative_decoding
     draft = (speculation.draft_model_uri or "") if speculation is not None else ""
-    found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
+    revision = commit or model.revision
+    found = ModelSource(f"{model.uri.partition('@')[0] if commit else model.uri}@{revision}" if revision else model.uri, draft)
     if any(is_downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
         found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
         found.env += [{"name": "HF_HOME", "value": CACHE_MOUNT}, {"name": "FAIRLEAD_MODEL_CACHE", "value": CACHE_MOUNT}]

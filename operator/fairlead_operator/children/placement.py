@@ -3,15 +3,6 @@
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.resources import AMD, NVIDIA
 from fairlead_operator.objects import Object
-from fairlead_operator.settings import Settings
-
-
-def count_gpus(service: InferenceService, settings: Settings) -> int:
-    """Return the GPUs of one pod. Without spec.resources.gpus it is the operator's default for each rank of the model."""
-    resources, engine = service.spec.resources, service.spec.engine
-    if resources.gpus is not None:
-        return resources.gpus
-    return (1 if resources.is_explicit else settings.default_gpus) * engine.tensor_parallel // engine.nodes
 
 
 def placement(service: InferenceService, gpus: int) -> Object:

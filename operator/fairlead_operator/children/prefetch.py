@@ -20,11 +20,11 @@ RETRIES = 100
 _OF_WORKERS_ONLY = ("affinity", "resourceClaims", "topologySpreadConstraints", "initContainers", "runtimeClassName", "priorityClassName")
 
 
-def objects(service: InferenceService, settings: Settings) -> list[Object]:
-    """Return the Job; none without `prefetch`."""
+def objects(service: InferenceService, settings: Settings, commit: str = "") -> list[Object]:
+    """Return the Job; none without `prefetch`. `commit`: to which an `hf://` model without one was resolved."""
     if not is_prefetched(service):
         return []
-    spec = _pod_spec(service, settings)
+    spec = _pod_spec(service, settings, commit)
     digest = names.digest([service.name, service.uid, spec])
     labels = names.selector(service, names.PREFETCH) | {names.REVISION: digest}
     metadata = names.metadata(service, f"{service.name[:40]}-prefetch-{digest}", names.PREFETCH)
@@ -37,11 +37,11 @@ def is_prefetched(service: InferenceService) -> bool:
     return cache is not None and cache.prefetch == "Enabled"
 
 
-def _pod_spec(service: InferenceService, settings: Settings) -> Object:
-    source = model_source(service.spec)
+def _pod_spec(service: InferenceService, settings: Settings, commit: str) -> Object:
+    source = model_source(service.spec, commit)
     container: Object = {
         "name": "worker",  # spec.podTemplate gives the container of this name its proxies and certificates
-        "image": settings.worker_image,
+        "image": service.spec.engine.image or settings.worker_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-prefetch"],
         "args": _arguments(source),

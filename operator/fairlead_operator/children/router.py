@@ -10,6 +10,7 @@ from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import non_default_fields, pin, router_revision, scales_to_zero
+from fairlead_operator.rollout.images import router_image
 from fairlead_operator.rollout.step import SURGE
 from fairlead_operator.rollout.strategy import is_pausing
 from fairlead_operator.router_size import replicas_to_apply
@@ -67,7 +68,7 @@ def _deployment(service: InferenceService, replicas: int | None, template: Objec
 def _template(service: InferenceService, settings: Settings) -> Object:
     container: Object = {
         "name": "router",
-        "image": settings.router_image,
+        "image": router_image(service, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-router"],
         "args": arguments(service, settings),

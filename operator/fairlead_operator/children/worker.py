@@ -9,10 +9,11 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import canary, groups, pods, redis, security
 from fairlead_operator.children.model_source import ModelSource, model_source
-from fairlead_operator.children.placement import count_gpus, device_resources, placement
+from fairlead_operator.children.placement import device_resources, placement
 from fairlead_operator.kube.merge import merge
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import pin, worker_revision
+from fairlead_operator.rollout.images import count_gpus, worker_image
 from fairlead_operator.rollout.sides import STABLE_ONLY, Sides
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
@@ -34,14 +35,16 @@ def objects(
     revisions: Iterable[Mapping[str, Any]] = (),
     step: Step | None = None,
     sides: Sides = STABLE_ONLY,
+    commit: str = "",
 ) -> list[Object]:
     """Return the objects of the workers.
 
     `revisions`: the observed ControllerRevisions; a template is stored in one before it is used. `step`: of the rollout; None: the first.
+    `commit`: of the model, for a template that is rendered now.
     """
     step, seen = step or Step(worker_revision(service)), list(revisions)
     tried = worker_revision(service) if sides.stable else step.revision
-    pinned = pin(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
+    pinned = pin(service, names.WORKER, tried, _template(service, settings, commit), seen, step.in_use | {sides.stable}, sides.failure)
     stable = canary.stable_template(service, sides, seen)
     return [
         *(_account(service), _headless_service(service), *groups.secret(service), *pinned.revisions),
@@ -94,8 +97,8 @@ def _deployment(service: InferenceService, template: Object, step: Step) -> Obje
     )
 
 
-def _template(service: InferenceService, settings: Settings) -> Object:
-    source = model_source(service.spec)
+def _template(service: InferenceService, settings: Settings, commit: str) -> Object:
+    source = model_source(service.spec, commit)
     volumes: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
         # torch and NCCL use /dev/shm; its default size is 64 MiB.
@@ -113,7 +116,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
     return {
         "name": "worker",
-        "image": (count_gpus(service, settings) and settings.worker_gpu_image) or settings.worker_image,
+        "image": worker_image(service, settings),
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-worker"],
         "args": arguments(service, source),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
@@ -26,11 +27,20 @@ PROMPT = "Ready?"
 POLL_TIMEOUT = 5.0  # seconds; nothing depends on the answer
 MAX_COMPLETIONS, MAX_POLLS = 256, 32  # concurrent requests
 Answer = TypeVar("Answer")
+REQUESTS = "fairlead_router_requests_total"
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class RouterUnavailable(Exception):
     """A router did not report what was requested; the message says what came instead."""
+
+
+@dataclass(frozen=True)
+class RequestCounts:
+    """Requests of clients since a router's start, and those that got a status 5xx."""
+
+    requests: int
+    errors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,18 @@ class Prober:
     async def fetch_split(self, address: str) -> SplitReport:
         """Return the results of both sides of a split from the router at `address` (host:port). Raises RouterUnavailable."""
         return await self._fetch(address, "/fairlead/split", SplitReport)
+
+    async def fetch_request_counts(self, address: str) -> RequestCounts:
+        """Return the requests that the router at `address` (host:port) has counted in its metrics. Raises RouterUnavailable."""
+        try:
+            status, text = await self._get(address, "/metrics")
+            if status != 200:
+                raise ValueError(f"answered {status}: {text[:300]}")
+            samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == REQUESTS]
+        except (*_FAILURES, ValueError) as error:
+            raise RouterUnavailable(f"{address}/metrics: {type(error).__name__}: {error}") from None
+        failed = sum(one.value for one in samples if one.labels.get("code", "").startswith("5"))
+        return RequestCounts(int(sum(one.value for one in samples)), int(failed))
 
     async def _fetch(self, address: str, path: str, kind: type[Answer]) -> Answer:
         try:

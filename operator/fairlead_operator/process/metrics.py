@@ -6,12 +6,13 @@ A standby exports the same families, without services.
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_operator.api.revisions import UpdatePhase
 from fairlead_operator.kube.tracing import trace_part
 from fairlead_operator.kube.workqueue import WorkQueue
 
@@ -101,8 +102,16 @@ class _Services(Collector):
             "fairlead_service_condition", "1 while a condition of the service is True, 0 while it is False", labels=[*labels, "type"]
         )
         workers = GaugeMetricFamily("fairlead_service_workers", "Workers by state: desired, existing, ready", labels=[*labels, "state"])
+        updates = GaugeMetricFamily(
+            "fairlead_operator_image_update_services",
+            "Services by phase of the update to the operator's newest images (status.imageUpdate)",
+            labels=["phase"],
+        )
+        phases = dict.fromkeys(get_args(UpdatePhase), 0)
         for body in self._services():
             metadata, status = body["metadata"], body.get("status") or {}
+            if (phase := (status.get("imageUpdate") or {}).get("phase")) in phases:
+                phases[phase] += 1
             service_labels = [metadata["namespace"], metadata["name"]]
             for condition in status.get("conditions") or []:
                 if condition["status"] in _TRUTH:
@@ -110,7 +119,9 @@ class _Services(Collector):
             workers.add_metric([*service_labels, "desired"], _desired_workers(body))
             workers.add_metric([*service_labels, "existing"], float(status.get("replicas") or 0))
             workers.add_metric([*service_labels, "ready"], float(status.get("readyReplicas") or 0))
-        return [conditions, workers]
+        for phase, count in phases.items():
+            updates.add_metric([phase], count)
+        return [conditions, workers, updates]
 
 
 def _desired_workers(body: Mapping[str, Any]) -> float:

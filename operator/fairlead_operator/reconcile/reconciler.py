@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,10 +24,12 @@ from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.kube.tracing import trace_part, trace_reconcile
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.objects import component_of
-from fairlead_operator.observed import Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
+from fairlead_operator.observed import FleetView, ModelCommit, Observed, ObservedRedis, OtherService, ProbeResult, SizeDecision
 from fairlead_operator.polling import deletion_costs
 from fairlead_operator.polling.canary import CanaryPoller
 from fairlead_operator.polling.demand import DemandPoller
+from fairlead_operator.polling.errors import ErrorPoller
+from fairlead_operator.polling.hub import HubResolver
 from fairlead_operator.polling.index import IndexPoller
 from fairlead_operator.polling.loading import LoadingPoller
 from fairlead_operator.polling.pod_events import PodEventPoller
@@ -35,6 +37,9 @@ from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.process.metrics import Metrics
 from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_name
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
+from fairlead_operator.reconcile.fleet import FleetRollout
+from fairlead_operator.rollout.images import UPDATING
+from fairlead_operator.rollout.model_commit import find_unresolved
 from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.scaling.state import scaling_state
 from fairlead_operator.settings import Settings
@@ -76,6 +81,8 @@ class Dependencies:
     gateway: Callable[[str, str], Mapping[str, Any] | None] = lambda namespace, name: None  # spec and status of a Gateway; None: unknown
     redis: Callable[[], ObservedRedis | None] = lambda: None  # the credentials with which services reach the index
     tracer: Tracer | None = None
+    fleet: FleetRollout | None = None  # None: no service is updated to newer images
+    hub: HubResolver | None = None  # None: workers resolve the revisions of hf:// models
 
 
 class Reconciler:
@@ -94,7 +101,9 @@ class Reconciler:
         self._departures = DepartureTracker(time.time())
         self._loading = LoadingPoller(dependencies.prober, self.wake)
         self._demand = DemandPoller(dependencies.prober, self.wake)
+        self._errors = ErrorPoller(dependencies.prober, self.wake)
         self._decision: SizeDecision | None = None
+        self._model_commit: ModelCommit | None = None
 
     def wake(self) -> None:
         self._wake_event.set()
@@ -161,6 +170,11 @@ class Reconciler:
         if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
             return await self._keep_running(body, service, Cause(*problem, fault=True))
         before, observed = self._dependencies.cache.versions(self._owner), self._observe(service)
+        if (unresolved := find_unresolved(service, observed)) is not None and self._dependencies.hub is not None:
+            self._model_commit = self._dependencies.hub.commit(unresolved, self.wake)
+            if self._model_commit is None:
+                return None  # woken within seconds; until then nothing changes
+            observed = replace(observed, model_commit=self._model_commit)
         plan = desired(service, observed, self._dependencies.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
         if deletion_costs.scales_down(plan.objects, observed):
@@ -187,6 +201,9 @@ class Reconciler:
         is_analyzed = canary_status is not None and canary_status.phase in ("Analyzing", "Paused")
         self._canary.follow(ready_routers(pods) if is_analyzed else (), plan.split)
         self._follow_pollers(observed, plan.status)
+        update = plan.status.image_update
+        is_judged = observed.fleet.admitted or (update is not None and update.phase in UPDATING)
+        self._errors.follow(ready_routers(pods), active=is_judged)
         revision = plan.status.revision.rpartition("-")[2]
         self._demand.follow(ready_routers(pods), scaling_state(service, observed, revision, plan.minimum))
         await self._write_status(body, service.status, plan.status)
@@ -198,6 +215,7 @@ class Reconciler:
         self._stop_probing()
         self._canary.stop()
         self._demand.stop()
+        self._errors.stop()
         observed = self._observe(service)
         if self._applier is not None and observed.deployments:  # a rotation of credentials does not wait for a valid spec
             await self._applier.write_secrets(redis.objects(service, self._dependencies.settings, observed.redis))
@@ -222,14 +240,14 @@ class Reconciler:
         """Return the applier of this uid: a service that was deleted and created again under its name is another service."""
         if self._applier is None or self._applier.uid != uid:
             self._applier = Applier(self._dependencies.cluster, self._dependencies.cache, *self._owner, uid)
-            self._probe = self._decision = None
+            self._probe = self._decision = self._model_commit = None
             self._stop_polling()
         return self._applier
 
     def _stop_polling(self) -> None:
         """Stop all probes and pollers of this service until a reconcile starts them again."""
         self._stop_probing()
-        for poller in (self._index, self._pod_events, self._canary, self._loading, self._demand):
+        for poller in (self._index, self._pod_events, self._canary, self._loading, self._demand, self._errors):
             poller.stop()
 
     def _observe(self, service: InferenceService, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -256,6 +274,9 @@ class Reconciler:
             recommendations=self._demand.recommendations,
             field_conflicts=self._applier.field_conflicts.current() if self._applier is not None else (),
             decision=self._decision,
+            fleet=self._dependencies.fleet.view(self._owner) if self._dependencies.fleet is not None else FleetView(),
+            errors=self._errors.seen,
+            model_commit=self._model_commit,
         )
         return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
 
@@ -294,6 +315,7 @@ class Reconciler:
 
     async def _write_status(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
         if body.get("status") == after.model_dump(mode="json", by_alias=True, exclude_none=True):
+            self._report(after)
             return
         status = after.model_dump(mode="json", by_alias=True)  # null removes a field
         gone = {key: None for key in body.get("status") or {} if key not in status}
@@ -309,5 +331,10 @@ class Reconciler:
             if refusal.code == 409:
                 raise Conflict(str(refusal)) from None
             raise
+        self._report(after)
         for type_, reason, message in transitions.events_for(before, after):
             self._dependencies.record_event(body, type_, reason, message)
+
+    def _report(self, stored: ServiceStatus) -> None:
+        if self._dependencies.fleet is not None:
+            self._dependencies.fleet.report(self._owner, stored)

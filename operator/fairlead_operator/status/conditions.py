@@ -36,8 +36,10 @@ class Conditions:
             )
         )
 
-    def keep(self, type_: str) -> None:
-        """Keep the previous condition, with the generation that it describes."""
+    def keep(self, type_: str, *, before: int | None = None) -> None:
+        """Keep the previous condition, with the generation that it describes. `before`: that generation is to be an earlier one."""
         old = find(self._before, type_)
+        if old is not None and before is not None and old.observed_generation >= before:
+            old = old.model_copy(update={"observed_generation": max(0, before - 1)})
         if old is not None:
             self.items.append(old)

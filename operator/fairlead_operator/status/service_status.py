@@ -65,7 +65,13 @@ def build_service_status(
     )
     state = serving.Serving.of(service, workers, routers, ready_before, shortfall.since_seconds)
     probe = serving.ProbeState.of(
-        ready_before, service.generation, observed.probe, seconds, serves=state.serves, is_rolled_out=is_rolled_out
+        ready_before,
+        service.generation,
+        observed.probe,
+        seconds,
+        serves=state.serves,
+        is_rolled_out=is_rolled_out,
+        is_replaced=workers.total > workers.updated or routers.total > routers.updated,
     )
     router = names.deployment(service, names.ROUTER)
     serving.set_ready(conditions, state, probe, obstacle, service.generation, router, seconds)

@@ -68,13 +68,24 @@ class ProbeState:
 
     @classmethod
     def of(
-        cls, ready: Condition | None, generation: int, probe: ProbeResult | None, now: float, *, serves: bool, is_rolled_out: bool
+        cls,
+        ready: Condition | None,
+        generation: int,
+        probe: ProbeResult | None,
+        now: float,
+        *,
+        serves: bool,
+        is_rolled_out: bool,
+        is_replaced: bool = False,
     ) -> "ProbeState":
-        """Compute it. `ready`: the previous condition. `is_rolled_out`: every pod is of this generation."""
+        """Compute it. `ready`: the previous condition. `is_rolled_out`: every pod is of this generation.
+
+        `is_replaced`: there are pods of another revision. That ends a proof for this generation too: new images are no edit.
+        """
         if not serves:
             return cls()
         kept = ready is not None and ready.status == "True" and ready.reason == "Serving"
-        if kept and ready is not None and ready.observed_generation == generation:
+        if kept and ready is not None and ready.observed_generation == generation and not is_replaced:
             return cls(proven=True)
         if kept and not is_rolled_out:
             return cls(kept=True)
@@ -105,7 +116,7 @@ def set_ready(
         failed = _make_failure_cause(probe.failure, router)
         conditions.set("Ready", False, failed.reason, failed.message)
     elif probe.kept:
-        conditions.keep("Ready")
+        conditions.keep("Ready", before=generation)
     elif serving.asleep:
         conditions.set(
             "Ready", True, "Asleep", "No worker runs, because there are no requests; the next one is held until a worker is ready"

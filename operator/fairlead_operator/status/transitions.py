@@ -4,6 +4,7 @@ from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.status import Condition
 from fairlead_operator.status.conditions import find
 from fairlead_operator.status.progress import DEADLINE
+from fairlead_operator.status.revisions import update_events
 
 EventText = tuple[str, str, str]  # type (Normal or Warning), reason, message
 
@@ -15,12 +16,13 @@ def events_for(before: ServiceStatus, after: ServiceStatus) -> list[EventText]:
     - faults that Ready does not report: lost capacity, an unavailable index, a pod that does not terminate, a stalled rollout;
     - the begin and the end of a rollout or of a canary, when Ready says nothing else.
 
-    Each decision of the autoscaler comes first.
+    Each decision of the autoscaler, and each step of an update to new images, comes first.
     """
     items: list[EventText] = []
     size = after.scaling
     if size is not None and size.message and before.scaling is not None and before.scaling.desired_replicas != size.desired_replicas:
         items.append(("Normal", "Scaled", size.message))
+    items += update_events(before.image_update, after.image_update)
     ready, fault = find(after.conditions, "Ready"), find(after.conditions, "Degraded")
     failing = fault is not None and fault.status == "True"
     if ready is not None:

@@ -151,6 +151,7 @@ def test_the_token_comes_from_the_secret_and_is_never_read() -> None:
 def test_every_field_of_engine_takes_effect() -> None:
     """Each field, changed, changes the worker's container."""
     changes: list[dict[str, Any]] = [
+        {"image": "registry.example:5000/worker@sha256:0a"},
         {"maxModelLen": 99},
         {"maxNumSeqs": 9},
         {"chunkedPrefill": "Disabled"},

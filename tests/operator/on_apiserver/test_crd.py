@@ -65,6 +65,10 @@ REFUSED = [
     ),
     ({"batch": {"storageURI": "pvc://c", "secretName": "keys"}}, "spec.batch.secretName needs an s3:// storageURI"),
     ({"batch": {"storageURI": "file:///x"}}, "spec.batch.storageURI"),
+    ({"rollout": {"restartedAt": "yesterday"}}, "spec.rollout.restartedAt"),
+    ({"rollout": {"engineVersion": "latest"}}, "spec.rollout.engineVersion"),
+    ({"engine": {"image": "two words"}}, "spec.engine.image"),
+    ({"routing": {"image": "two words"}}, "spec.routing.image"),
     ({"model": {"adapters": [{"name": "a", "uri": "x"}]}}, "spec.model.adapters.uri must be hf://ORG/NAME"),
     ({"model": {"adapters": [{"name": "a b", "uri": "hf://a/b"}]}}, "spec.model.adapters[0].name"),
     (

@@ -148,3 +148,12 @@ async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatc
     await asyncio.wait_for(woken.wait(), 10)
     task.cancel()
     assert not cache.keys(("ml", "qwen"))
+
+
+def test_services_are_counted_by_the_phase_of_their_update() -> None:
+    metrics = Metrics()
+    phases = ["Waiting", "Waiting", "Failed", "Current"]
+    bodies = [manifest(f"s{number}") | {"status": {"imageUpdate": {"phase": phase}}} for number, phase in enumerate(phases)]
+    metrics.register_sources(lambda: True, lambda: 0.0, lambda: 0, lambda: [*bodies, manifest("new")])
+    found = {one: value(metrics, "fairlead_operator_image_update_services", phase=one) for one in (*phases, "RollingBack")}
+    assert found == {"Waiting": 2.0, "Failed": 1.0, "Current": 1.0, "RollingBack": 0.0}

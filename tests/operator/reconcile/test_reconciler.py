@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import gc
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -18,9 +19,11 @@ from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import SERVICES, Kind
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.observed import ObservedRedis
+from fairlead_operator.polling.hub import HubResolver
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.reconcile.controller import Controller
 from fairlead_operator.reconcile.reconciler import Dependencies, Reconciler
+from fairlead_operator.rollout.model_commit import HubModel
 
 OWNER = ("default", "qwen")
 
@@ -192,3 +195,26 @@ async def test_an_unexpected_error_of_a_probe_is_a_failed_probe() -> None:
     assert loop._probe_task is not None
     await loop._probe_task
     assert loop._probe_task is None and loop._probe is not None and "no such client" in loop._probe.message
+
+
+async def test_a_new_revision_waits_for_the_commit_of_its_model_and_nothing_else_does() -> None:
+    cache, cluster, answer = Cache(lambda _: None), Taking(), threading.Event()
+    body = manifest()
+    body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+    cache.put(body)
+
+    def fetch(model: HubModel, endpoint: str) -> str:
+        assert answer.wait(60)
+        return "a" * 40
+
+    hub = HubResolver("http://hub.example", fetch)
+    loop = Reconciler(OWNER, replace(dependencies(cache, cluster), hub=hub))
+    assert await loop.reconcile() is None and not cluster.applied, "no template without its commit"
+    answer.set()
+    async with asyncio.timeout(60):
+        await loop._wake_event.wait()
+    await loop.reconcile()
+    (worker,) = [one for one in cluster.applied if one["kind"] == "Deployment" and one["metadata"]["name"] == "qwen-worker"]
+    assert f"--model=hf://Qwen/Qwen3-8B@{'a' * 40}" in worker["spec"]["template"]["spec"]["containers"][0]["args"]
+    loop._stop_polling()
+    await hub.close()

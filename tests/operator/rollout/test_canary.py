@@ -189,6 +189,7 @@ def test_a_retry_that_fails_is_not_tried_again_until_the_value_changes_again() -
     cluster.run(60.0, until=lambda: cluster.phase == "Starting")
     assert CANARY in cluster.api.objects, "it is tried once more"
     cluster.until("Failed")
+    cluster.run(120.0)  # until the canary's pods are gone, which status.revisions lists
     written = len(cluster.api.writes)
     cluster.restart_operator()
     cluster.run(120.0)

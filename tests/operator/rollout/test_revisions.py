@@ -174,6 +174,7 @@ DEFAULTS = {
     "rollout.strategy": "Auto",
     "rollout.surge_timeout_seconds": 30,
     "rollout.paused": False,
+    "rollout.engine_version": "Pinned",
     "rollout.drain_timeout_seconds": 120,
     "rollout.progress_deadline_seconds": 3600,
     "pod_disruption_budget.max_unavailable": 1,

@@ -19,6 +19,7 @@ class Api:
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
         self.objects: dict[Key, Body] = {}
+        self._of_kind: dict[str, dict[str, Body]] = {}
         self.clients: list[Callable[[str, Body], None]] = []
         self.writes: list[tuple[float, str, Key]] = []  # of the operator
         self._version = 0
@@ -28,7 +29,7 @@ class Api:
         return datetime.fromtimestamp(self.now, UTC).isoformat()
 
     def of(self, kind: str) -> list[Body]:
-        return [body for key, body in self.objects.items() if key[0] == kind]
+        return list(self._of_kind.get(kind, {}).values())
 
     def put(self, body: Body, *, spec_changed: bool = False) -> Body:
         """Create or replace, as any client may."""
@@ -42,11 +43,13 @@ class Api:
             metadata["generation"] = held["metadata"]["generation"] + 1
         metadata["resourceVersion"] = str(self._version)
         self.objects[key] = body
+        self._of_kind.setdefault(key[0], {})[key[1]] = body
         self._tell("MODIFIED", body)
         return body
 
     def remove(self, key: Key) -> None:
         body = self.objects.pop(key)
+        del self._of_kind[key[0]][key[1]]
         self._version += 1
         body["metadata"]["resourceVersion"] = str(self._version)
         self._tell("DELETED", body)
@@ -91,9 +94,11 @@ class Api:
         for before in made["metadata"].get("managedFields", []):
             _give_up(made, before["fieldsV1"], body)
         _merge(made, copy.deepcopy(dict(body)))
-        made["metadata"]["managedFields"] = [entry]
+        written = next(iter((held or {"metadata": {}})["metadata"].get("managedFields", [])), {})
+        made["metadata"]["managedFields"] = [{**entry, "time": written.get("time")}]
         if held is not None and held == made:
             return copy.deepcopy(held)
+        made["metadata"]["managedFields"] = [{**entry, "time": self.time()}]
         return copy.deepcopy(self.put(made, spec_changed=held is not None and held.get("spec") != made.get("spec")))
 
     async def patch_status(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> Body:
@@ -105,7 +110,8 @@ class Api:
         if held["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
             raise ApiError(409, "conflict")
         made = copy.deepcopy(held)
-        made["status"] = {name: value for name, value in status.items() if value is not None}
+        made["status"] = {}
+        _merge(made["status"], status)
         return copy.deepcopy(self.put(made))
 
     async def delete(self, body: Mapping[str, Any]) -> None:
@@ -123,6 +129,8 @@ def _merge(into: Body, patch: Mapping[str, Any]) -> None:
             into.pop(name, None)
         elif isinstance(value, Mapping) and isinstance(into.get(name), dict):
             _merge(into[name], value)
+        elif isinstance(value, Mapping):
+            _merge(into.setdefault(name, {}), value)
         else:
             into[name] = copy.deepcopy(value)
 

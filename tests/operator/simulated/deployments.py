@@ -24,6 +24,7 @@ class ReplicaSet:
     total: int = 0
     ready: int = 0
     available: int = 0
+    names: list[str] = field(default_factory=list)  # of all pods that it ever made
 
 
 @dataclass(eq=False)
@@ -72,7 +73,8 @@ class Controller:
             self.sets.remove(one)
 
     def pods_of(self, one: ReplicaSet) -> list[Body]:
-        return [pod for pod in self.api.of("Pod") if pod["sim"].set is one and "deletionTimestamp" not in pod["metadata"]]
+        found = [pod for name in one.names if (pod := self.api.objects.get(("Pod", name))) is not None]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def _rank(self, pod: Body) -> Any:
         """Those that are ended first, first: without a node, not ready, made last."""

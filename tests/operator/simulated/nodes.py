@@ -8,6 +8,7 @@ from tests.operator.simulated.api import Api, Body
 from tests.operator.simulated.deployments import ReplicaSet
 
 BACKOFF = 10.0  # seconds at most until kube-scheduler tries a pod again, after something has changed
+BAD_IMAGE = ":bad"  # images whose containers crash
 CRASHED = {"exitCode": 1, "reason": "Error", "message": "ValueError: no such model"}
 
 
@@ -47,8 +48,10 @@ class Nodes:
         labels = dict(owner.template["metadata"]["labels"])
         (container,) = owner.template["spec"]["containers"]
         gpus = int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
-        sim = Pod(owner, self._order, gpus, "--broken" in container["args"], self.api.now)
+        broken = "--broken" in container["args"] or container["image"].endswith(BAD_IMAGE)
+        sim = Pod(owner, self._order, gpus, broken, self.api.now)
         name = f"{owner.deployment}-{self._order}"
+        owner.names.append(name)
         self.api.put(
             {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}, "status": {"phase": "Pending"}, "sim": sim}
         )

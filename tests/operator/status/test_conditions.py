@@ -241,3 +241,17 @@ def test_a_rollout_of_a_service_that_serves_is_an_event_and_a_change_of_its_size
         ("Ready", "True", "Serving", "x"), ("Progressing", "False", "CanaryFailed", "y"), ("Degraded", "True", "CanaryFailed", "y")
     )
     assert transitions.events_for(rolling, failed) == [("Warning", "CanaryFailed", "y")]
+def test_each_step_of_an_update_to_new_images_is_one_event() -> None:
+    def at(phase: str) -> ServiceStatus:
+        update = {"phase": phase, "workerImage": "worker:2", "routerImage": "control:2", "message": "CrashLoopBackOff: x"}
+        return ServiceStatus.model_validate({"imageUpdate": update})
+
+    begun = transitions.events_for(at("Waiting"), at("RollingOut"))
+    assert begun == [("Normal", "UpdatingImages", "The update to worker:2 and control:2 begins")]
+    assert transitions.events_for(at("RollingOut"), at("RollingOut")) == transitions.events_for(at("RollingOut"), at("Observing")) == []
+    assert transitions.events_for(at("Observing"), at("Current")) == [
+        ("Normal", "ImagesUpdated", "The service serves with worker:2 and control:2")
+    ]
+    ((type_, reason, message),) = transitions.events_for(at("Observing"), at("RollingBack"))
+    assert (type_, reason) == ("Warning", "UpdateFailed") and "CrashLoopBackOff" in message
+    assert transitions.events_for(at("RollingBack"), at("Failed")) == transitions.events_for(at("Pinned"), at("Current")) == []

@@ -53,7 +53,7 @@ class StubRouter:
 @contextmanager
 def run_operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object) -> Iterator[None]:
     """Runs while the context lasts; an operator that ends by itself fails the test."""
-    flags = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379", **flags}
+    flags = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379", "hub_endpoint": "", **flags}
     flags = {"namespaces": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags}
     config = OperatorConfig(**cast(Any, flags))
     loop, stop, ended = asyncio.new_event_loop(), asyncio.Event(), []

@@ -83,6 +83,7 @@ PREDICTIONS = CHAT.router("prediction_error_tokens_count")
 PREDICTED = {CHAT.router("prediction_error_tokens_count", pod): counter((60, 4), (0, MINUTES)) for pod in ROUTERS}
 NOT_READY = {"Ready": 0, "Available": 0}
 RESYNC = operator("seconds_since_resync")
+UPDATES_FAILED = operator("image_update_services", phase="Failed")
 
 
 def refused(reason: str, rate: float, minutes: float = MINUTES, pod: str = "r-1") -> dict[str, str]:
@@ -222,6 +223,18 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Silent("a standby takes over", failover()),
         Silent("the standby is gone", {operator("leading", "op-b"): gauge((0, 5), (LOST, MINUTES))}),
         Silent("reconciles fail", errors(60)),
+    ),
+    "FairleadImageRolloutStopped": (
+        Fires("an update failed", pulse(UPDATES_FAILED, 1, MINUTES, 0), 10, {"namespace": OPERATOR}),
+        Fires(
+            "it goes back for long",
+            pulse(operator("image_update_services", phase="RollingBack"), 1, MINUTES, 0),
+            10,
+            {"namespace": OPERATOR},
+        ),
+        Silent("other images continue it after 4 minutes", pulse(UPDATES_FAILED, 1, 4, 0)),
+        Silent("services wait for their wave", pulse(operator("image_update_services", phase="Waiting"), 150, MINUTES, 0)),
+        Silent("a service is Degraded", conditions(Degraded=1)),
     ),
     "FairleadReconcileErrors": (
         Fires("one service fails with each retry", errors(0.9), 26, {"namespace": OPERATOR, "error": "ApiError"}),

@@ -1,0 +1,168 @@
+"""The commit of an hf:// model: asked once for a revision, in the background, and the same in every template of that spec."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.rollout.test_revisions import NOW
+from tests.operator.support.manifests import SETTINGS, service
+from tests.operator.support.stub_server import StubServer
+
+from fairlead_operator.api import InferenceService
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import ModelCommit, Observed
+from fairlead_operator.polling.hub import BACKOFF_FIRST, FRESH, HubResolver
+from fairlead_operator.revisions import KIND, worker_revision
+from fairlead_operator.rollout.model_commit import HubModel, find_unresolved
+
+SHA, OTHER = "a" * 40, "b" * 40
+MODEL = HubModel("Qwen/Qwen3-8B", "")
+
+
+class Hub:
+    """Answers as huggingface.co does on /api/models/…, for one model."""
+
+    def __init__(self) -> None:
+        self.sha, self.asked, self.tokens = SHA, [], []
+        self._server = StubServer(self._answer)
+        self.url, self.close = self._server.url, self._server.close
+
+    def _answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
+        self.asked.append(path.partition("?")[0])
+        if not path.startswith("/api/models/Qwen/Qwen3-8B"):
+            return 404, {"error": "Repository not found"}
+        return 200, {"id": "Qwen/Qwen3-8B", "sha": self.sha}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    yield made
+    made.close()
+
+
+async def resolve(resolver: HubResolver, model: HubModel = MODEL) -> ModelCommit:
+    """Ask as a reconciler does: again when it is woken."""
+    woken = asyncio.Event()
+    answer = resolver.commit(model, woken.set)
+    if answer is None:
+        async with asyncio.timeout(60):
+            await woken.wait()
+        answer = resolver.commit(model, woken.set)
+    assert answer is not None
+    return answer
+
+
+async def test_a_branch_is_resolved_once_for_services_of_one_model(hub: Hub) -> None:
+    clock = [0.0]
+    resolver = HubResolver(hub.url, clock=lambda: clock[0])
+    answers = await asyncio.gather(*(resolve(resolver) for _ in range(20)))
+    assert {one.commit for one in answers} == {SHA} and len(hub.asked) == 1
+    hub.sha, clock[0] = OTHER, FRESH + 1
+    assert (await resolve(resolver)).commit == OTHER, "a later revision gets the present commit"
+    assert (await resolve(resolver, replace(MODEL, revision="v1"))).commit == OTHER and hub.asked[-1].endswith("/revision/v1")
+    await resolver.close()
+
+
+async def test_a_hub_that_refuses_is_reported_and_others_are_still_asked(hub: Hub) -> None:
+    resolver = HubResolver(hub.url)
+    refused = await resolve(resolver, HubModel("Qwen/private", "main", needs_token=True))
+    assert refused.commit == "" and "hf://Qwen/private has no commit, and each worker resolves main" in refused.problem
+    assert "without the service's token" in refused.problem and "Set spec.model.revision to a commit" in refused.problem
+    assert (await resolve(resolver)).commit == SHA
+    await resolver.close()
+
+
+async def test_a_hub_that_cannot_be_reached_delays_one_revision_and_is_then_left_alone(hub: Hub) -> None:
+    hub.close()
+    clock, asked = [0.0], []
+
+    def fetch(model: HubModel, endpoint: str) -> str:
+        from fairlead_operator.polling.hub import fetch_commit
+
+        asked.append(model)
+        return fetch_commit(model, endpoint)
+
+    resolver = HubResolver(hub.url, fetch, lambda: clock[0])
+    assert "does not answer" in (await resolve(resolver)).problem
+    other = HubModel("a/b", "")
+    assert resolver.commit(other, lambda: None) is not None, "an answer at once, without a request"
+    assert asked == [MODEL]
+    clock[0] = BACKOFF_FIRST + 1
+    assert (await resolve(resolver, other)).problem and asked == [MODEL, other]
+    clock[0] += BACKOFF_FIRST + 1
+    assert resolver.commit(HubModel("c/d", ""), lambda: None) is not None, "twice as long after the second failure"
+    await resolver.close()
+
+
+async def test_without_an_endpoint_nothing_is_asked() -> None:
+    def fetch(model: HubModel, endpoint: str) -> str:
+        raise AssertionError("asked")
+
+    assert HubResolver("", fetch).commit(MODEL, lambda: None) == ModelCommit()
+
+
+class Cluster:
+    """The ControllerRevisions of one service, as the applier leaves them."""
+
+    def __init__(self) -> None:
+        self.revisions: tuple[Any, ...] = ()
+
+    def look(self, one: InferenceService, commit: str = "", problem: str = "", **settings: Any) -> Desired:
+        seen = Observed(revisions=self.revisions, model_commit=ModelCommit(commit, problem))
+        plan = desired(one, seen, replace(SETTINGS, **settings), NOW)
+        self.revisions = tuple(body for body in plan.objects if body["kind"] == KIND)
+        return desired(one, replace(seen, revisions=self.revisions), replace(SETTINGS, **settings), NOW)
+
+
+def model_of(plan: Desired) -> str:
+    (worker,) = [one for one in plan.objects if one["metadata"]["name"] == "qwen-worker" and one["kind"] == "Deployment"]
+    return next(arg for arg in worker["spec"]["template"]["spec"]["containers"][0]["args"] if arg.startswith("--model="))
+
+
+def test_all_workers_of_a_revision_load_the_commit_that_it_was_resolved_to() -> None:
+    cluster, one = Cluster(), service()
+    first = cluster.look(one, SHA)
+    assert model_of(first) == f"--model=hf://Qwen/Qwen3-8B@{SHA}"
+    assert first.status.model_commit is not None and first.status.model_commit.commit == SHA
+    again = cluster.look(one, OTHER)
+    assert model_of(again) == model_of(first), "the branch has moved, and the revision has not"
+    assert find_unresolved(one, Observed(revisions=cluster.revisions)) is None, "it is asked no more"
+    other_image = service(engine={"image": "worker:9"})
+    assert model_of(cluster.look(other_image, OTHER)) == model_of(first), "nor do other images load other weights"
+    assert worker_revision(other_image) != worker_revision(one)
+    restarted = service(rollout={"restartedAt": "2026-01-01T00:00:00Z"})
+    assert find_unresolved(restarted, Observed(revisions=cluster.revisions)) == MODEL
+    assert model_of(cluster.look(restarted, OTHER)).endswith(OTHER), "a restart takes up what the branch is now"
+
+
+def test_a_revision_without_an_answer_behaves_as_before_and_says_so() -> None:
+    cluster, one = Cluster(), service(model={"uri": "hf://a/b@main"})
+    plan = cluster.look(one, problem="the hub does not answer")
+    assert model_of(plan) == "--model=hf://a/b@main"
+    assert plan.status.model_commit is not None and plan.status.model_commit.message == "the hub does not answer"
+    assert model_of(cluster.look(one, SHA)) == "--model=hf://a/b@main", "its workers stay alike"
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ({"uri": f"hf://a/b@{SHA}"}, None),
+        ({"uri": "hf://a/b", "revision": SHA}, None),
+        ({"uri": "pvc://models/qwen"}, None),
+        ({"uri": "hf://a/b@refs/pr/1"}, HubModel("a/b", "refs/pr/1")),
+        ({"uri": "hf://a/b", "revision": "v1", "secretRef": {"name": "hub"}}, HubModel("a/b", "v1", needs_token=True)),
+    ],
+)
+def test_only_branches_and_tags_of_the_hub_are_asked_for(model: dict[str, Any], wanted: HubModel | None) -> None:
+    assert find_unresolved(service(model=model), Observed()) == wanted
+
+
+def test_a_mirror_of_the_workers_is_asked_too() -> None:
+    env = [{"name": "HF_ENDPOINT", "value": "http://mirror.example"}]
+    one = service(podTemplate={"spec": {"containers": [{"name": "worker", "env": env}]}})
+    found = find_unresolved(one, Observed())
+    assert found is not None and re.fullmatch("http://mirror.example", found.endpoint)

@@ -1,0 +1,146 @@
+"""Which images a service gets, over edits and changes of engineVersion: on a simulated cluster of one service."""
+
+import random
+from typing import Any
+
+import pytest
+from tests.operator.simulated.fleet import Fleet
+from tests.operator.support.manifests import service
+
+from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.revisions import router_revision, worker_revision
+from fairlead_operator.settings import WaveLimits
+
+NEW = {"worker_image": "worker:2", "router_image": "control:2"}
+
+
+def begin(limits: WaveLimits | None = None, gpus: int = 8, **spec: Any) -> Fleet:
+    """One service at rest at worker:1 and control:1."""
+    fleet = Fleet(random.Random(7), gpus, limits or WaveLimits(observation_seconds=0.0))
+    fleet.create_all({"qwen": {"replicas": 2, **spec}})
+    fleet.run(200.0)
+    assert running(fleet) == ({"worker:1"}, {"control:1"}) and fleet.serving("qwen") == 2
+    return fleet
+
+
+def running(fleet: Fleet) -> tuple[set[str], set[str]]:
+    return fleet.images("qwen"), fleet.images("qwen", "router")
+
+
+def revisions(fleet: Fleet) -> list[tuple[str, str, int, int]]:
+    listed = fleet.status("qwen")["revisions"]
+    return [(one["component"], one["image"], one["replicas"], one["readyReplicas"]) for one in listed]
+
+
+def test_a_pinned_service_takes_newer_images_with_its_next_edit_or_restart_only() -> None:
+    fleet = begin()
+    fleet.restart(**NEW)
+    fleet.run(100.0)
+    assert running(fleet) == ({"worker:1"}, {"control:1"}) and fleet.update("qwen")["phase"] == "Pinned"
+    fleet.edit("qwen", rollout={"restartedAt": "2026-01-01T00:00:00Z"})
+    fleet.run(300.0)
+    assert running(fleet) == ({"worker:2"}, {"control:1"}), "the workers were restarted, and only they"
+    assert revisions(fleet) == [("worker", "worker:2", 2, 2), ("router", "control:1", 2, 2)]
+
+
+def test_switching_between_pinned_and_auto_restarts_nothing() -> None:
+    fleet = begin()
+    fleet.run(60.0)
+    before = {pod["metadata"]["uid"] for pod in fleet.api.of("Pod")}
+    for version in ("Auto", "Pinned"):
+        fleet.edit("qwen", rollout={"engineVersion": version})
+        fleet.run(100.0)
+        assert {pod["metadata"]["uid"] for pod in fleet.api.of("Pod")} == before
+    fleet.edit("qwen", rollout={"engineVersion": "Auto"})
+    fleet.restart(**NEW)
+    fleet.run(400.0)
+    assert running(fleet) == ({"worker:2"}, {"control:2"}) and fleet.update("qwen")["phase"] == "Current"
+    before = {pod["metadata"]["uid"] for pod in fleet.api.of("Pod")}
+    fleet.edit("qwen", rollout={"engineVersion": "Pinned"})
+    fleet.run(100.0)
+    fleet.restart(worker_image="worker:3", router_image="control:3")
+    fleet.run(100.0)
+    assert {pod["metadata"]["uid"] for pod in fleet.api.of("Pod")} == before, "it stays at the images that it has now"
+
+
+def test_an_edit_while_the_rollout_is_paused_keeps_the_images_of_the_pods() -> None:
+    fleet = begin(WaveLimits(paused=True), rollout={"engineVersion": "Auto"})
+    fleet.restart(**NEW)
+    fleet.run(60.0)
+    assert fleet.condition("qwen", "UpToDate")["message"] == "the chart's rollout.paused holds all updates back"
+    fleet.edit("qwen", engine={"maxNumSeqs": 9})
+    fleet.run(300.0)
+    args = fleet.pods("qwen")[0]["sim"].set.template["spec"]["containers"][0]["args"]
+    assert running(fleet) == ({"worker:1"}, {"control:1"}) and "--max-num-seqs=9" in args
+    fleet.edit("qwen", engine={"maxNumSeqs": 256})
+    before = {pod["metadata"]["uid"] for pod in fleet.api.of("Pod")}
+    fleet.restart(waves=WaveLimits(observation_seconds=0.0))
+    fleet.run(600.0)
+    assert running(fleet) == ({"worker:2"}, {"control:2"}) and before.isdisjoint(pod["metadata"]["uid"] for pod in fleet.api.of("Pod"))
+
+
+def test_an_image_of_the_user_is_not_replaced_and_the_other_part_is_updated() -> None:
+    fleet = begin(rollout={"engineVersion": "Auto"})
+    fleet.edit("qwen", engine={"image": "mine:1"})
+    fleet.run(300.0)
+    assert running(fleet) == ({"mine:1"}, {"control:1"}) and fleet.update("qwen")["phase"] == "Current"
+    fleet.restart(**NEW)
+    fleet.run(400.0)
+    assert running(fleet) == ({"mine:1"}, {"control:2"}) and fleet.update("qwen")["phase"] == "Current"
+    fleet.edit("qwen", routing={"image": "mine:2"})
+    fleet.run(300.0)
+    assert running(fleet) == ({"mine:1"}, {"mine:2"})
+
+
+def test_without_gpus_for_a_surge_strategy_auto_drains_and_surge_waits_with_the_remedy() -> None:
+    limits = WaveLimits(max_surge_gpus=0, observation_seconds=0.0)
+    fleet = begin(limits, rollout={"engineVersion": "Auto"})
+    fleet.restart(**NEW)
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, len(fleet.pods("qwen")))
+
+    fleet.run(600.0, check=look)
+    assert running(fleet) == ({"worker:2"}, {"control:2"}) and most == 2, "one worker less, never one more"
+    assert fleet.update("qwen")["phase"] == "Current"
+    fleet.edit("qwen", rollout={"strategy": "Surge"})
+    fleet.restart(worker_image="worker:3")
+    fleet.run(100.0)
+    assert fleet.update("qwen")["phase"] == "Waiting" and "raise the chart's rollout.maxSurgeGPUs" in fleet.update("qwen")["message"]
+
+
+def test_a_held_service_is_updated_after_it_is_released() -> None:
+    fleet = begin(rollout={"engineVersion": "Auto"})
+    fleet.edit("qwen", rollout={"paused": True})
+    fleet.restart(**NEW)
+    fleet.run(100.0)
+    assert fleet.update("qwen")["phase"] == "Held" and "spec.rollout.paused" in fleet.condition("qwen", "UpToDate")["message"]
+    fleet.edit("qwen", rollout={"paused": False})
+    fleet.run(400.0)
+    assert running(fleet) == ({"worker:2"}, {"control:2"})
+
+
+def test_what_shapes_a_revision_and_what_does_not() -> None:
+    plain, auto = service(), service(rollout={"engineVersion": "Auto"})
+    restarted = service(rollout={"restartedAt": "2026-01-01T00:00:00Z"})
+    assert (worker_revision(auto), router_revision(auto)) == (worker_revision(plain), router_revision(plain))
+    assert worker_revision(restarted) != worker_revision(plain) and router_revision(restarted) == router_revision(plain)
+    assert router_revision(service(routing={"image": "x:1"})) != router_revision(plain)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"rollout": {"restartedAt": "yesterday"}}, "spec.rollout.restartedAt must be a time with a zone"),
+        ({"rollout": {"restartedAt": "2026-01-01T00:00:00"}}, "spec.rollout.restartedAt must be a time with a zone"),
+        ({"rollout": {"engineVersion": "latest"}}, "spec.rollout.engineVersion"),
+        ({"engine": {"image": "two words"}}, "spec.engine.image"),
+        ({"routing": {"image": ""}}, "spec.routing.image"),
+    ],
+)
+def test_bad_values_are_refused_with_the_name_of_the_field(spec: dict[str, Any], words: str) -> None:
+    body = {"metadata": {"name": "qwen"}, "spec": {"model": {"uri": "hf://a/b"}, **spec}}
+    with pytest.raises(InvalidManifest, match=words.replace(".", r"\.")):
+        InferenceService.parse(body)
