@@ -209,7 +209,7 @@ class _Operator:
             await self._credentials.reconciled.wait()  # otherwise a new pod would start before its Secret exists
             if self._dependencies.fleet is not None:
                 group.create_task(
-                    self._dependencies.fleet.run(self._dependencies.cluster, self._config.namespace), name="rollout of images"
+                    self._dependencies.fleet.run(self._dependencies.cluster, self._config.watched_namespaces), name="rollout of images"
                 )
             self._controller.start(self._dependencies)
 

@@ -7,7 +7,7 @@ reads the statuses again. An admission that was not stored had no effect.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -69,7 +69,7 @@ class FleetRollout:
             self._members[owner] = member
             self._changed.set()
 
-    async def run(self, cluster: Cluster, namespace: str) -> None:
+    async def run(self, cluster: Cluster, namespaces: Sequence[str]) -> None:
         """Plan whenever something has changed. The services are listed before the first plan: it must count every update under way."""
         listed = False
         while True:
@@ -80,7 +80,8 @@ class FleetRollout:
                 continue
             if not listed:
                 try:
-                    await relist(cluster, self._cache, SERVICES, namespace)
+                    for namespace in namespaces:
+                        await relist(cluster, self._cache, SERVICES, namespace)
                     listed = True
                 except NotServed:
                     continue

@@ -241,6 +241,8 @@ def test_a_rollout_of_a_service_that_serves_is_an_event_and_a_change_of_its_size
         ("Ready", "True", "Serving", "x"), ("Progressing", "False", "CanaryFailed", "y"), ("Degraded", "True", "CanaryFailed", "y")
     )
     assert transitions.events_for(rolling, failed) == [("Warning", "CanaryFailed", "y")]
+
+
 def test_each_step_of_an_update_to_new_images_is_one_event() -> None:
     def at(phase: str) -> ServiceStatus:
         update = {"phase": phase, "workerImage": "worker:2", "routerImage": "control:2", "message": "CrashLoopBackOff: x"}

@@ -267,11 +267,11 @@ def is_ready_only_when_complete(patch: pytest.MonkeyPatch) -> None:
 
 def trusts_pods_without_a_completion(patch: pytest.MonkeyPatch) -> None:
     proven = serving.ProbeState(proven=True)
-    patch.setattr(serving.ProbeState, "of", lambda *given, serves, is_rolled_out: proven if serves else serving.ProbeState())
+    patch.setattr(serving.ProbeState, "of", lambda *given, serves, **state: proven if serves else serving.ProbeState())
 
 
 def keeps_ready_without_pods(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(serving.ProbeState, "of", lambda *given, serves, is_rolled_out: serving.ProbeState(kept=given[0] is not None))
+    patch.setattr(serving.ProbeState, "of", lambda *given, **state: serving.ProbeState(kept=given[0] is not None))
 
 
 def forgets_routers(patch: pytest.MonkeyPatch) -> None:
