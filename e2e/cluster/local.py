@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from e2e import progress
@@ -78,6 +78,16 @@ class LocalKubernetes:
                 shutil.rmtree(self.images, ignore_errors=True)
                 shutil.rmtree(self._kept_logs, ignore_errors=True)
 
+    def stop_components(self, *names: str) -> None:
+        """End components, such as `kube-apiserver`, with SIGKILL. Pods keep running."""
+        for name in names:
+            self.machine.kill(name)
+
+    def start_components(self, *names: str) -> None:
+        """Start components that were stopped, and wait until the API server answers."""
+        self._spawn(self._layout(), *names)
+        self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", *names)
+
     def load_image(self, reference: str) -> None:
         """Import an image that `images.build` made into the node's containerd, with only those layers that it lacks."""
         have = self._ctr("images", "ls", "-q").split()
@@ -143,12 +153,7 @@ class LocalKubernetes:
         certificates.write_all(layout.certificates, components.SERVER_NAMES, components.API_SERVER)
         components.write_configuration(layout)
         self.machine.start(layout.binaries["pause"], components.NODE_ADDRESS, components.SERVICE_RANGE)
-        commands = components.commands(layout)
-
-        def spawn(*names: str) -> None:
-            for name in names:
-                self.machine.spawn(name, commands[name], {"PATH": packages.SEARCH_PATH, "HOME": str(self.run)})
-
+        spawn = partial(self._spawn, layout)
         spawn("containerd", "etcd", "kube-apiserver")
         self._wait("containerd", lambda: self._ctr("version") != "")
         if leftovers := self._ctr("containers", "ls", "-q").split():
@@ -166,6 +171,11 @@ class LocalKubernetes:
         self._wait("kube-controller-manager", lambda: self._kubectl("get", "serviceaccount", "default", "-o=name") != "")
         self._wait("coredns", lambda: "OK" in self._inside("curl", "-s", "http://127.0.0.1:8181/ready"))
         self._wait("kube-proxy", lambda: self._inside("curl", "-s", "http://127.0.0.1:10249/healthz") != "")
+
+    def _spawn(self, layout: components.Layout, *names: str) -> None:
+        commands = components.commands(layout)
+        for name in names:
+            self.machine.spawn(name, commands[name], {"PATH": packages.SEARCH_PATH, "HOME": str(self.run)})
 
     def _wait(self, component: str, condition: Callable[[], bool], *others: str, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds
