@@ -93,6 +93,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
             program["kube-controller-manager"],
             *credentials("controller-manager"),
             *("--leader-elect=false", "--use-service-account-credentials=true", "--bind-address=127.0.0.1"),
+            "--horizontal-pod-autoscaler-sync-period=5s",  # 15 s by default, which tests would wait for
             *(f"--root-ca-file={file('ca.crt')}", f"--service-account-private-key-file={file('service-accounts.key')}"),
         ],
         "kube-scheduler": [program["kube-scheduler"], *credentials("scheduler"), "--leader-elect=false", "--bind-address=127.0.0.1"],
