@@ -81,12 +81,14 @@ class Service:
 class Load:
     """Streams chats from the client pod while the `with` block runs, whether the API server answers or not. `outcome` is set afterwards."""
 
-    def __init__(self, service: Service, concurrency: int = 4, max_tokens: int = 24, url: str = "") -> None:
-        """`url`: where the requests go; empty: to the service's routers."""
+    def __init__(
+        self, service: Service, concurrency: int = 4, max_tokens: int = 24, url: str = "", longest: float = LONGEST_LOAD * PATIENCE
+    ) -> None:
+        """`url`: where the requests go; empty: to the service's routers. `longest`: seconds after which the load stops by itself."""
         self.system, self.concurrency = service.system, concurrency
         self.files = f"/tmp/load-{service.name}-{time.monotonic_ns()}"
         arguments = [url or service.url, service.name, f"--concurrency={concurrency}", f"--max-tokens={max_tokens}"]
-        self.arguments = [*arguments, f"--seconds={LONGEST_LOAD * PATIENCE}", f"--stop-file={self.files}.stop"]
+        self.arguments = [*arguments, f"--seconds={longest}", f"--stop-file={self.files}.stop"]
         self.outcome: dict[str, Any] = {}
 
     def __enter__(self) -> "Load":

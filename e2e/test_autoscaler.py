@@ -36,7 +36,7 @@ def metrics_api(installed: System, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def service(installed: System, metrics_api: None) -> Iterator[Service]:
     service = Service(installed, "elastic")
-    installed.apply(service.manifest(scaling={"minReplicas": 1, "maxReplicas": 3}))
+    installed.apply(service.manifest(replicas=1, scaling={"minReplicas": 1, "maxReplicas": 3}))
     service.wait_ready(replicas=1, seconds=300)
     yield service
     installed.cluster.kubectl("delete", "hpa", service.name, "-n", installed.models, "--ignore-not-found")

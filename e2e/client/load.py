@@ -52,7 +52,7 @@ def main() -> None:
             {
                 "requests": len(outcomes),
                 "failed": len(failures),
-                "failures": failures[:10],
+                "failures": failures[:200],
                 "seconds": ends[-1] - ends[0],
                 "longest_gap": max(later - earlier for earlier, later in pairwise(sorted(ends))),
                 "pods": sorted({o["pod"] for o in outcomes if o["pod"]}),
