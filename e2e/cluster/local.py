@@ -48,19 +48,19 @@ class LocalKubernetes:
         """Start the cluster if it does not run, and wait for its node and DNS. Raises ComponentFailed, which names the component."""
         packages.ensure()
         self._check_paths()
-        layout = self._layout()
+        layout = self.layout()
         with locked(self._lock):
             if self.running and keep:
                 (self.run / "keep").touch()
             if self.running and not self._ended(list(components.commands(layout))) and self._kubectl("get", "--raw=/readyz") == "ok":
                 return
-            self.machine.stop()
+            self._stop_machines()
             try:
                 with progress.step(f"start Kubernetes (cluster {self.name})"):
                     self._start(layout)
             except BaseException:
                 self._keep_logs()
-                self.machine.stop()
+                self._stop_machines()
                 raise
             (self.run / "up").touch()
             if keep:
@@ -73,7 +73,7 @@ class LocalKubernetes:
         `purge`: also remove these images, and the logs of a failed start.
         """
         with locked(self._lock):
-            self.machine.stop()
+            self._stop_machines()
             if purge:
                 shutil.rmtree(self.images, ignore_errors=True)
                 shutil.rmtree(self._kept_logs, ignore_errors=True)
@@ -85,8 +85,16 @@ class LocalKubernetes:
 
     def start_components(self, *names: str) -> None:
         """Start components that were stopped, and wait until the API server answers."""
-        self._spawn(self._layout(), *names)
+        self._spawn(self.layout(), *names)
         self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", *names)
+
+    def second_machine(self) -> Machine:
+        """Return the machine of a second node (second_node.py), whether it runs or not."""
+        return Machine(self.run / "node2", cgroup=f"{self.machine.cgroup}-node2")
+
+    def _stop_machines(self) -> None:
+        self.second_machine().stop()
+        self.machine.stop()
 
     def load_image(self, reference: str) -> None:
         """Import an image that `images.build` made into the node's containerd, with only those layers that it lacks."""
@@ -141,7 +149,8 @@ class LocalKubernetes:
             **{f"HELM_{kind}_HOME": str(self.run / "clients" / f"helm-{kind.lower()}") for kind in ("CACHE", "CONFIG", "DATA")},
         }
 
-    def _layout(self) -> components.Layout:
+    def layout(self) -> components.Layout:
+        """Return the paths and programs of the first node and the control plane."""
         programs = binaries.build(binaries.CLUSTER)
         cni = packages.cni_folder()
         assert cni is not None, "packages.ensure installs it"
