@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -84,9 +85,11 @@ class LocalKubernetes:
             self.machine.kill(name)
 
     def start_components(self, *names: str) -> None:
-        """Start components that were stopped, and wait until the API server answers."""
-        self._spawn(self.layout(), *names)
-        self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", *names)
+        """Start components that were stopped, and wait until the API server answers. Those that need it start last."""
+        below = [name for name in names if name in ("containerd", "etcd", "kube-apiserver")]
+        self._spawn(self._commands(), *below)
+        self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", *below)
+        self._spawn(self._commands(), *(name for name in names if name not in below))
 
     def second_machine(self) -> Machine:
         """Return the machine of a second node (second_node.py), whether it runs or not."""
@@ -162,7 +165,9 @@ class LocalKubernetes:
         certificates.write_all(layout.certificates, components.SERVER_NAMES, components.API_SERVER)
         components.write_configuration(layout)
         self.machine.start(layout.binaries["pause"], components.NODE_ADDRESS, components.SERVICE_RANGE)
-        spawn = partial(self._spawn, layout)
+        commands = components.commands(layout)
+        (self.run / "commands.json").write_text(json.dumps(commands))
+        spawn = partial(self._spawn, commands)
         spawn("containerd", "etcd", "kube-apiserver")
         self._wait("containerd", lambda: self._ctr("version") != "")
         if leftovers := self._ctr("containers", "ls", "-q").split():
@@ -181,8 +186,11 @@ class LocalKubernetes:
         self._wait("coredns", lambda: "OK" in self._inside("curl", "-s", "http://127.0.0.1:8181/ready"))
         self._wait("kube-proxy", lambda: self._inside("curl", "-s", "http://127.0.0.1:10249/healthz") != "")
 
-    def _spawn(self, layout: components.Layout, *names: str) -> None:
-        commands = components.commands(layout)
+    def _commands(self) -> dict[str, list[str]]:
+        """Return the command lines with which this cluster was started: its programs and images may have been built again since."""
+        return json.loads((self.run / "commands.json").read_text())
+
+    def _spawn(self, commands: dict[str, list[str]], *names: str) -> None:
         for name in names:
             self.machine.spawn(name, commands[name], {"PATH": packages.SEARCH_PATH, "HOME": str(self.run)})
 
