@@ -75,7 +75,7 @@ def test_a_canary_that_crashes_is_rolled_back_and_fails_only_its_own_streams(ser
     degraded = service.condition("Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "CanaryFailed"), degraded
     assert "failed" in degraded["message"] and "retryToken" in degraded["message"], degraded
-    assert service.condition("Ready")["status"] == "True"
+    assert service.condition("Available")["status"] == "True"
     with Load(service, concurrency=2) as later:
         assert service.chat("Who serves after the rollback?")["pod"] == service.pods()[0]["metadata"]["name"]
     later.assert_answered()
