@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urllib.parse.urlsplit(self.path)
-        parts = url.path.strip("/").split("/")
+        parts = urllib.parse.unquote(url.path).strip("/").split("/")
         if url.path == f"/apis/{GROUP}":
             resource = {"name": f"pods/{METRIC}", "singularName": "", "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
             self.answer(200, {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": GROUP, "resources": [resource]})
