@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e soak gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -86,6 +86,9 @@ format: install ## format the code, and fix what ruff can fix
 
 e2e: install ## end-to-end tests on a real Kubernetes with real clients (needs root on Debian, a KUBECONFIG, or kind)
 	$(BIN)/pytest -q e2e --timeout 1800
+
+soak: install ## a service under load with one fault a minute, on a real Kubernetes as for e2e; reports failed requests and memory (MINUTES=30 SEED=1)
+	$(BIN)/python -m e2e.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
 
 # On a machine without a package index: copy the tree with build/gpu-bundle, and run this there with PYTHON=python3.
 gpu-check: ## compare the GPU path with transformers and the reference, then measure rates; reports a missing GPU (under 8 minutes; GPU="--only sampling")

@@ -35,7 +35,7 @@ def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A real Kubernetes: the caller's KUBECONFIG, kind, or one on this machine. FAIRLEAD_KEEP_CLUSTER=1 keeps it for the next run."""
-    with Cluster.acquire() as cluster:
+    with Cluster.acquire(os.environ.get("FAIRLEAD_CLUSTER", "default")) as cluster:
         yield cluster
 
 

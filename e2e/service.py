@@ -1,9 +1,12 @@
 """One InferenceService under test, used as a user does with kubectl."""
 
+import json
+import shlex
 import time
+from types import TracebackType
 from typing import Any
 
-from e2e.system import PATIENCE, System, eventually, read_result
+from e2e.system import HERE, PATIENCE, System, eventually, read_result
 
 TINY = "file:///models/tiny"
 LONGEST_LOAD = 1800.0  # seconds after which a load stops by itself: longer than any test
@@ -63,33 +66,63 @@ class Service:
         """Stream one chat from the client pod to its end, and return its result."""
         return read_result(self.system.client("chat.py", self.url, self.name, prompt, str(max_tokens)))
 
+    def leftovers(self) -> list[str]:
+        """Return the objects of every kind in the namespace that are labelled or named as the service's, except Events."""
+        listed = self.system.cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").stdout.split()
+        kinds = ",".join(sorted(kind for kind in listed if not kind.startswith(("events", "inferenceservices."))))
+        found = []
+        for entry in self.system.get(kinds)["items"]:
+            metadata, kind = entry["metadata"], entry["kind"]
+            labelled = metadata.get("labels", {}).get("app.kubernetes.io/instance") == self.name
+            if labelled or metadata["name"] == self.name or metadata["name"].startswith(f"{self.name}-"):
+                found.append(f"{kind}/{metadata['name']}")
+        return found
+
     def delete(self) -> None:
         self.system.cluster.kubectl("delete", "infer", self.name, "-n", self.system.models, "--ignore-not-found", "--timeout=60s")
 
 
 class Load:
-    """Streams chats from the client pod while the `with` block runs. `outcome` is set afterwards."""
+    """Streams chats from the client pod while the `with` block runs, whether the API server answers or not. `outcome` is set afterwards."""
 
-    def __init__(self, service: Service, concurrency: int = 4, max_tokens: int = 24) -> None:
-        self.system = service.system
-        self.stop_file = f"/tmp/stop-{service.name}-{time.monotonic_ns()}"
-        arguments = [service.url, service.name, f"--concurrency={concurrency}", f"--max-tokens={max_tokens}"]
-        self.arguments = [*arguments, f"--seconds={LONGEST_LOAD * PATIENCE}", f"--stop-file={self.stop_file}"]
+    def __init__(
+        self, service: Service, concurrency: int = 4, max_tokens: int = 24, url: str = "", longest: float = LONGEST_LOAD * PATIENCE
+    ) -> None:
+        """`url`: where the requests go; empty: to the service's routers. `longest`: seconds after which the load stops by itself."""
+        self.system, self.concurrency = service.system, concurrency
+        self.files = f"/tmp/load-{service.name}-{time.monotonic_ns()}"
+        arguments = [url or service.url, service.name, f"--concurrency={concurrency}", f"--max-tokens={max_tokens}"]
+        self.arguments = [*arguments, f"--seconds={longest}", f"--stop-file={self.files}.stop"]
         self.outcome: dict[str, Any] = {}
 
     def __enter__(self) -> "Load":
         """Return when the first chat has been answered."""
-        self.process = self.system.client("load.py", *self.arguments)
-        eventually(self._has_started, 60, "the load's first chat")
+        program = shlex.join(["python", f"{self.files}.py", *self.arguments])
+        run = f"{program} > {self.files}.out 2> {self.files}.err; echo $? > {self.files}.code"
+        # In a session of its own: `kubectl exec` ends at once, and a lost API server does not end the load.
+        start = f"cat > {self.files}.py; setsid sh -c {shlex.quote(run)} > /dev/null 2>&1 < /dev/null &"
+        exec_in_client = ["exec", "-i", "-n", self.system.models, "client", "--"]
+        self.system.cluster.kubectl(*exec_in_client, "sh", "-c", start, input=(HERE / "client" / "load.py").read_text())
+        eventually(lambda: self._has("stop.started") or self._has("code"), 60, "the load's first chat")
+        assert not self._has("code"), f"the load ended before its first chat: {self._read('err')}"
         return self
 
-    def _has_started(self) -> bool:
-        if self.process.poll() is not None:
-            raise AssertionError(f"the load ended before its first chat: {self.process.communicate()}")
-        return self.system.in_client("test", "-f", f"{self.stop_file}.started", check=False).returncode == 0
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        ended = self._has("code")
+        self.system.in_client("touch", f"{self.files}.stop")
+        eventually(lambda: self._has("code"), 240, "the end of the load")
+        assert self._read("code").strip() == "0", self._read("err")
+        self.outcome = json.loads(self._read("out").strip().splitlines()[-1])
+        assert not ended or error, f"the load ended before the action under it: {self.outcome}"
 
-    def __exit__(self, *exception: object) -> None:
-        ended = self.process.poll() is not None
-        self.system.in_client("touch", self.stop_file)
-        self.outcome = read_result(self.process)
-        assert not ended, f"the load ended before the action under it: {self.outcome}"
+    def assert_answered(self, at_least: int = 0) -> None:
+        """Fail if a request failed, or if fewer than `at_least` were sent (0: two for each concurrent client)."""
+        assert self.outcome["failed"] == 0, self.outcome["failures"]
+        wanted = at_least or 2 * self.concurrency
+        assert self.outcome["requests"] >= wanted, f"only {self.outcome['requests']} of at least {wanted} requests were sent"
+
+    def _has(self, name: str) -> bool:
+        return self.system.in_client("test", "-f", f"{self.files}.{name}", check=False).returncode == 0
+
+    def _read(self, name: str) -> str:
+        return self.system.in_client("cat", f"{self.files}.{name}").stdout

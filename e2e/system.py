@@ -72,12 +72,7 @@ class System:
     def install(self, **changed: Any) -> None:
         """Run `helm upgrade --install` without waiting for the operator. `changed`: top-level values."""
         values: dict[str, Any] = {
-            "images": {
-                "worker": image_values(self.images.worker),
-                "control": image_values(self.images.control),
-                "redis": image_values(self.images.redis),
-                "pullPolicy": "IfNotPresent",
-            },
+            "images": self.image_values(self.images),
             "defaults": {"gpus": 0},
             **changed,
         }
@@ -92,6 +87,12 @@ class System:
             "-",
             input=json.dumps(values),
         )
+
+    @staticmethod
+    def image_values(built: Images) -> dict[str, Any]:
+        """Return the chart's value `images`."""
+        named = {name: image_values(getattr(built, name)) for name in ("worker", "control", "redis")}
+        return {**named, "pullPolicy": "IfNotPresent"}
 
     def remove(self) -> None:
         """Uninstall the chart, and delete what `prepare` created: a cluster that keeps running is left clean."""

@@ -43,5 +43,5 @@ def test_a_batch_survives_a_kill_of_its_server_and_delays_no_chat(installed: Sys
         result = read_result(batch)
     assert (result["status"], result["error_file"], result["codes"]) == ("completed", None, [200]), result
     assert sorted(result["ids"]) == sorted(f"line-{number}" for number in range(LINES)), "each line exactly once"
-    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    load.assert_answered()
     service.delete()

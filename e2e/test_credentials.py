@@ -144,7 +144,7 @@ def test_every_credential_is_rotated_under_load(installed: System, services: lis
             eventually(lambda old=old: "WRONGPASS" in redis.log_in(*old)["reply"], 30, f"the old {role} password refused")
         assert "WRONGPASS" in redis.log_in("fairlead-operator", own["password"])["reply"]
         redis.reconnect_all(services)
-    assert load.outcome["requests"] > 0 and load.outcome["failed"] == 0, load.outcome["failures"]
+    load.assert_answered()
     assert [pod["status"]["startTime"] for service, role in roles for pod in service.pods(role)] == started, "no pod was restarted"
     index = services[0].status()["index"]
     assert (index["state"], index["credentials"]) == ("Available", "PerService"), index
@@ -159,7 +159,7 @@ def test_a_restarted_redis_is_used_again_and_a_lost_secret_is_created_again(inst
         eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 60, "logins at the new server")
         kubectl("delete", "secret", OWN_SECRET, "-n", installed.namespace)
         eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 300, "logins with passwords of a new key")
-    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    load.assert_answered()
 
 
 def test_uninstalling_leaves_no_secret_and_a_new_installation_adopts_the_services(installed: System, services: list[Service]) -> None:
@@ -173,4 +173,4 @@ def test_uninstalling_leaves_no_secret_and_a_new_installation_adopts_the_service
         eventually(lambda: redis.own_secret()["key"] != before["key"], 120, "a new key")
         wanted = [f"{role}:{installed.models}/mine" for role in ("worker", "router")]
         eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 180, "logins with passwords of the new key")
-    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    load.assert_answered()

@@ -2,14 +2,14 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.availability import Availability
+from e2e.availability import Availability, is_ready
 from e2e.service import Load, Service
 from e2e.system import System, eventually
 
@@ -65,49 +65,89 @@ class Operators:
         return next(((name, pid) for name, pid in self.processes().items() if name in holder), None)
 
 
-def kill_during(operators: Operators, action: Callable[[], Any], seconds: float) -> None:
-    """Start the action, and kill the leading operator after `seconds`."""
+def kill_during(operators: Operators, action: Callable[[], Any], moment: Callable[[], Any], what: str) -> None:
+    """Start the action, and kill the leading operator as soon as `moment` is true."""
     action()
-    time.sleep(seconds)
+    eventually(moment, 120, what)
     operators.kill_the_leader()
+
+
+def find_deployment(service: Service, name: str) -> dict[str, Any]:
+    """Return a Deployment of the service; empty: there is none."""
+    found = service.system.get("deployments", "--field-selector", f"metadata.name={service.name}-{name}")["items"]
+    return found[0] if found else {}
+
+
+class Rollout:
+    """The pods of a service from before an edit, and what has happened to them since. Each method is a moment to kill the operator at."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.before = {pod["metadata"]["uid"] for pod in service.pods()}
+
+    def spec_is_written(self) -> bool:
+        """At once: the operator may not have read it."""
+        return True
+
+    def new_pod_exists(self) -> bool:
+        return any(pod["metadata"]["uid"] not in self.before for pod in self._service.pods())
+
+    def new_pod_is_ready(self) -> bool:
+        return any(pod["metadata"]["uid"] not in self.before and is_ready(pod) for pod in self._service.pods())
+
+    def old_pod_is_leaving(self) -> bool:
+        return len(self.before & {pod["metadata"]["uid"] for pod in self._service.pods()}) < len(self.before)
+
+    def is_over(self) -> bool:
+        return not self.before & {pod["metadata"]["uid"] for pod in self._service.pods()}
 
 
 @pytest.fixture(scope="module")
 def service(operators: Operators, installed: System) -> Iterator[Service]:
     """A service whose operator is killed while it creates the children."""
     service = Service(installed, "tenacious")
-    kill_during(operators, lambda: installed.apply(service.manifest(replicas=2)), 0.15)
+    first = partial(find_deployment, service, "worker")
+    kill_during(operators, lambda: installed.apply(service.manifest(replicas=2)), first, "the first child")
     service.wait_ready(replicas=2, seconds=300)
     yield service
     service.delete()
 
 
 @pytest.mark.parametrize(
-    ("strategy", "seconds", "available"), [("Surge", 0.1, 2), ("Surge", 4.0, 2), ("DrainFirst", 1.0, 1), ("Auto", 2.0, 2)]
+    ("strategy", "moment", "available"),
+    [
+        ("Surge", Rollout.spec_is_written, 2),
+        ("Surge", Rollout.new_pod_is_ready, 2),
+        ("DrainFirst", Rollout.old_pod_is_leaving, 1),
+        ("Auto", Rollout.new_pod_exists, 2),
+    ],
 )
-def test_a_rollout_survives_operator_kills(service: Service, operators: Operators, strategy: str, seconds: float, available: int) -> None:
-    before = {pod["metadata"]["uid"] for pod in service.pods()}
-    spec = {"replicas": 2, "rollout": {"strategy": strategy}, "engine": {"maxNumSeqs": 32 + int(10 * seconds) + len(strategy)}}
+def test_a_rollout_survives_operator_kills(
+    service: Service, operators: Operators, strategy: str, moment: Callable[[Rollout], bool], available: int
+) -> None:
+    rollout = Rollout(service)
+    seats = 32 + len(strategy) + len(moment.__name__)  # another number, and so another revision, each time
+    spec = {"replicas": 2, "rollout": {"strategy": strategy}, "engine": {"maxNumSeqs": seats}}
     with Load(service, concurrency=2, max_tokens=64) as load, Availability(service) as seen:
-        kill_during(operators, lambda: service.system.apply(service.manifest(**spec)), seconds)
-        eventually(lambda: not before & {pod["metadata"]["uid"] for pod in service.pods()}, 180, "only pods of the new revision")
+        kill_during(operators, lambda: service.system.apply(service.manifest(**spec)), partial(moment, rollout), moment.__name__)
+        assert not rollout.is_over(), "the operator was killed in the middle"
+        eventually(rollout.is_over, 180, "only pods of the new revision")
         service.wait_ready(replicas=2)
-    assert load.outcome["failed"] == 0, load.outcome["failures"]
-    assert seen.fewest is not None and seen.fewest >= available
+    load.assert_answered()
+    assert seen.fewest >= available
 
 
 def test_scaling_survives_operator_kills(service: Service, operators: Operators) -> None:
     with Load(service, concurrency=2, max_tokens=64) as load, Availability(service) as seen:
-        kill_during(operators, lambda: service.scale(3), 0.1)
+        kill_during(operators, lambda: service.scale(3), lambda: find_deployment(service, "worker")["spec"]["replicas"] == 3, "3 replicas")
         service.wait_ready(replicas=3)
-        kill_during(operators, lambda: service.scale(2), 0.1)
+        kill_during(operators, lambda: service.scale(2), lambda: True, "the written spec")
         service.wait_ready(replicas=2)
-    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    load.assert_answered()
     assert seen.fewest == 2
 
 
 def test_a_deletion_needs_no_operator(service: Service, operators: Operators) -> None:
     operators.kill_the_leader()
     service.delete()  # within a minute, without an operator
-    kinds, selector = "deployments,replicasets,pods,services,poddisruptionbudgets", f"app.kubernetes.io/instance={service.name}"
-    eventually(lambda: not service.system.get(kinds, "-l", selector)["items"], 120, "no child left")
+    eventually(lambda: service.leftovers() == [], 120, "no child left")

@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.service import Load, Service
-from e2e.system import System, eventually
+from e2e.system import System, eventually, read_result
 
 PROMPT = "A fairlead is a ring that guides a rope and keeps it from chafing on the deck. " * 10
 
@@ -33,13 +33,17 @@ def test_the_openai_client_streams_a_chat_and_the_same_prefix_returns_to_its_pod
     service.wait_ready()
     service.scale(3)
     service.wait_ready(replicas=3)
-    prompt = PROMPT * 5  # computing it again costs more than the differences between the pods' measured speeds
-    first = service.chat(prompt)
-    assert first["finish"] == "length" and first["completion_tokens"] == 16 and first["text"]
-    again = service.chat(prompt)
-    assert again["pod"] == first["pod"]
-    assert again["cached"] > 0.8 * again["prompt_tokens"] and again["cached_header"] == again["cached"]
-    assert again["text"] == first["text"]
+    # Computing these again costs more than the differences between the pods' measured speeds. By chance, one run of 243 would pass.
+    prompts = [f"Conversation {number}. {PROMPT * 5}" for number in range(5)]
+    asked = [service.system.client("chat.py", service.url, service.name, prompt, "16") for prompt in prompts]
+    firsts = [read_result(client) for client in asked]
+    assert len({first["pod"] for first in firsts}) > 1, "requests at the same time are spread over pods"
+    for prompt, first in zip(prompts, firsts, strict=True):
+        assert first["finish"] == "length" and first["completion_tokens"] == 16 and first["text"]
+        again = service.chat(prompt)
+        assert again["pod"] == first["pod"] and again["predicted"] > 0.8 * again["prompt_tokens"]
+        assert again["cached"] > 0.8 * again["prompt_tokens"] and again["cached_header"] == again["cached"]
+        assert again["text"] == first["text"]
 
 
 def test_scaling_one_three_one_under_load_fails_no_request(service: Service) -> None:
@@ -51,8 +55,7 @@ def test_scaling_one_three_one_under_load_fails_no_request(service: Service) -> 
         service.scale(1)
         service.wait_ready(replicas=1)
         eventually(lambda: len(service.pods()) == 1, 120, "one worker pod left")
-    assert load.outcome["requests"] > 10
-    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    load.assert_answered(at_least=11)
 
 
 def test_a_pod_deleted_in_mid_stream_finishes_its_stream(service: Service) -> None:
@@ -84,8 +87,7 @@ def test_an_edited_deployment_is_restored(service: Service) -> None:
 
 
 def test_deleting_the_service_leaves_nothing(service: Service) -> None:
+    kinds = {entry.partition("/")[0] for entry in service.leftovers()}
+    assert kinds >= {"Deployment", "Pod", "Service", "ControllerRevision", "NetworkPolicy", "Secret"}, "what is looked for is found before"
     service.delete()
-    kinds = "deployments,replicasets,pods,services,endpointslices,poddisruptionbudgets,serviceaccounts,configmaps,secrets"
-    selector = f"app.kubernetes.io/instance={service.name}"
-    eventually(lambda: not service.system.get(kinds, "-l", selector)["items"], 150, "no child left")
-    assert not [entry for entry in service.system.get(kinds)["items"] if entry["metadata"]["name"].startswith(service.name)]
+    eventually(lambda: service.leftovers() == [], 150, "no child left")

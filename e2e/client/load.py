@@ -1,10 +1,15 @@
-"""Runs in the client pod: streams chats until a stop file exists, and prints their outcomes as JSON."""
+"""Runs in the client pod: streams chats until a stop file exists, and prints their outcomes as JSON.
+
+`longest_gap`: the longest time in seconds in which no chat ended.
+"""
 
 import argparse
 import json
 import pathlib
 import threading
 import time
+from collections import Counter
+from itertools import pairwise
 
 import openai
 
@@ -22,6 +27,7 @@ def main() -> None:
     deadline = time.monotonic() + arguments.seconds
     client = openai.OpenAI(base_url=arguments.url, api_key="none", max_retries=0, timeout=120)
     outcomes: list[dict] = []
+    ends = [time.monotonic()]
 
     def stream(worker: int) -> None:
         number = 0
@@ -30,6 +36,7 @@ def main() -> None:
             outcomes.append(
                 stream_chat(client, arguments.model, f"Client {worker}, chat {number}: tell me about ships.", arguments.max_tokens)
             )
+            ends.append(time.monotonic())
             if stop:
                 stop.with_name(f"{stop.name}.started").touch()
 
@@ -38,14 +45,18 @@ def main() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    ends.append(time.monotonic())
     failures = [outcome for outcome in outcomes if outcome["error"]]
     print(
         json.dumps(
             {
                 "requests": len(outcomes),
                 "failed": len(failures),
-                "failures": failures[:10],
+                "failures": failures[:200],
+                "seconds": ends[-1] - ends[0],
+                "longest_gap": max(later - earlier for earlier, later in pairwise(sorted(ends))),
                 "pods": sorted({o["pod"] for o in outcomes if o["pod"]}),
+                "by_pod": Counter(o["pod"] for o in outcomes if o["pod"]),
             }
         )
     )

@@ -28,9 +28,21 @@ def write_all(folder: Path, server_names: list[str], server: str) -> None:
     _openssl(folder, "genrsa", "-out", "service-accounts.key", "2048")
     _openssl(folder, "rsa", "-in", "service-accounts.key", "-pubout", "-out", "service-accounts.pub")
     for name, subject in CLIENTS.items():
-        (folder / f"{name}.ext").write_text("extendedKeyUsage=clientAuth\n")
-        _sign(folder, name, subject)
-        (folder / f"{name}.kubeconfig").write_text(_kubeconfig(folder, name, server))
+        _write_client(folder, name, subject, server)
+
+
+def write_client(folder: Path, authority: Path, name: str, subject: str, server: str) -> None:
+    """Write NAME.kubeconfig into `folder`, with a certificate that the authority in the folder `authority` signs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("ca.crt", "ca.key"):
+        (folder / file).write_bytes((authority / file).read_bytes())
+    _write_client(folder, name, subject, server)
+
+
+def _write_client(folder: Path, name: str, subject: str, server: str) -> None:
+    (folder / f"{name}.ext").write_text("extendedKeyUsage=clientAuth\n")
+    _sign(folder, name, subject)
+    (folder / f"{name}.kubeconfig").write_text(_kubeconfig(folder, name, server))
 
 
 def _sign(folder: Path, name: str, subject: str) -> None:

@@ -27,6 +27,9 @@ class Layout:
     cni: Path
     cgroup: str
     pause_image: str
+    node: str = NODE
+    address: str = NODE_ADDRESS
+    pods: str = POD_RANGE
 
     @property
     def socket(self) -> Path:
@@ -45,7 +48,7 @@ def write_configuration(layout: Layout) -> None:
     run = layout.run
     (run / "containerd.toml").write_text(_containerd(layout))
     (run / "cni").mkdir()
-    (run / "cni" / "10-fairlead.conflist").write_text(json.dumps(_network(run)))
+    (run / "cni" / "10-fairlead.conflist").write_text(json.dumps(_network(layout)))
     (run / "kubelet.json").write_text(json.dumps(_kubelet(layout)))
     (run / "kube-proxy.json").write_text(json.dumps(_kube_proxy(layout)))
     (run / "resolv.conf").write_text("")
@@ -93,6 +96,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
             program["kube-controller-manager"],
             *credentials("controller-manager"),
             *("--leader-elect=false", "--use-service-account-credentials=true", "--bind-address=127.0.0.1"),
+            "--horizontal-pod-autoscaler-sync-period=5s",  # 15 s by default, which tests would wait for
             *(f"--root-ca-file={file('ca.crt')}", f"--service-account-private-key-file={file('service-accounts.key')}"),
         ],
         "kube-scheduler": [program["kube-scheduler"], *credentials("scheduler"), "--leader-elect=false", "--bind-address=127.0.0.1"],
@@ -100,7 +104,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
             program["kubelet"],
             *(f"--config={run / 'kubelet.json'}", f"--kubeconfig={layout.kubeconfig('kubelet')}"),
             *(f"--root-dir={run / 'kubelet'}", f"--cert-dir={run / 'kubelet-certificates'}"),
-            *(f"--node-ip={NODE_ADDRESS}", f"--hostname-override={NODE}"),
+            *(f"--node-ip={layout.address}", f"--hostname-override={layout.node}"),
         ],
         "kube-proxy": [program["kube-proxy"], f"--config={run / 'kube-proxy.json'}"],
         "coredns": [program["coredns"], "-conf", str(run / "Corefile")],
@@ -131,13 +135,13 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 """
 
 
-def _network(run: Path) -> dict[str, object]:
+def _network(layout: Layout) -> dict[str, object]:
     """Return the CNI configuration. With point-to-point links all traffic between pods is routed, so Services need no br_netfilter."""
     addresses = {
         "type": "host-local",
-        "ranges": [[{"subnet": POD_RANGE}]],
+        "ranges": [[{"subnet": layout.pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
-        "dataDir": str(run / "addresses"),
+        "dataDir": str(layout.run / "addresses"),
     }
     plugins = [{"type": "ptp", "ipMasq": False, "ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
     return {"cniVersion": "0.4.0", "name": "fairlead", "plugins": plugins}
@@ -180,7 +184,7 @@ def _kube_proxy(layout: Layout) -> dict[str, object]:
         "clientConnection": {"kubeconfig": layout.kubeconfig("kube-proxy")},
         "mode": "nftables",
         "nftables": {"minSyncPeriod": "100ms"},  # by default a Service lags behind its endpoints by up to a second
-        "hostnameOverride": NODE,
+        "hostnameOverride": layout.node,
         "clusterCIDR": POD_RANGE,
         "conntrack": {"maxPerCore": 0},  # the limit belongs to the whole machine
         "metricsBindAddress": "127.0.0.1:10249",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from e2e import progress
@@ -48,19 +49,19 @@ class LocalKubernetes:
         """Start the cluster if it does not run, and wait for its node and DNS. Raises ComponentFailed, which names the component."""
         packages.ensure()
         self._check_paths()
-        layout = self._layout()
+        layout = self.layout()
         with locked(self._lock):
             if self.running and keep:
                 (self.run / "keep").touch()
             if self.running and not self._ended(list(components.commands(layout))) and self._kubectl("get", "--raw=/readyz") == "ok":
                 return
-            self.machine.stop()
+            self._stop_machines()
             try:
                 with progress.step(f"start Kubernetes (cluster {self.name})"):
                     self._start(layout)
             except BaseException:
                 self._keep_logs()
-                self.machine.stop()
+                self._stop_machines()
                 raise
             (self.run / "up").touch()
             if keep:
@@ -73,10 +74,30 @@ class LocalKubernetes:
         `purge`: also remove these images, and the logs of a failed start.
         """
         with locked(self._lock):
-            self.machine.stop()
+            self._stop_machines()
             if purge:
                 shutil.rmtree(self.images, ignore_errors=True)
                 shutil.rmtree(self._kept_logs, ignore_errors=True)
+
+    def stop_components(self, *names: str) -> None:
+        """End components, such as `kube-apiserver`, with SIGKILL. Pods keep running."""
+        for name in names:
+            self.machine.kill(name)
+
+    def start_components(self, *names: str) -> None:
+        """Start components that were stopped, and wait until the API server answers. Those that need it start last."""
+        below = [name for name in names if name in ("containerd", "etcd", "kube-apiserver")]
+        self._spawn(self._commands(), *below)
+        self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", *below)
+        self._spawn(self._commands(), *(name for name in names if name not in below))
+
+    def second_machine(self) -> Machine:
+        """Return the machine of a second node (second_node.py), whether it runs or not."""
+        return Machine(self.run / "node2", cgroup=f"{self.machine.cgroup}-node2")
+
+    def _stop_machines(self) -> None:
+        self.second_machine().stop()
+        self.machine.stop()
 
     def load_image(self, reference: str) -> None:
         """Import an image that `images.build` made into the node's containerd, with only those layers that it lacks."""
@@ -131,7 +152,8 @@ class LocalKubernetes:
             **{f"HELM_{kind}_HOME": str(self.run / "clients" / f"helm-{kind.lower()}") for kind in ("CACHE", "CONFIG", "DATA")},
         }
 
-    def _layout(self) -> components.Layout:
+    def layout(self) -> components.Layout:
+        """Return the paths and programs of the first node and the control plane."""
         programs = binaries.build(binaries.CLUSTER)
         cni = packages.cni_folder()
         assert cni is not None, "packages.ensure installs it"
@@ -144,11 +166,8 @@ class LocalKubernetes:
         components.write_configuration(layout)
         self.machine.start(layout.binaries["pause"], components.NODE_ADDRESS, components.SERVICE_RANGE)
         commands = components.commands(layout)
-
-        def spawn(*names: str) -> None:
-            for name in names:
-                self.machine.spawn(name, commands[name], {"PATH": packages.SEARCH_PATH, "HOME": str(self.run)})
-
+        (self.run / "commands.json").write_text(json.dumps(commands))
+        spawn = partial(self._spawn, commands)
         spawn("containerd", "etcd", "kube-apiserver")
         self._wait("containerd", lambda: self._ctr("version") != "")
         if leftovers := self._ctr("containers", "ls", "-q").split():
@@ -166,6 +185,14 @@ class LocalKubernetes:
         self._wait("kube-controller-manager", lambda: self._kubectl("get", "serviceaccount", "default", "-o=name") != "")
         self._wait("coredns", lambda: "OK" in self._inside("curl", "-s", "http://127.0.0.1:8181/ready"))
         self._wait("kube-proxy", lambda: self._inside("curl", "-s", "http://127.0.0.1:10249/healthz") != "")
+
+    def _commands(self) -> dict[str, list[str]]:
+        """Return the command lines with which this cluster was started: its programs and images may have been built again since."""
+        return json.loads((self.run / "commands.json").read_text())
+
+    def _spawn(self, commands: dict[str, list[str]], *names: str) -> None:
+        for name in names:
+            self.machine.spawn(name, commands[name], {"PATH": packages.SEARCH_PATH, "HOME": str(self.run)})
 
     def _wait(self, component: str, condition: Callable[[], bool], *others: str, seconds: float = 90) -> None:
         deadline = time.monotonic() + seconds

@@ -1,0 +1,1 @@
+"""A long run with one fault a minute: `make soak`."""
