@@ -47,7 +47,7 @@ async def test_updates_under_way_that_no_watch_has_delivered_are_counted(monkeyp
     cache.put(body("waits", "Waiting"))
     fleet = FleetRollout(WaveLimits(max_services=2), cache, woken.append)
     api = Listing(*(body(name, "RollingOut") for name in ("a", "b")), body("waits", "Waiting"))
-    task = asyncio.create_task(fleet.run(cast(Cluster, api), ""))
+    task = asyncio.create_task(fleet.run(cast(Cluster, api), ("",)))
     fleet.report(("default", "waits"), status("Waiting"))
     async with asyncio.timeout(60):
         while len(fleet.members) < 3:  # noqa: ASYNC110
