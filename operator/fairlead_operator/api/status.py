@@ -113,7 +113,7 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; "
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded, UpToDate; "
         "GatewayReady, BatchReady, ModelCached; while True: Reconciling, Stalled.",
         json_schema_extra=list_map("type"),
     )

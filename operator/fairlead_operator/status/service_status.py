@@ -31,7 +31,7 @@ class StatusResult:
     status: ServiceStatus
     servable: bool  # a worker and a router are ready: a probe may be sent
     probe_due: bool
-    probe_spent: bool  # the last result is no proof for pods that are still to come
+    probe_spent: bool  # the last result is stored, or is no proof for pods that are still to come
     wake_at: float | None  # seconds since the epoch; None: only a change of the cluster changes the status
 
 
@@ -71,7 +71,8 @@ def build_service_status(
         seconds,
         serves=state.serves,
         is_rolled_out=is_rolled_out,
-        is_replaced=workers.total > workers.updated or routers.total > routers.updated,
+        # The revision tells it also after a gap in which no pod of the earlier one was seen.
+        is_replaced=workers.total > workers.updated or routers.total > routers.updated or before.revision not in ("", revision),
     )
     router = names.deployment(service, names.ROUTER)
     serving.set_ready(conditions, state, probe, obstacle, service.generation, router, seconds)
@@ -146,7 +147,7 @@ def build_service_status(
     waking_until = state.waking_until if state.is_waking(seconds, obstacle) else None
     times = (probe.wake_at, index_fault_at, unresponsive_at, measured_at, conflict_until, reduced_at, waking_until)
     wake_at = min((at for at in times if at is not None), default=None)
-    return StatusResult(status, state.serves, probe.due, probe.proven_before, wake_at)
+    return StatusResult(status, state.serves, probe.due, probe.spent, wake_at)
 
 
 def _find_start(service: InferenceService, memory: StepMemory, shortfall: Shortfall, now: float) -> float:

@@ -96,6 +96,11 @@ class ProbeState:
         again = probe.at + min(2.0 ** min(probe.attempts, 10), RETRY_LONGEST)
         return cls(failure=probe.message, attempts=probe.attempts, due=now >= again, wake_at=again)
 
+    @property
+    def spent(self) -> bool:
+        """Return whether the last result must be forgotten: it is stored in Ready, or it says nothing about pods that are still to come."""
+        return self.proven or self.proven_before or (self.kept and not self.due)
+
     def find_fault(self, router: str) -> Cause | None:
         """Return the fault of a service whose pods are ready and whose probe keeps failing. `router`: the routers' Deployment."""
         if not self.failure or self.attempts < FAULT_ATTEMPTS:
@@ -140,10 +145,11 @@ def _make_failure_cause(failure: str, router: str) -> Cause:
 def find_floor(service: InferenceService, desired: int) -> int:
     """Return the workers below which Available is False: the wanted ones without those that may be evicted, and at least 1.
 
-    With an autoscaler, `minReplicas` are the wanted ones: otherwise each larger step would make the service unavailable.
+    With an autoscaler or schedules `minReplicas` are the wanted ones: otherwise each larger step would make the service unavailable.
     """
     scaling = service.spec.scaling
-    size = min(desired, scaling.min_replicas) if scaling is not None and scaling.target is not None else desired
+    is_varied = scaling is not None and (scaling.target is not None or bool(scaling.schedules))
+    size = min(desired, scaling.min_replicas) if scaling is not None and is_varied else desired
     return max(1, size - _count_unavailable(service.spec.pod_disruption_budget.max_unavailable, size))
 
 

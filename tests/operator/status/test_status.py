@@ -51,6 +51,31 @@ def test_ready_stays_and_a_new_generation_keeps_it_until_the_next_probe() -> Non
     assert ready(scaled) == ("True", "Serving") and kept is not None and kept.observed_generation == 1 and scaled.probe_due
 
 
+def test_replaced_pods_are_proven_again_without_an_edit() -> None:
+    """As after new images of the operator, with which the generation stays. The earlier result proves nothing about the new pods."""
+    proven = look(Observed(SERVING, probe=proof()))
+    assert proven.probe_spent, "the proof is in the status"
+    replaced = SERVING | {"router": deployment("router", 3, ready=2, updated=1)}
+    during = look(Observed(replaced, probe=proof()), status=proven.status.model_dump(by_alias=True))
+    kept = find(during.status.conditions, "Ready")
+    assert ready(during) == ("True", "Serving") and kept is not None and kept.observed_generation == 0
+    assert during.probe_spent and not during.probe_due
+    status = during.status.model_dump(by_alias=True)
+    after = look(Observed(SERVING), status=status)
+    assert after.probe_due and ready(after) == ("True", "Serving")
+    failed = look(Observed(SERVING, probe=proof(False, attempts=1)), status=status)
+    assert ready(failed) == ("False", "RequestFailed")
+    again = find(look(Observed(SERVING, probe=proof()), status=status).status.conditions, "Ready")
+    assert again is not None and again.observed_generation == 1
+
+
+def test_another_revision_is_proven_again_after_a_gap() -> None:
+    """The operator was away while all pods were replaced."""
+    status = look(Observed(SERVING, probe=proof())).status
+    other = status.model_copy(update={"revision": "qwen-of-earlier-images"}).model_dump(by_alias=True)
+    assert look(Observed(SERVING), status=other).status.conditions[0].observed_generation == 0
+
+
 @given(
     workers=st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
     routers=st.none() | st.tuples(st.integers(0, 2), st.integers(0, 2)),
