@@ -33,7 +33,7 @@ UNUSED = (
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "watched")
     classes = [{"name": "chat", "ttftMilliseconds": 60_000, "itlMilliseconds": 60_000}]
-    installed.apply(service.manifest(replicas=2, slo={"defaultClass": "chat", "classes": classes}))
+    installed.apply(service.manifest(replicas=2, routing={"replicas": 1}, slo={"defaultClass": "chat", "classes": classes}))
     service.wait_ready(replicas=2, seconds=300)
     yield service
     service.delete()
@@ -85,8 +85,9 @@ def test_rules_are_evaluated_over_series_that_exist(monitored: PrometheusServer)
         for selector in selectors(rule["expr"]):
             if "reconcile_errors" in selector.text or 'code=~"5.."' in selector.text:
                 continue  # nothing fails here
-            found = monitored.series(selector.text)
-            assert any(selector.labels <= labels.keys() for labels in found), f"{rule.get('alert') or rule['record']}: {selector}"
+            name = rule.get("alert") or rule["record"]
+            eventually(lambda text=selector.text: monitored.series(text), 60, f"a series of {name}: {selector.text}")
+            assert any(selector.labels <= labels.keys() for labels in monitored.series(selector.text)), f"{name}: {selector}"
 
 
 def test_a_healthy_service_has_no_alert(monitored: PrometheusServer) -> None:

@@ -33,7 +33,7 @@ BARS: dict[str, tuple[str, float]] = {
     "acts_after_s": ("leader killed -9: the other has acted after (s)", 20),
     "both_acted": ("both have acted (0: never)", 0),
     "crd_kb": ("CRD, applied without --server-side (KB)", 90),
-    "chart_kb": ("rendered chart (KB)", 200),
+    "chart_kb": ("rendered chart (KB)", 300),
     "writes_beside_the_edits": ("writes of a cold start, beside the edits", 0),
 }
 

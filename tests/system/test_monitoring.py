@@ -206,14 +206,14 @@ def test_every_rule_is_evaluated_over_series_that_exist(monitored: PrometheusSer
     assert sorted(rule["name"] for rule in monitored.rules()) == sorted(expected)
     for rule in (*rules("alert"), *rules("record")):
         for selector in selectors(rule["expr"]):
-            found = monitored.series(selector.text)
-            assert found, f"{rule.get('alert') or rule['record']}: no series matches {selector.text}"
-            assert any(selector.labels <= labels.keys() for labels in found), f"{selector.text} has no labels {set(selector.labels)}"
+            where = f"{rule.get('alert') or rule['record']}: {selector.text}"
+            until(lambda text=selector.text: monitored.series(text), f"a series of {where}", 60)
+            assert any(selector.labels <= labels.keys() for labels in monitored.series(selector.text)), f"{where} lacks {selector.labels}"
 
 
 def test_recording_rules_have_values(monitored: PrometheusServer) -> None:
     for name in {rule["record"] for rule in rules("record")}:
-        assert monitored.values(name), name
+        until(lambda name=name: monitored.values(name), f"a value of {name}", 60)
     assert set(monitored.label_values("slo", "service:fairlead_slo_requests:rate5m")) == {"availability", "ttft", "itl"}
 
 

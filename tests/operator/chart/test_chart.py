@@ -274,7 +274,7 @@ def test_the_api_server_accepts_it_in_a_restricted_namespace(server: apiserver.A
 
 def test_with_everything_on_it_stays_far_below_what_a_release_may_hold() -> None:
     """Helm keeps a release in one Secret of at most 1 MiB, charts' files and manifests together."""
-    assert len(rendered(*everything()).encode()) < 200_000
+    assert len(rendered(*everything()).encode()) < 300_000
 
 
 def test_every_pod_is_restricted() -> None:

@@ -74,6 +74,7 @@ def errors(rate: float, minutes: float = MINUTES) -> dict[str, str]:
     return {ERRORS: counter((0, 5), (rate, minutes), (0, MINUTES))}
 
 
+EXPIRY = CHAT.router("certificate_expiry_timestamp_seconds")
 HELD, UP, KEYS = CHAT.router("held_requests"), CHAT.router("index_up"), CHAT.router("key_file_ok")
 BROKEN, FULL, QUEUED = CHAT.router("broken_streams_total"), CHAT.worker("index_full"), CHAT.router("queued_requests", "r-2")
 TASK = CHAT.router("task_failures_total", task="key file")
@@ -106,6 +107,12 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Silent("a rollout beside workers that serve", conditions(Progressing=1)),
         Silent("capacity below the floor", conditions(Available=0, Degraded=1)),
         Silent("asleep for an hour", {CHAT.workers(): gauge((0, MINUTES))}),
+        Fires(
+            "asleep, and no router is left to wake it",
+            {**conditions(Ready=0, Degraded=1), CHAT.workers(): gauge((0, MINUTES))},
+            20,
+            also=("FairleadServiceDegraded",),
+        ),
         Silent("no worker is wanted", {**conditions(**NOT_READY), CHAT.workers(): gauge((0, MINUTES))}),
         Silent("a fault that Ready does not show", conditions(Degraded=1)),
         Silent("the operator is gone", {CHAT.condition(type): gauge((CONDITIONS[type], 5), (LOST, MINUTES)) for type in CONDITIONS}),
@@ -194,6 +201,12 @@ CASES: dict[str, tuple[Fires | Silent, ...]] = {
         Silent("4 minutes", pulse(KEYS, 0, 4, 1)),
         Silent("clients use unknown keys", refused("key", 60)),
         Silent("the router is gone", {KEYS: gauge((1, 5), (LOST, MINUTES))}),
+    ),
+    "FairleadCertificateExpires": (
+        Fires("a week is left at minute 10", {EXPIRY: gauge((7 * 86400 + 599, MINUTES))}, 20),
+        Silent("a week and an hour", {EXPIRY: gauge((7 * 86400 + 3900, MINUTES))}),
+        Silent("plain HTTP", {EXPIRY: gauge((0, MINUTES))}),
+        Silent("it is renewed", {EXPIRY: gauge((7 * 86400 + 599, 15), (90 * 86400, MINUTES))}),
     ),
     "FairleadRouterTaskFails": (
         Fires("it fails twice a minute", {TASK: counter((0, 5), (2, MINUTES))}, 11.5, TASK_LABELS),
