@@ -12,6 +12,8 @@ from e2e.service import Load, Service
 from e2e.system import System, eventually
 from e2e.test_faults import KILL_WORKER
 
+pytestmark = pytest.mark.long
+
 NEVER = 3600  # seconds of analysis: longer than the test
 
 

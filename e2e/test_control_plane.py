@@ -12,6 +12,8 @@ from e2e.service import Load, Service
 from e2e.system import HERE, System, eventually, image_values
 from e2e.test_credentials import Redis
 
+pytestmark = pytest.mark.long
+
 OUTAGE = 60.0  # seconds
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 LONGEST_GAP = 15.0  # seconds without an answer that a busy machine explains

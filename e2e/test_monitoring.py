@@ -16,6 +16,8 @@ from tests.servers.prometheus_server import PrometheusServer, prometheus
 from e2e.service import Load, Service
 from e2e.system import CHECKOUT, PATIENCE, System, eventually
 
+pytestmark = pytest.mark.long
+
 UNUSED = (
     "fairlead_batch_",  # spec.batch
     "fairlead_router_side_",  # a canary

@@ -9,6 +9,8 @@ from e2e.cluster.second_node import NAME, SecondNode
 from e2e.service import Load, Service
 from e2e.system import System, eventually
 
+pytestmark = pytest.mark.long
+
 TAINT = "fairlead-e2e"  # keeps routers away from the second node: kube-proxy needs a minute to forget endpoints of a lost node
 
 
