@@ -35,10 +35,9 @@ UNUSED = (
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "watched")
     classes = [{"name": "chat", "ttftMilliseconds": 60_000, "itlMilliseconds": 60_000}]
-    installed.apply(service.manifest(replicas=2, routing={"replicas": 1}, slo={"defaultClass": "chat", "classes": classes}))
-    service.wait_ready(replicas=2, seconds=300)
-    yield service
-    service.delete()
+    manifest = service.manifest(replicas=2, routing={"replicas": 1}, slo={"defaultClass": "chat", "classes": classes})
+    with service.running(manifest, replicas=2):
+        yield service
 
 
 @pytest.fixture(scope="module")
