@@ -7,7 +7,7 @@ from tests.operator.support import foreign_crds
 from tests.router.interop.envoy import build_configuration
 
 from e2e.service import Service
-from e2e.system import HERE, System, client_pod, eventually
+from e2e.system import HERE, PATIENCE, System, client_pod, eventually
 
 NAMESPACE = "gateways"
 PORT, ADMIN_PORT = 8888, 9901
@@ -41,7 +41,7 @@ def start(service: Service) -> str:
     pod["spec"]["volumes"].append({"name": "envoy", "configMap": {"name": "envoy"}})
     system.apply({**configuration, "data": {"envoy.json": json.dumps(_configure(service, route, pool))}}, pod)
     _accept(service, route)
-    system.cluster.kubectl("wait", "-n", NAMESPACE, "pod/client", "--for=condition=Ready", "--timeout=60s")
+    system.cluster.kubectl("wait", "-n", NAMESPACE, "pod/client", "--for=condition=Ready", f"--timeout={60 * PATIENCE:.0f}s")
     return f"http://{system.get('pod', 'client', namespace=NAMESPACE)['status']['podIP']}:{PORT}/v1"
 
 

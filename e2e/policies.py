@@ -5,17 +5,21 @@ come from there.
 """
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from e2e import progress
 from e2e.cluster import Cluster
+from e2e.cluster.cluster import CommandFailed
 
 TABLE = "fairlead-e2e-policies"
 _NOTHING = f"table ip {TABLE} {{}}\ndelete table ip {TABLE}\n"
 PERIOD = 0.5  # seconds between two looks at policies and pods
+LONGEST_READ = 30.0  # seconds of one look
 
 
 class PolicyEngine:
@@ -35,9 +39,10 @@ class PolicyEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._ended.set()
-        self._thread.join(30)
-        self._load(_NOTHING)
+        with self._lock:  # an update that is under way would load rules after their removal
+            self._ended.set()
+            self._load(_NOTHING)
+        self._thread.join()
         if self._failure is not None and error is None:
             raise self._failure
 
@@ -54,12 +59,21 @@ class PolicyEngine:
         try:
             while not self._ended.wait(PERIOD):
                 with self._lock:
-                    self._update()
+                    if not self._ended.is_set():
+                        self._try_update()
         except BaseException as failure:  # raised again at the end of the block
             self._failure = failure
 
+    def _try_update(self) -> None:
+        """Update, or keep the rules until the next look if the API server does not answer."""
+        try:
+            self._update()
+        except (CommandFailed, subprocess.TimeoutExpired) as error:
+            progress.say(f"the rules of NetworkPolicies are not updated, next try in {PERIOD} s: {error}")
+
     def _update(self) -> None:
-        listed = json.loads(self._cluster.kubectl("get", "networkpolicies,pods,namespaces", "-A", "-o", "json").stdout)["items"]
+        kinds = "networkpolicies,pods,namespaces"
+        listed = json.loads(self._cluster.kubectl("get", kinds, "-A", "-o", "json", timeout=LONGEST_READ).stdout)["items"]
         policies, pods, namespaces = ([one for one in listed if one["kind"] == kind] for kind in ("NetworkPolicy", "Pod", "Namespace"))
         rules = derive_rules(policies, pods, namespaces)
         if rules != self._rules:

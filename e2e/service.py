@@ -3,6 +3,8 @@
 import json
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -51,6 +53,16 @@ class Service:
             return status if is_ready and current and counted else None
 
         return eventually(check, seconds, f"{self.name} Ready with {replicas or 'its'} replicas")
+
+    @contextmanager
+    def running(self, manifest: dict[str, Any], replicas: int) -> Iterator["Service"]:
+        """Apply the manifest and wait for its first workers. The service is deleted after the block, or if they do not become ready."""
+        try:
+            self.system.apply(manifest)
+            self.wait_ready(replicas=replicas, seconds=300)
+            yield self
+        finally:
+            self.delete()
 
     def pods(self, component: str = "worker") -> list[dict[str, Any]]:
         """Return the pods that are not being deleted."""

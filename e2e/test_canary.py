@@ -3,14 +3,17 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from e2e.availability import Availability
 from e2e.service import Load, Service
-from e2e.system import System, eventually
+from e2e.system import PATIENCE, System, eventually
 from e2e.test_faults import KILL_WORKER
+
+pytestmark = pytest.mark.long
 
 NEVER = 3600  # seconds of analysis: longer than the test
 
@@ -24,10 +27,8 @@ def rollout(analysis: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "tried")
-    installed.apply(manifest(service, 32, NEVER))
-    service.wait_ready(replicas=1, seconds=300)
-    yield service
-    service.delete()
+    with service.running(manifest(service, 32, NEVER), replicas=1):
+        yield service
 
 
 def manifest(service: Service, seats: int, analysis: int) -> dict[str, Any]:
@@ -44,14 +45,24 @@ def phase(service: Service) -> str | None:
     return service.status().get("canary", {}).get("phase")
 
 
-def open_stream(service: Service, pod: str) -> "subprocess.Popen[str]":
-    """Start long chats until one streams from `pod`, and return that one. The others go on."""
-    for number in range(20):
-        stream = service.system.client("chat.py", service.url, service.name, f"Which side answers chat {number}?", "1500")
-        assert stream.stderr is not None
-        if stream.stderr.readline().split()[-1] == pod:
-            return stream
-    raise AssertionError(f"none of 20 chats went to {pod}")
+@contextmanager
+def open_stream(service: Service, pod: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start long chats until one streams from `pod`, and provide that one. The others go on until the end of the block."""
+    clients: list[subprocess.Popen[str]] = []
+    try:
+        for number in range(20):
+            stream = service.system.client("chat.py", service.url, service.name, f"Which side answers chat {number}?", "1500")
+            clients.append(stream)
+            assert stream.stderr is not None
+            if stream.stderr.readline().split()[-1:] == [pod]:
+                break
+        else:
+            raise AssertionError(f"none of 20 chats went to {pod}")
+        yield stream
+    finally:
+        for client in clients:
+            client.kill()
+            client.communicate()
 
 
 def test_a_canary_that_crashes_is_rolled_back_and_fails_only_its_own_streams(service: Service) -> None:
@@ -62,12 +73,12 @@ def test_a_canary_that_crashes_is_rolled_back_and_fails_only_its_own_streams(ser
         eventually(lambda: phase(service) == "Analyzing", 180, "a canary under analysis")
         (canary,) = canaries(service)
         eventually(lambda: " requests 0 failed" in json.dumps(service.status()), 60, "requests to the canary in the status")
-        stream = open_stream(service, canary)
-        killed = system.cluster.kubectl("exec", "-n", system.models, canary, "--", "python", "-c", KILL_WORKER)
-        assert "killed" in killed.stdout
-        eventually(lambda: phase(service) == "Failed", 180, "the canary rolled back")
-        eventually(lambda: canaries(service) == [], 60, "no pod of the canary")
-    assert stream.wait(60) != 0, "the killed worker's stream ends with an error"
+        with open_stream(service, canary) as stream:
+            killed = system.cluster.kubectl("exec", "-n", system.models, canary, "--", "python", "-c", KILL_WORKER)
+            assert "killed" in killed.stdout
+            assert stream.wait(60 * PATIENCE) != 0, "the killed worker's stream ends with an error"
+            eventually(lambda: phase(service) == "Failed", 180, "the canary rolled back")
+            eventually(lambda: canaries(service) == [], 60, "no pod of the canary")
     assert load.outcome["by_pod"][canary] >= 5, "about half of the conversations went to the canary"
     assert load.outcome["failed"] <= 4 < load.outcome["requests"], "at most the open streams"
     assert {failure["pod"] for failure in load.outcome["failures"]} <= {canary}

@@ -39,11 +39,11 @@ class Guarded:
 def guarded(installed: System) -> Iterator[Guarded]:
     if not installed.cluster.reaches_pods:
         pytest.skip("the test enforces policies with nftables, which needs the node's network")
-    for namespace in (gateway.NAMESPACE, MONITORING, ELSEWHERE):
-        installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    gateway.install_crds(installed)
-    service = Service(installed, "guarded-pool")
+    service, namespaces = Service(installed, "guarded-pool"), (gateway.NAMESPACE, MONITORING, ELSEWHERE)
     try:
+        gateway.install_crds(installed)
+        for namespace in namespaces:
+            installed.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         with PolicyEngine(installed.cluster) as engine:
             backend = {"parentRef": {"name": "web", "namespace": gateway.NAMESPACE}, "backend": "EndpointPicker"}
             installed.apply(service.manifest(replicas=2, exposure={"gateway": backend, "fromNamespaces": []}))
@@ -51,9 +51,11 @@ def guarded(installed: System) -> Iterator[Guarded]:
             service.wait_ready(replicas=2, seconds=300)
             yield Guarded(service, gateway.start(service), engine)
     finally:
-        service.delete()
-        installed.cluster.kubectl("delete", "namespace", gateway.NAMESPACE, MONITORING, ELSEWHERE, "--wait=false")
-        gateway.remove_crds(installed)
+        try:
+            service.delete()
+        finally:
+            installed.cluster.kubectl("delete", "namespace", *namespaces, "--ignore-not-found", "--wait=false")
+            gateway.remove_crds(installed)
 
 
 def test_the_route_is_accepted_and_leads_only_to_inference(guarded: Guarded) -> None:

@@ -16,6 +16,8 @@ from tests.servers.prometheus_server import PrometheusServer, prometheus
 from e2e.service import Load, Service
 from e2e.system import CHECKOUT, PATIENCE, System, eventually
 
+pytestmark = pytest.mark.long
+
 UNUSED = (
     "fairlead_batch_",  # spec.batch
     "fairlead_router_side_",  # a canary
@@ -33,10 +35,9 @@ UNUSED = (
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "watched")
     classes = [{"name": "chat", "ttftMilliseconds": 60_000, "itlMilliseconds": 60_000}]
-    installed.apply(service.manifest(replicas=2, routing={"replicas": 1}, slo={"defaultClass": "chat", "classes": classes}))
-    service.wait_ready(replicas=2, seconds=300)
-    yield service
-    service.delete()
+    manifest = service.manifest(replicas=2, routing={"replicas": 1}, slo={"defaultClass": "chat", "classes": classes})
+    with service.running(manifest, replicas=2):
+        yield service
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from e2e.cluster.second_node import NAME, SecondNode
 from e2e.service import Load, Service
 from e2e.system import System, eventually
 
+pytestmark = pytest.mark.long
+
 TAINT = "fairlead-e2e"  # keeps routers away from the second node: kube-proxy needs a minute to forget endpoints of a lost node
 
 
@@ -32,10 +34,8 @@ def service(installed: System, second: SecondNode) -> Iterator[Service]:
     lost = [f"node.kubernetes.io/{name}" for name in ("unreachable", "not-ready")]
     tolerations = [{"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5} for key in lost]
     spec = {"tolerations": [{"key": TAINT, "operator": "Exists"}, *tolerations]}
-    installed.apply(service.manifest(replicas=2, podTemplate={"spec": spec}))
-    service.wait_ready(replicas=2, seconds=300)
-    yield service
-    service.delete()
+    with service.running(service.manifest(replicas=2, podTemplate={"spec": spec}), replicas=2):
+        yield service
 
 
 def test_a_lost_node_fails_only_its_own_streams_and_its_worker_is_replaced(service: Service, second: SecondNode) -> None:

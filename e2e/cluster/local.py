@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -89,7 +90,18 @@ class LocalKubernetes:
         below = [name for name in names if name in ("containerd", "etcd", "kube-apiserver")]
         self._spawn(self._commands(), *below)
         self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", *below)
+        if "containerd" in names:
+            self._wait("containerd", lambda: self._ctr("version") != "")
         self._spawn(self._commands(), *(name for name in names if name not in below))
+
+    @contextmanager
+    def without_components(self, *names: str) -> Iterator[None]:
+        """Stop components in the block. Those that have ended are started again, also if the block fails or the stop is interrupted."""
+        try:
+            self.stop_components(*names)
+            yield
+        finally:
+            self.start_components(*self._ended(list(names)))
 
     def second_machine(self) -> Machine:
         """Return the machine of a second node (second_node.py), whether it runs or not."""

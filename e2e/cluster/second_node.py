@@ -18,6 +18,7 @@ from . import certificates, components, packages
 from .local import ComponentFailed, LocalKubernetes
 
 NAME, ADDRESS, PODS = "node2", "10.244.200.1", "10.244.200.0/24"  # the first node gives its pods the addresses from 10.244.0.2 on
+TERMINATION = 240.0  # seconds that terminating pods may take: their drain timeout and grace period
 _HERE, _THERE = "169.254.77.1", "169.254.77.2"
 # If the link is gone, packets to this node vanish, as they do when a machine loses power. Otherwise senders would get an error at once.
 _LINK = f"""
@@ -48,7 +49,7 @@ class SecondNode:
         """Start the node and wait until it is Ready. Raises ComponentFailed."""
         self.remove()
         with progress.step(f"start {NAME}"):
-            _link_files(self._kubernetes.images, self._store)
+            self._copy_store()
             layout = self._write_configuration()
             self._machine.start(layout.binaries["pause"], ADDRESS, components.SERVICE_RANGE)
             _run([*self._kubernetes.machine.inside(), "sh", "-c", _LINK, "sh", str(self._machine.pid)])
@@ -77,6 +78,21 @@ class SecondNode:
         shutil.rmtree(self._store, ignore_errors=True)
         subprocess.run([*self._kubernetes.machine.inside(), "ip", "route", "del", "blackhole", PODS], capture_output=True)
         self._kubectl("delete", "node", NAME, "--ignore-not-found")
+
+    def _copy_store(self) -> None:
+        """Link the first node's files while its containerd is stopped. Pods still change files of their own, so it is tried twice."""
+        terminating = "-o=jsonpath=pods:{.items[*].metadata.deletionTimestamp}"
+        deadline = time.monotonic() + TERMINATION
+        while self._kubectl("get", "pods", "-A", terminating) != "pods:":  # the kubelet would remove their containers during the copy
+            if time.monotonic() > deadline:
+                raise ComponentFailed(f"{NAME} cannot be started: pods of the first node still terminate after {TERMINATION:.0f} s")
+            time.sleep(0.5)
+        with self._kubernetes.without_components("containerd"):
+            try:
+                _link_files(self._kubernetes.images, self._store)
+            except (ComponentFailed, OSError):
+                shutil.rmtree(self._store, ignore_errors=True)
+                _link_files(self._kubernetes.images, self._store)
 
     def _write_configuration(self) -> components.Layout:
         first, run = self._kubernetes.layout(), self._machine.run

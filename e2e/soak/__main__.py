@@ -1,7 +1,7 @@
 """Serve streams for some minutes with one fault a minute: `python -m e2e.soak --minutes 30`.
 
 Prints each fault, then the failed requests and the memory of operator, routers and Redis. Exit code 1 if a request failed other than an
-open stream of a killed worker.
+open stream of a killed worker, or if the service did not recover from a fault.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from e2e import progress
 from e2e.cluster import Cluster
 from e2e.cluster.cluster import LocalCluster
 from e2e.service import Load, Service
-from e2e.soak.faults import OF_CONTROL_PLANE, OF_OTHERS, REPLICAS, Faults, plan
+from e2e.soak.faults import OF_CONTROL_PLANE, OF_OTHERS, REPLICAS, Fault, Faults, plan
 from e2e.soak.memory import MemoryLog, slope
-from e2e.system import PATIENCE, Images, System
+from e2e.system import PATIENCE, Images, System, eventually
 
 MINUTE = 60.0
 
@@ -41,7 +41,7 @@ def main() -> int:
     report(result)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if result["unexpected"] else 0
+    return 1 if result["unexpected"] or any(fault["error"] for fault in result["faults"]) else 0
 
 
 def soak(system: System, options: argparse.Namespace) -> dict[str, Any]:
@@ -51,20 +51,18 @@ def soak(system: System, options: argparse.Namespace) -> dict[str, Any]:
     kinds = OF_OTHERS + (OF_CONTROL_PLANE if isinstance(system.cluster, LocalCluster) else ())
     system.apply(faults.spec())
     service.wait_ready(replicas=REPLICAS, seconds=300)
-    killed: set[str] = set()
     recoveries: list[dict[str, Any]] = []
-    longest = (3 * MINUTE * options.minutes + 600) * PATIENCE
+    longest = (12 * MINUTE * options.minutes + 600) * PATIENCE  # as if every fault waited until its last timeout
     with MemoryLog(service) as memory, Load(service, options.concurrency, max_tokens=96, longest=longest) as load:
         for fault in plan(options.minutes, kinds, chosen):
             began = time.monotonic()
-            killed |= fault(faults)
-            service.wait_ready(replicas=REPLICAS)
-            recovered = time.monotonic() - began
-            recoveries.append({"fault": fault.__name__, "seconds": round(recovered, 1)})
-            progress.say(f"{fault.__name__}: ready after {recovered:.0f} s")
-            time.sleep(max(0.0, MINUTE - recovered))
+            error = apply_fault(fault, faults)
+            seconds = time.monotonic() - began
+            recoveries.append({"fault": fault.__name__, "seconds": round(seconds, 1), "error": error})
+            progress.say(f"{fault.__name__}: " + (f"failed after {seconds:.0f} s: {error}" if error else f"ready after {seconds:.0f} s"))
+            time.sleep(max(0.0, MINUTE - seconds))
     outcome = load.outcome
-    unexpected = [failure for failure in outcome["failures"] if failure["pod"] not in killed]
+    unexpected = [failure for failure in outcome["failures"] if failure["pod"] not in faults.killed]
     return {
         "minutes": options.minutes,
         "requests": outcome["requests"],
@@ -74,6 +72,17 @@ def soak(system: System, options: argparse.Namespace) -> dict[str, Any]:
         "faults": recoveries,
         "memory": {name: describe(list(processes.values())) for name, processes in memory.samples.items()},
     }
+
+
+def apply_fault(fault: Fault, faults: Faults) -> str:
+    """Apply a fault, and wait until it has shown and the service is ready again. Returns what went wrong; empty: nothing."""
+    try:
+        has_shown = fault(faults)
+        eventually(has_shown, 240, f"{fault.__name__} has shown")
+        faults.service.wait_ready(replicas=REPLICAS)
+    except Exception as error:  # the run goes on: the next faults and the load tell whether it matters
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def describe(processes: list[list[tuple[float, float]]]) -> dict[str, Any]:
@@ -96,6 +105,9 @@ def report(result: dict[str, Any]) -> None:
     for name, seen in result["memory"].items():
         slope_text = "too short" if seen["mb_per_hour"] is None else f"{seen['mb_per_hour']:.1f}"
         print(f"{name:<10} {seen['seconds']:>8} {seen['first_mb']:>9} {seen['last_mb']:>9} {slope_text:>9}")
+    for fault in result["faults"]:
+        if fault["error"]:
+            print(f"not recovered: {fault['fault']} after {fault['seconds']:.0f} s: {fault['error']}")
     for failure in result["unexpected"]:
         print(f"failed: {failure}")
 

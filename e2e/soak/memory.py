@@ -1,6 +1,5 @@
 """Resident memory of the system's processes over time, and its slope."""
 
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import linear_regression
 from types import TracebackType
 
-from e2e.cluster.cluster import CommandFailed
+from e2e import progress
 from e2e.service import Service
 
 PERIOD = 5.0  # seconds
@@ -45,8 +44,8 @@ class MemoryLog:
                     pods = system.get("pods", "-l", f"app.kubernetes.io/component={component}", namespace=namespace)["items"]
                     for pod in pods:
                         self._sample(component, namespace, pod)
-                except (CommandFailed, subprocess.SubprocessError):  # a fault: there is no sample now
-                    continue
+                except Exception as error:  # a fault: there is no sample now, and later ones still count
+                    progress.say(f"no memory sample of {component}: {type(error).__name__}: {str(error)[:200]}")
 
     def _sample(self, component: str, namespace: str, pod: dict[str, object]) -> None:
         containers = pod["status"].get("containerStatuses", [])  # type: ignore[attr-defined]

@@ -1,8 +1,15 @@
-"""The nftables rules that e2e derives from NetworkPolicies."""
+"""The nftables rules that e2e derives from NetworkPolicies, and keeps equal to them."""
 
+import json
+import subprocess
+import time
 from typing import Any
 
-from e2e.policies import derive_rules
+import pytest
+from e2e.cluster.cluster import CommandFailed
+from e2e.policies import PolicyEngine, derive_rules
+
+from e2e import policies
 
 NAMESPACES = [{"metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}}} for name in ("models", "other")]
 REFUSED = "reject with icmp type admin-prohibited"
@@ -45,3 +52,43 @@ def test_peers_without_pods_and_no_rules_allow_nothing() -> None:
     nothing = {"podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["none"]}]}}
     for ingress in ([{"from": [nothing]}], []):
         assert [line for line in lines(policy(ingress, app="worker")) if line.startswith("ip ")] == [f"ip daddr {{ 10.0.0.1 }} {REFUSED}"]
+
+
+class FlakyCluster:
+    """Lists PODS and a policy, or fails while `fails` is set. `loaded`: the rules that nft got."""
+
+    def __init__(self) -> None:
+        self.fails, self.failures = False, 0
+        self.policies: list[dict[str, Any]] = []
+        self.loaded: list[str] = []
+
+    def kubectl(self, *_: str, timeout: float) -> "subprocess.CompletedProcess[str]":
+        if self.fails:
+            self.failures += 1
+            raise CommandFailed("connection refused")
+        kinds = {"NetworkPolicy": self.policies, "Pod": PODS, "Namespace": NAMESPACES}
+        items = [{**one, "kind": kind} for kind, listed in kinds.items() for one in listed]
+        return subprocess.CompletedProcess([], 0, json.dumps({"items": items}), "")
+
+    def exec_in_netns(self, _: list[str], *, input: str, **__: Any) -> "subprocess.CompletedProcess[str]":
+        self.loaded.append(input)
+        return subprocess.CompletedProcess([], 0, "", "")
+
+
+def wait_until(check: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_rules_follow_policies_after_a_failed_read_and_are_removed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "PERIOD", 0.01)
+    cluster = FlakyCluster()
+    with PolicyEngine(cluster):  # type: ignore[arg-type]
+        cluster.fails = True
+        wait_until(lambda: cluster.failures >= 2)
+        cluster.policies = [policy([], app="worker")]
+        cluster.fails = False
+        wait_until(lambda: REFUSED in cluster.loaded[-1])
+    assert "chain" not in cluster.loaded[-1], "the table is only deleted"

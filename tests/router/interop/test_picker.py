@@ -352,6 +352,15 @@ async def test_watching_an_unknown_service_yields_its_status_once() -> None:
     assert seen == [HealthCheckResponse.SERVICE_UNKNOWN]
 
 
+async def test_a_draining_router_picks_until_its_grace_period_is_over(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    async with picking(fleet, worker, drain_timeout=20) as (router, asking):
+        router.server.router.drain()
+        exchange = asking.exchange()
+        await exchange.request(PATH, prompt())
+        assert (await exchange.picked())[0] == [worker.address]
+
+
 async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fleet) -> None:
     async with picking(fleet, await fleet.worker(), drain_timeout=20) as (router, asking):
         exchange = asking.exchange()
