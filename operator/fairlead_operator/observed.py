@@ -158,11 +158,22 @@ class FleetView:
 
 
 @dataclass(frozen=True)
+class HubModel:
+    """A model of the hub whose revision is to be resolved."""
+
+    repository: str
+    revision: str  # branch or tag; empty: the default branch
+    endpoint: str = ""  # of the service's own hub; empty: the operator's
+    needs_token: bool = False  # the service has a token, which the operator does not read
+
+
+@dataclass(frozen=True)
 class ModelCommit:
     """The hub's answer: the commit, or why there is none."""
 
     commit: str = ""
     problem: str = ""
+    model: HubModel | None = None  # what was asked for: an edited service does not use the answer
 
 
 @dataclass(frozen=True)

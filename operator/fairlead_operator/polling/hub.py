@@ -9,8 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from fairlead_operator.observed import ModelCommit
-from fairlead_operator.rollout.model_commit import HubModel
+from fairlead_operator.observed import HubModel, ModelCommit
 
 log = logging.getLogger(__name__)
 TIMEOUT = 5.0  # seconds for one request; a new revision waits for it
@@ -49,7 +48,7 @@ class HubResolver:
             return answered[1]
         until, _, problem = self._closed_until.get(endpoint, (0.0, 0.0, ""))
         if now < until and key not in self._waiting:
-            return ModelCommit(problem=_explain(model, problem))
+            return ModelCommit(problem=_explain(model, problem), model=model)
         if key not in self._waiting:
             task = asyncio.create_task(self._resolve(key), name=f"commit of {model.repository}")
             self._tasks.add(task)
@@ -66,16 +65,17 @@ class HubResolver:
         model, endpoint = key
         try:
             async with self._slots, asyncio.timeout(2 * TIMEOUT):
-                answer = ModelCommit(await asyncio.to_thread(self._fetch, model, endpoint))
+                answer = ModelCommit(await asyncio.to_thread(self._fetch, model, endpoint), model=model)
             self._closed_until.pop(endpoint, None)
         except (HubUnreachable, TimeoutError) as error:
             pause = min(BACKOFF_LONGEST, 2 * self._closed_until.get(endpoint, (0.0, BACKOFF_FIRST / 2, ""))[1])
             problem = f"{endpoint} does not answer ({error or 'timeout'})"
             self._closed_until[endpoint] = self._clock() + pause, pause, problem
-            answer = ModelCommit(problem=_explain(model, problem))
+            answer = ModelCommit(problem=_explain(model, problem), model=model)
         except Exception as error:  # any refusal of the hub: the worker reports the same when it downloads
             answer = ModelCommit(
-                problem=_explain(model, f"{endpoint}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+                problem=_explain(model, f"{endpoint}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"),
+                model=model,
             )
         if answer.problem:
             log.info("%s", answer.problem)

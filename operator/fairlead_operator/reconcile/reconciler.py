@@ -39,7 +39,7 @@ from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_n
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.fleet import FleetRollout
 from fairlead_operator.rollout.images import UPDATING
-from fairlead_operator.rollout.model_commit import find_unresolved
+from fairlead_operator.rollout.model_commit import find_hub_model, find_unresolved
 from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.scaling.state import scaling_state
 from fairlead_operator.settings import Settings
@@ -169,6 +169,8 @@ class Reconciler:
             return await self._keep_running(body, unread, Cause(reason, str(error), fault=True))
         if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
             return await self._keep_running(body, service, Cause(*problem, fault=True))
+        if self._model_commit is not None and self._model_commit.model != find_hub_model(service):
+            self._model_commit = None  # the model was edited
         before, observed = self._dependencies.cache.versions(self._owner), self._observe(service)
         if (unresolved := find_unresolved(service, observed)) is not None and self._dependencies.hub is not None:
             self._model_commit = self._dependencies.hub.commit(unresolved, self.wake)

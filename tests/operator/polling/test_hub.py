@@ -13,10 +13,10 @@ from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import ModelCommit, Observed
+from fairlead_operator.observed import HubModel, ModelCommit, Observed
 from fairlead_operator.polling.hub import BACKOFF_FIRST, FRESH, HubResolver
 from fairlead_operator.revisions import KIND, worker_revision
-from fairlead_operator.rollout.model_commit import HubModel, find_unresolved
+from fairlead_operator.rollout.model_commit import find_commit, find_hub_model, find_unresolved
 
 SHA, OTHER = "a" * 40, "b" * 40
 MODEL = HubModel("Qwen/Qwen3-8B", "")
@@ -112,7 +112,7 @@ class Cluster:
         self.revisions: tuple[Any, ...] = ()
 
     def look(self, one: InferenceService, commit: str = "", problem: str = "", **settings: Any) -> Desired:
-        seen = Observed(revisions=self.revisions, model_commit=ModelCommit(commit, problem))
+        seen = Observed(revisions=self.revisions, model_commit=ModelCommit(commit, problem, find_hub_model(one)))
         plan = desired(one, seen, replace(SETTINGS, **settings), NOW)
         self.revisions = tuple(body for body in plan.objects if body["kind"] == KIND)
         return desired(one, replace(seen, revisions=self.revisions), replace(SETTINGS, **settings), NOW)
@@ -137,6 +137,23 @@ def test_all_workers_of_a_revision_load_the_commit_that_it_was_resolved_to() -> 
     restarted = service(rollout={"restartedAt": "2026-01-01T00:00:00Z"})
     assert find_unresolved(restarted, Observed(revisions=cluster.revisions)) == MODEL
     assert model_of(cluster.look(restarted, OTHER)).endswith(OTHER), "a restart takes up what the branch is now"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "s3://bucket/llama"},
+        {"uri": "pvc://models/llama"},
+        {"uri": "hf://a/b"},
+        {"uri": "hf://Qwen/Qwen3-8B@v1"},
+        {"revision": "v1"},
+    ],
+)
+def test_an_answer_for_one_model_is_used_for_no_other(model: dict[str, Any]) -> None:
+    seen = Observed(model_commit=ModelCommit(SHA, model=MODEL))
+    assert find_commit(service(), seen) == SHA
+    assert find_commit(service(model=model), seen) == ""
+    assert SHA not in model_of(desired(service(model=model), seen, SETTINGS, NOW))
 
 
 def test_a_revision_without_an_answer_behaves_as_before_and_says_so() -> None:
