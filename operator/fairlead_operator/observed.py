@@ -163,7 +163,7 @@ class HubModel:
 
     repository: str
     revision: str  # branch or tag; empty: the default branch
-    endpoint: str = ""  # of the service's own hub; empty: the operator's
+    endpoint: str = ""  # of the hub that its workers use; empty: the default one
     needs_token: bool = False  # the service has a token, which the operator does not read
 
 

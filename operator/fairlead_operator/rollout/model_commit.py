@@ -1,6 +1,7 @@
 """Which commit of an hf:// model a revision loads. It is part of the stored template, so all workers of a revision load the same. Pure."""
 
 import re
+from typing import Any
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import HubModel, Observed
@@ -40,7 +41,8 @@ def find_commit(service: InferenceService, observed: Observed) -> str:
 
 
 def _endpoint_of_pods(service: InferenceService) -> str:
-    """Return HF_ENDPOINT of the workers, which `podTemplate` may set for a mirror."""
+    """Return HF_ENDPOINT of the workers, which `podTemplate` may set for a mirror; `valueFrom` where only the kubelet knows it."""
     containers = (service.spec.pod_template.spec.get("containers") or []) if service.spec.pod_template is not None else []
     variables = [one for container in containers if container.get("name") == "worker" for one in container.get("env") or []]
-    return next((str(one.get("value") or "") for one in variables if one.get("name") == "HF_ENDPOINT"), "")
+    found: dict[str, Any] = next((one for one in variables if one.get("name") == "HF_ENDPOINT"), {})
+    return str(found.get("value") or ("valueFrom" if found.get("valueFrom") else ""))

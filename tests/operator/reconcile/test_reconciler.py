@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import gc
 import itertools
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -197,13 +196,13 @@ async def test_an_unexpected_error_of_a_probe_is_a_failed_probe() -> None:
 
 
 async def test_a_new_revision_waits_for_the_commit_of_its_model_and_nothing_else_does() -> None:
-    cache, cluster, answer = Cache(lambda _: None), Taking(), threading.Event()
+    cache, cluster, answer = Cache(lambda _: None), Taking(), asyncio.Event()
     body = manifest()
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     cache.put(body)
 
-    def fetch(model: HubModel, endpoint: str) -> str:
-        assert answer.wait(60)
+    async def fetch(model: HubModel, endpoint: str) -> str:
+        await answer.wait()
         return "a" * 40
 
     hub = HubResolver("http://hub.example", fetch)
