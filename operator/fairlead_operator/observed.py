@@ -134,7 +134,7 @@ class OtherService:
 
     @classmethod
     def parse(cls, body: Body) -> "OtherService":
-        """Read an InferenceService, whatever release its spec is of."""
+        """Read an InferenceService that has its profile's fields, whatever release its spec is of."""
         model = body["spec"].get("model") or {}
         adapters = [str(one["name"]) for one in model.get("adapters") or [] if "name" in one]
         return cls((str(model.get("name") or body["metadata"]["name"]), *adapters), bool((body["spec"].get("router") or {}).get("tls")))

@@ -35,7 +35,7 @@ from fairlead_operator.polling.loading import LoadingPoller
 from fairlead_operator.polling.pod_events import PodEventPoller
 from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.process.metrics import Metrics
-from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_name
+from fairlead_operator.profiles import ProfileNotFound, merge_profile, parse_service, profile_name
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.fleet import FleetRollout
 from fairlead_operator.rollout.images import UPDATING
@@ -283,8 +283,13 @@ class Reconciler:
         return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
 
     def _find_other_services(self, service: InferenceService) -> dict[str, OtherService]:
-        bodies = {name: self._dependencies.cache.service((service.namespace, name)) for name in service.spec.exposure.other_services}
-        return {name: OtherService.parse(body) for name, body in bodies.items() if body is not None}
+        cache, namespace = self._dependencies.cache, service.namespace
+        bodies = {name: cache.service((namespace, name)) for name in service.spec.exposure.other_services}
+        return {
+            name: OtherService.parse(merge_profile(body, cache.profile(namespace, profile_name(body))))
+            for name, body in bodies.items()
+            if body is not None
+        }
 
     def _find_gateway(self, service: InferenceService) -> Mapping[str, Any] | None:
         if service.spec.exposure.gateway is None:
