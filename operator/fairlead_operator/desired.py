@@ -46,7 +46,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     canary_plan = canary.plan_canary(service, observed, now)
     step = next_step(service, observed, canary_plan.sides.stable or worker_revision(service), now)
     commit = find_commit(service, observed)
-    jobs = prefetch.objects(service, settings, commit)
+    jobs = prefetch.objects(service, settings, observed, commit, own_image=written.spec.engine.image or "")
     job = jobs[0]["metadata"]["name"] if jobs else ""
     built = build_service_status(service, observed, step, now, canary_plan, job)
     status, update_at = _add_revisions(built.status, written, service, observed, settings, step, now)

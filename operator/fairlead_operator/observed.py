@@ -134,7 +134,7 @@ class OtherService:
 
     @classmethod
     def parse(cls, body: Body) -> "OtherService":
-        """Read an InferenceService, whatever release its spec is of."""
+        """Read an InferenceService that has its profile's fields, whatever release its spec is of."""
         model = body["spec"].get("model") or {}
         adapters = [str(one["name"]) for one in model.get("adapters") or [] if "name" in one]
         return cls((str(model.get("name") or body["metadata"]["name"]), *adapters), bool((body["spec"].get("router") or {}).get("tls")))
@@ -158,11 +158,22 @@ class FleetView:
 
 
 @dataclass(frozen=True)
+class HubModel:
+    """A model of the hub whose revision is to be resolved."""
+
+    repository: str
+    revision: str  # branch or tag; empty: the default branch
+    endpoint: str = ""  # of the hub that its workers use; empty: the default one
+    needs_token: bool = False  # the service has a token, which the operator does not read
+
+
+@dataclass(frozen=True)
 class ModelCommit:
     """The hub's answer: the commit, or why there is none."""
 
     commit: str = ""
     problem: str = ""
+    model: HubModel | None = None  # what was asked for: an edited service does not use the answer
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,16 @@ def parse_service(body: Mapping[str, Any], profile: Mapping[str, Any] | None) ->
     return replace(service, spec=spec)
 
 
+def merge_profile(body: Mapping[str, Any], profile: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the service with its profile's fields in its spec, and as it is where its profile is missing or the two are invalid."""
+    if not profile_name(body):
+        return dict(body)
+    try:
+        return {**body, "spec": parse_service(body, profile).spec.model_dump(mode="json", by_alias=True)}
+    except InvalidManifest:
+        return dict(body)
+
+
 def given_fields(part: BaseModel) -> dict[str, Any]:
     """Return the fields of a part of the spec that differ from their defaults, under their names in a manifest."""
     made: dict[str, Any] = {}

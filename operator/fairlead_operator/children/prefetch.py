@@ -1,18 +1,23 @@
 """A Job that downloads the models of a service into its cache, ahead of workers (`spec.model.cache.prefetch`).
 
 The comparison is KServe's LocalModelCache, which has an object of its own and a Job for each node. Here the cache is one claim. The name of
-the Job is a digest of its pod, because a Job's template is immutable: another model or image is another Job.
+the Job is a digest of what the spec says about the download: another model is another Job. The operator's images and configuration are no
+part of it, and a Job's template is immutable, so a Job that exists keeps its template.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.cache import is_downloaded
 from fairlead_operator.children import pods, security
-from fairlead_operator.children.model_source import CACHE_MOUNT, ModelSource, model_source
+from fairlead_operator.children.model_source import CACHE_MOUNT, ModelSource, cache_volume, model_source
+from fairlead_operator.kube.difference import APPLIED
 from fairlead_operator.kube.merge import merge
-from fairlead_operator.objects import Object
+from fairlead_operator.objects import Body, Object
+from fairlead_operator.observed import Observed
+from fairlead_operator.rollout.images import live_images
 from fairlead_operator.settings import Settings
 
 RETRIES = 100
@@ -20,16 +25,28 @@ RETRIES = 100
 _OF_WORKERS_ONLY = ("affinity", "resourceClaims", "topologySpreadConstraints", "initContainers", "runtimeClassName", "priorityClassName")
 
 
-def objects(service: InferenceService, settings: Settings, commit: str = "") -> list[Object]:
-    """Return the Job; none without `prefetch`. `commit`: to which an `hf://` model without one was resolved."""
+def objects(service: InferenceService, settings: Settings, observed: Observed, commit: str = "", own_image: str = "") -> list[Object]:
+    """Return the Job; none without `prefetch`.
+
+    `commit`: to which an `hf://` model without one was resolved. `own_image`: of the workers, where the user sets it.
+    """
     if not is_prefetched(service):
         return []
-    spec = _pod_spec(service, settings, commit)
-    digest = names.digest([service.name, service.uid, spec])
+    source, template = model_source(service.spec, commit), _of_the_template(service)
+    pull_secrets = [one.name for one in service.spec.image_pull_secrets]
+    wanted = [_arguments(source), source.env, cache_volume(service.spec.model.cache), template, pull_secrets, own_image]
+    digest = names.digest([service.name, service.uid, *wanted])
     labels = names.selector(service, names.PREFETCH) | {names.REVISION: digest}
     metadata = names.metadata(service, f"{service.name[:40]}-prefetch-{digest}", names.PREFETCH)
+    # The operator's newest image comes to a service that has workers in its wave, not with a Job.
+    image = service.spec.engine.image or live_images(observed).worker or settings.worker_image
+    spec = _pod_spec(service, settings, source, template, image)
     job = {"backoffLimit": RETRIES, "template": {"metadata": {"labels": labels}, "spec": spec}}
-    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}]
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}
+    live = next((one for one in observed.jobs if one["metadata"]["name"] == metadata["name"]), None)
+    if live is None or (live["metadata"].get("annotations") or {}).get(APPLIED) == names.digest(made):
+        return [made]
+    return [{**made, "spec": {**job, "template": _without_null(live["spec"]["template"])}}]
 
 
 def is_prefetched(service: InferenceService) -> bool:
@@ -37,11 +54,10 @@ def is_prefetched(service: InferenceService) -> bool:
     return cache is not None and cache.prefetch == "Enabled"
 
 
-def _pod_spec(service: InferenceService, settings: Settings, commit: str) -> Object:
-    source = model_source(service.spec, commit)
+def _pod_spec(service: InferenceService, settings: Settings, source: ModelSource, template: Object, image: str) -> Object:
     container: Object = {
         "name": "worker",  # spec.podTemplate gives the container of this name its proxies and certificates
-        "image": service.spec.engine.image or settings.worker_image,
+        "image": image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-prefetch"],
         "args": _arguments(source),
@@ -54,12 +70,19 @@ def _pod_spec(service: InferenceService, settings: Settings, commit: str) -> Obj
     volumes = [{"name": "tmp", "emptyDir": {}}, *(one for one in source.volumes if one["name"] == "cache")]
     spec = pods.pod_spec(service, settings, names.PREFETCH, container, volumes)
     del spec["topologySpreadConstraints"], spec["terminationGracePeriodSeconds"]
-    return {**merge(spec, _of_the_template(service)), "restartPolicy": "OnFailure"}
+    return {**merge(spec, template), "restartPolicy": "OnFailure"}
 
 
 def _arguments(source: ModelSource) -> list[str]:
     models = [uri for uri in (source.uri, source.draft) if is_downloaded(uri)]
     return [f"--cache={CACHE_MOUNT}", *(f"--adapter={uri}" for uri in source.adapters.values() if is_downloaded(uri)), *models]
+
+
+def _without_null(template: Body) -> Any:
+    """Return a template of the API server without null, such as that of `creationTimestamp`, which no field manager owns."""
+    if isinstance(template, Mapping):
+        return {key: _without_null(value) for key, value in template.items() if value is not None}
+    return [_without_null(one) for one in template] if isinstance(template, list) else template
 
 
 def _of_the_template(service: InferenceService) -> dict[str, Any]:

@@ -97,7 +97,16 @@ class KindDiscovery:
         """
         if any(self._cache.has_children_of_kind(kind) for kind in OPTIONAL):
             return True
-        return any(needs_optional_kind(body["spec"]) for body in self._cache.services())
+        return any(needs_optional_kind(body["spec"]) or needs_optional_kind(self._defaults(body)) for body in self._cache.services())
+
+    def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the spec of the service's profile; empty without one.
+
+        The two need not be merged: a field of the profile that the service replaces costs only a query.
+        """
+        name = (body["spec"].get("profileRef") or {}).get("name")
+        profile = self._cache.profile(body["metadata"]["namespace"], name) if name else None
+        return (profile or {}).get("spec") or {}
 
 
 def needs_optional_kind(spec: Mapping[str, Any]) -> bool:

@@ -35,11 +35,11 @@ from fairlead_operator.polling.loading import LoadingPoller
 from fairlead_operator.polling.pod_events import PodEventPoller
 from fairlead_operator.polling.prober import Prober, ProbeTarget
 from fairlead_operator.process.metrics import Metrics
-from fairlead_operator.profiles import ProfileNotFound, parse_service, profile_name
+from fairlead_operator.profiles import ProfileNotFound, merge_profile, parse_service, profile_name
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.fleet import FleetRollout
 from fairlead_operator.rollout.images import UPDATING
-from fairlead_operator.rollout.model_commit import find_unresolved
+from fairlead_operator.rollout.model_commit import find_hub_model, find_unresolved
 from fairlead_operator.rollout.node_capacity import DepartureTracker
 from fairlead_operator.scaling.state import scaling_state
 from fairlead_operator.settings import Settings
@@ -169,6 +169,8 @@ class Reconciler:
             return await self._keep_running(body, unread, Cause(reason, str(error), fault=True))
         if problem := find_unsupported(service, self._dependencies.served(), self._dependencies.unknown()):
             return await self._keep_running(body, service, Cause(*problem, fault=True))
+        if self._model_commit is not None and self._model_commit.model != find_hub_model(service):
+            self._model_commit = None  # the model was edited
         before, observed = self._dependencies.cache.versions(self._owner), self._observe(service)
         if (unresolved := find_unresolved(service, observed)) is not None and self._dependencies.hub is not None:
             self._model_commit = self._dependencies.hub.commit(unresolved, self.wake)
@@ -281,8 +283,13 @@ class Reconciler:
         return group_view.with_group_as_deployment(service, observed, datetime.now(UTC))
 
     def _find_other_services(self, service: InferenceService) -> dict[str, OtherService]:
-        bodies = {name: self._dependencies.cache.service((service.namespace, name)) for name in service.spec.exposure.other_services}
-        return {name: OtherService.parse(body) for name, body in bodies.items() if body is not None}
+        cache, namespace = self._dependencies.cache, service.namespace
+        bodies = {name: cache.service((namespace, name)) for name in service.spec.exposure.other_services}
+        return {
+            name: OtherService.parse(merge_profile(body, cache.profile(namespace, profile_name(body))))
+            for name, body in bodies.items()
+            if body is not None
+        }
 
     def _find_gateway(self, service: InferenceService) -> Mapping[str, Any] | None:
         if service.spec.exposure.gateway is None:

@@ -1,37 +1,33 @@
 """Which commit of an hf:// model a revision loads. It is part of the stored template, so all workers of a revision load the same. Pure."""
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import HubModel, Observed
 from fairlead_operator.rollout.images import find_stored_model
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 HUB = "hf://"
 
 
-@dataclass(frozen=True)
-class HubModel:
-    """A model of the hub whose revision is to be resolved."""
-
-    repository: str
-    revision: str  # branch or tag; empty: the default branch
-    endpoint: str = ""  # of the service's own hub; empty: the operator's
-    needs_token: bool = False  # the service has a token, which the operator does not read
+def find_hub_model(service: InferenceService) -> HubModel | None:
+    """Return the model whose revision the hub can resolve; None: the model is not the hub's, or has a commit."""
+    model = service.spec.model
+    if not model.uri.startswith(HUB):
+        return None
+    repository, _, given = model.uri.removeprefix(HUB).partition("@")
+    revision = given or model.revision or ""
+    if _COMMIT.match(revision):
+        return None
+    return HubModel(repository, revision, model.endpoint or _endpoint_of_pods(service), model.secret_ref is not None)
 
 
 def find_unresolved(service: InferenceService, observed: Observed) -> HubModel | None:
     """Return the model whose commit the next template needs; None: it has one, needs none, or a stored template is used."""
-    model = service.spec.model
-    if not model.uri.startswith(HUB) or service.spec.rollout.revision is not None:
+    if service.spec.rollout.revision is not None or find_stored_model(service, observed):
         return None
-    repository, _, given = model.uri.removeprefix(HUB).partition("@")
-    revision = given or model.revision or ""
-    if _COMMIT.match(revision) or find_stored_model(service, observed):
-        return None
-    endpoint = getattr(model, "endpoint", None) or _endpoint_of_pods(service)
-    return HubModel(repository, revision, endpoint, model.secret_ref is not None)
+    return find_hub_model(service)
 
 
 def find_commit(service: InferenceService, observed: Observed) -> str:
@@ -40,11 +36,13 @@ def find_commit(service: InferenceService, observed: Observed) -> str:
     if stored:
         commit = stored.rpartition("@")[2]
         return commit if _COMMIT.match(commit) else ""
-    return observed.model_commit.commit if observed.model_commit is not None else ""
+    seen, wanted = observed.model_commit, find_unresolved(service, observed)
+    return seen.commit if seen is not None and wanted is not None and seen.model == wanted else ""
 
 
 def _endpoint_of_pods(service: InferenceService) -> str:
-    """Return HF_ENDPOINT of the workers, which `podTemplate` may set for a mirror."""
+    """Return HF_ENDPOINT of the workers, which `podTemplate` may set for a mirror; `valueFrom` where only the kubelet knows it."""
     containers = (service.spec.pod_template.spec.get("containers") or []) if service.spec.pod_template is not None else []
     variables = [one for container in containers if container.get("name") == "worker" for one in container.get("env") or []]
-    return next((str(one.get("value") or "") for one in variables if one.get("name") == "HF_ENDPOINT"), "")
+    found: dict[str, Any] = next((one for one in variables if one.get("name") == "HF_ENDPOINT"), {})
+    return str(found.get("value") or ("valueFrom" if found.get("valueFrom") else ""))

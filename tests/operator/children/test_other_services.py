@@ -4,11 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from tests.operator.profiles.test_merge import profile
+from tests.operator.reconcile.test_reconciler import OWNER, EmptyCluster, dependencies
 from tests.operator.status.test_status import NOW
 from tests.operator.support.manifests import SETTINGS, manifest, service
 
 from fairlead_operator.desired import desired
+from fairlead_operator.kube.cache import Cache
 from fairlead_operator.observed import Observed, OtherService
+from fairlead_operator.reconcile.reconciler import Reconciler
 from fairlead_operator.revisions import router_revision
 from fairlead_router.config import read_config
 from fairlead_router.serving.model_routes import ModelRoutes
@@ -75,3 +79,16 @@ def test_models_of_another_service_are_read_from_its_spec() -> None:
         "llama", model={"name": "meta/llama", "adapters": [{"name": "sql", "uri": "hf://a/b"}]}, router={"tls": {"secretName": "x"}}
     )
     assert OtherService.parse(named) == OtherService(("meta/llama", "sql"), has_tls=True)
+
+
+async def test_the_profile_of_another_service_counts_and_may_be_missing() -> None:
+    cache = Cache(lambda _: None)
+    named = {"adapters": [{"name": "sql", "uri": "hf://a/b"}]}
+    bodies = [manifest(exposure={"otherServices": ["llama"]}), manifest("llama", model=named, profileRef={"name": "h100"})]
+    for body in bodies:
+        body["metadata"] |= {"uid": body["metadata"]["name"], "resourceVersion": "5", "generation": 1}
+        cache.put(body)
+    loop = Reconciler(OWNER, dependencies(cache, EmptyCluster()))
+    assert loop._find_other_services(service(**bodies[0]["spec"])) == {"llama": OtherService(("llama", "sql"))}, "without its profile"
+    cache.put(profile(router={"tls": {"secretName": "x"}}))
+    assert loop._find_other_services(service(**bodies[0]["spec"])) == {"llama": OtherService(("llama", "sql"), has_tls=True)}

@@ -1,5 +1,7 @@
 """`spec.model.cache.prefetch`: the Job that fills a claim ahead of workers, and the condition ModelCached."""
 
+import copy
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +10,7 @@ from tests.operator.support.manifests import SETTINGS, container, pod, service
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import desired
+from fairlead_operator.kube.difference import with_digest
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import worker_revision
 
@@ -84,14 +87,59 @@ def test_another_model_is_another_job_and_no_worker_restarts_for_prefetch_itself
     assert len(job_of(long)["metadata"]["name"]) <= 63
 
 
+def stored(job: Any) -> Any:
+    """The Job as the API server has it: with the digest of what was sent, with defaults, and with the labels of its controller."""
+    live = copy.deepcopy(with_digest(job))
+    live["metadata"] |= {"uid": "job-1", "resourceVersion": "7"}
+    live["spec"]["template"]["metadata"] |= {"creationTimestamp": None}
+    live["spec"]["template"]["metadata"]["labels"] |= {"batch.kubernetes.io/controller-uid": "job-1"}
+    live["spec"]["template"]["spec"] |= {"dnsPolicy": "ClusterFirst"}
+    return live
+
+
+def jobs_of(one: InferenceService, observed: Observed, settings: Any = SETTINGS) -> list[Any]:
+    return [each for each in desired(one, observed, settings, NOW).objects if each["kind"] == "Job"]
+
+
+def image_of(job: Any) -> str:
+    return str(job["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def test_an_upgrade_of_the_operator_replaces_no_job() -> None:
+    one = prefetching()
+    first = desired(one, Observed(), SETTINGS, NOW)
+    (job,) = [each for each in first.objects if each["kind"] == "Job"]
+    live = stored(job)
+    assert jobs_of(one, Observed(jobs=(live,))) == [job], "nothing is sent again"
+    upgraded = replace(SETTINGS, worker_image="worker:2", image_pull_policy="Always", image_pull_secrets=("registry",))
+    (kept,) = jobs_of(one, Observed(jobs=(live,)), upgraded)
+    assert kept["metadata"]["name"] == job["metadata"]["name"] and image_of(kept) == "worker:1"
+    template = copy.deepcopy(live["spec"]["template"])
+    del template["metadata"]["creationTimestamp"]
+    assert kept["spec"]["template"] == template, "a Job's template is immutable: a write that changes or drops a field is refused"
+    assert jobs_of(one, Observed(jobs=(stored(kept),)), upgraded) == [kept], "it is sent once"
+
+
+def test_a_new_job_runs_the_image_of_the_workers() -> None:
+    upgraded = replace(SETTINGS, worker_image="worker:2")
+    first = desired(prefetching(), Observed(), SETTINGS, NOW).objects
+    (worker,) = [each for each in first if each["kind"] == "Deployment" and each["metadata"]["name"] == "qwen-worker"]
+    running = Observed(deployments={"worker": worker}, revisions=tuple(each for each in first if each["kind"] == "ControllerRevision"))
+    (job,) = jobs_of(prefetching(model={"uri": "hf://a/c"}), running, upgraded)
+    assert image_of(job) == "worker:1", "the newest image comes with the service's wave"
+    assert image_of(job_of(prefetching(), upgraded)) == "worker:2", "the first one of a service has no workers yet"
+    (own,) = jobs_of(prefetching(engine={"image": "worker:mine"}), running, upgraded)
+    assert image_of(own) == "worker:mine" and own["metadata"]["name"] != job_of(prefetching())["metadata"]["name"]
+
+
 def test_the_condition_follows_the_job() -> None:
     one = prefetching(replicas=0)
     job = job_of(one)
     name, revision = job["metadata"]["name"], job["spec"]["template"]["metadata"]["labels"]["fairlead.dev/revision"]
     assert condition(one, Observed())[:2] == ("False", "Downloading")
-    complete = {"metadata": {"name": name}, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    complete = stored(job) | {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
     assert condition(one, Observed(jobs=(complete,)))[:2] == ("True", "Cached")
-    other = {**complete, "metadata": {"name": "qwen-prefetch-0000000000"}}
+    other = complete | {"metadata": {"name": "qwen-prefetch-0000000000"}}
     assert condition(one, Observed(jobs=(other,)))[:2] == ("False", "Downloading"), "of the model before"
     failing = pod(
         "qwen-prefetch-x",
@@ -108,8 +156,7 @@ def test_the_condition_follows_the_job() -> None:
     assert (status, reason) == ("False", "HubForbidden") and "gated" in message
     degraded = next(each for each in desired(one, Observed(pods=(failing,)), SETTINGS, NOW).status.conditions if each.type == "Degraded")
     assert degraded.reason == "HubForbidden"
-    failed = {
-        "metadata": {"name": name},
+    failed = stored(job) | {
         "status": {"conditions": [{"type": "Failed", "status": "True", "message": "BackoffLimitExceeded"}]},
     }
     assert condition(one, Observed(jobs=(failed,)))[1:] == (

@@ -35,6 +35,14 @@ def test_a_claim_is_filled_before_there_are_workers(
         cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 2, "engine": {"maxNumSeqs": 3}}})
         eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 2)
         assert list(jobs()) == [name] and cached() == "Cached", "an edit of something else downloads nothing again"
+    before = jobs()
+    with run_operator(server.kubeconfig, namespace, router.url, worker_image="worker:2", image_pull_policy="Always"):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 3}})
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 3)
+        eventually(lambda: cached() == "Cached")
+        assert jobs() == before, "another image of the operator downloads nothing again"
+        degraded = next(one for one in cluster.get("inferenceservices", "qwen")["status"]["conditions"] if one["type"] == "Degraded")
+        assert "Job" not in degraded["message"], "and no write of the Job is refused"
         cluster.patch("inferenceservices", "qwen", {"spec": {"model": {"uri": "hf://Qwen/Qwen3-4B"}}})
         eventually(lambda: len(jobs()) == 1 and name not in jobs())
         eventually(lambda: cached() == "Downloading")

@@ -1,22 +1,23 @@
 """The commit of an hf:// model: asked once for a revision, in the background, and the same in every template of that spec."""
 
 import asyncio
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tests.operator.rollout.test_revisions import NOW
 from tests.operator.support.manifests import SETTINGS, service
 from tests.operator.support.stub_server import StubServer
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import ModelCommit, Observed
-from fairlead_operator.polling.hub import BACKOFF_FIRST, FRESH, HubResolver
+from fairlead_operator.observed import HubModel, ModelCommit, Observed
+from fairlead_operator.polling.hub import BACKOFF_FIRST, FRESH, MAX_REQUESTS, HubResolver, HubUnreachable, fetch_commit
 from fairlead_operator.revisions import KIND, worker_revision
-from fairlead_operator.rollout.model_commit import HubModel, find_unresolved
+from fairlead_operator.rollout.model_commit import find_commit, find_hub_model, find_unresolved
 
 SHA, OTHER = "a" * 40, "b" * 40
 MODEL = HubModel("Qwen/Qwen3-8B", "")
@@ -80,11 +81,9 @@ async def test_a_hub_that_cannot_be_reached_delays_one_revision_and_is_then_left
     hub.close()
     clock, asked = [0.0], []
 
-    def fetch(model: HubModel, endpoint: str) -> str:
-        from fairlead_operator.polling.hub import fetch_commit
-
+    async def fetch(model: HubModel, endpoint: str) -> str:
         asked.append(model)
-        return fetch_commit(model, endpoint)
+        return await fetch_commit(model, endpoint)
 
     resolver = HubResolver(hub.url, fetch, lambda: clock[0])
     assert "does not answer" in (await resolve(resolver)).problem
@@ -98,11 +97,81 @@ async def test_a_hub_that_cannot_be_reached_delays_one_revision_and_is_then_left
     await resolver.close()
 
 
+async def test_requests_that_queue_at_an_unreachable_hub_are_one_failure() -> None:
+    clock, asked, full = [0.0], [], asyncio.Event()
+
+    async def fetch(model: HubModel, endpoint: str) -> str:
+        asked.append(model)
+        if len(asked) == MAX_REQUESTS:
+            full.set()
+        await full.wait()
+        raise HubUnreachable("no route")
+
+    resolver = HubResolver("http://hub.example", fetch, lambda: clock[0])
+    answers = await asyncio.gather(*(resolve(resolver, HubModel(f"a/{number}", "")) for number in range(200)))
+    assert all("does not answer (no route)" in one.problem for one in answers)
+    assert len(asked) == MAX_REQUESTS, "those in the queue ask no more"
+    clock[0] = BACKOFF_FIRST + 1
+    await resolve(resolver)
+    assert len(asked) == MAX_REQUESTS + 1, "the pause is that after one failure"
+    await resolver.close()
+
+
+async def test_a_revision_waits_no_longer_than_promised_in_the_queue_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_operator.polling.hub.LONGEST_WAIT", 0.05)
+    asked = []
+
+    async def fetch(model: HubModel, endpoint: str) -> str:
+        asked.append(model)
+        await asyncio.Event().wait()
+        return SHA
+
+    resolver = HubResolver("http://hub.example", fetch)
+    answers = await asyncio.gather(*(resolve(resolver, HubModel(f"a/{number}", "")) for number in range(MAX_REQUESTS + 1)))
+    assert all("has not answered within" in one.problem for one in answers) and len(asked) <= MAX_REQUESTS
+    assert resolver.commit(MODEL, lambda: None) is None, "a queue is no reason to leave the hub alone"
+    await resolver.close()
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_only_the_hub_of_the_chart_is_asked(hub: Hub, own: bool) -> None:
+    resolver = HubResolver(f"{hub.url}/" if own else "http://hub.example")
+    answer = await resolve(resolver, replace(MODEL, endpoint=hub.url))
+    assert (answer.commit == SHA) == own and bool(hub.asked) == own
+    if not own:
+        assert f"asks only http://hub.example (hub.endpoint of the chart), and the hub of this service is {hub.url}" in answer.problem
+    await resolver.close()
+
+
+async def test_a_redirect_is_not_followed(hub: Hub) -> None:
+    redirecting = web.Application()
+
+    async def redirect(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": f"{hub.url}{request.path}"})
+
+    redirecting.router.add_get("/{path:.*}", redirect)
+    async with TestServer(redirecting) as server:
+        resolver = HubResolver(str(server.make_url("")))
+        answer = await resolve(resolver)
+        assert f"it redirects to {hub.url}/api/models/Qwen/Qwen3-8B, which the operator does not follow" in answer.problem
+        assert not hub.asked
+        await resolver.close()
+
+
+async def test_an_answer_that_is_no_commit_is_put_into_no_template(hub: Hub) -> None:
+    hub.sha = "main --trust-remote-code"
+    assert "the answer has no commit" in (await resolve(HubResolver(hub.url))).problem
+
+
 async def test_without_an_endpoint_nothing_is_asked() -> None:
-    def fetch(model: HubModel, endpoint: str) -> str:
+    async def fetch(model: HubModel, endpoint: str) -> str:
         raise AssertionError("asked")
 
     assert HubResolver("", fetch).commit(MODEL, lambda: None) == ModelCommit()
+
+
+def of_workers(variable: dict[str, Any]) -> dict[str, Any]:
+    return {"podTemplate": {"spec": {"containers": [{"name": "worker", "env": [{"name": "HF_ENDPOINT", **variable}]}]}}}
 
 
 class Cluster:
@@ -112,7 +181,7 @@ class Cluster:
         self.revisions: tuple[Any, ...] = ()
 
     def look(self, one: InferenceService, commit: str = "", problem: str = "", **settings: Any) -> Desired:
-        seen = Observed(revisions=self.revisions, model_commit=ModelCommit(commit, problem))
+        seen = Observed(revisions=self.revisions, model_commit=ModelCommit(commit, problem, find_hub_model(one)))
         plan = desired(one, seen, replace(SETTINGS, **settings), NOW)
         self.revisions = tuple(body for body in plan.objects if body["kind"] == KIND)
         return desired(one, replace(seen, revisions=self.revisions), replace(SETTINGS, **settings), NOW)
@@ -139,6 +208,23 @@ def test_all_workers_of_a_revision_load_the_commit_that_it_was_resolved_to() -> 
     assert model_of(cluster.look(restarted, OTHER)).endswith(OTHER), "a restart takes up what the branch is now"
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "s3://bucket/llama"},
+        {"uri": "pvc://models/llama"},
+        {"uri": "hf://a/b"},
+        {"uri": "hf://Qwen/Qwen3-8B@v1"},
+        {"revision": "v1"},
+    ],
+)
+def test_an_answer_for_one_model_is_used_for_no_other(model: dict[str, Any]) -> None:
+    seen = Observed(model_commit=ModelCommit(SHA, model=MODEL))
+    assert find_commit(service(), seen) == SHA
+    assert find_commit(service(model=model), seen) == ""
+    assert SHA not in model_of(desired(service(model=model), seen, SETTINGS, NOW))
+
+
 def test_a_revision_without_an_answer_behaves_as_before_and_says_so() -> None:
     cluster, one = Cluster(), service(model={"uri": "hf://a/b@main"})
     plan = cluster.look(one, problem="the hub does not answer")
@@ -161,8 +247,15 @@ def test_only_branches_and_tags_of_the_hub_are_asked_for(model: dict[str, Any], 
     assert find_unresolved(service(model=model), Observed()) == wanted
 
 
-def test_a_mirror_of_the_workers_is_asked_too() -> None:
-    env = [{"name": "HF_ENDPOINT", "value": "http://mirror.example"}]
-    one = service(podTemplate={"spec": {"containers": [{"name": "worker", "env": env}]}})
-    found = find_unresolved(one, Observed())
-    assert found is not None and re.fullmatch("http://mirror.example", found.endpoint)
+@pytest.mark.parametrize(
+    ("spec", "endpoint"),
+    [
+        ({"model": {"endpoint": "http://mirror.example"}}, "http://mirror.example"),
+        (of_workers({"value": "http://mirror.example"}), "http://mirror.example"),
+        (of_workers({"valueFrom": {"configMapKeyRef": {"name": "hub", "key": "url"}}}), "valueFrom"),
+        (of_workers({"value": ""}), ""),
+    ],
+)
+def test_a_mirror_of_the_workers_is_seen(spec: dict[str, Any], endpoint: str) -> None:
+    found = find_unresolved(service(**spec), Observed())
+    assert found is not None and found.endpoint == endpoint

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from tests.operator.profiles.test_merge import profile
 from tests.operator.support.manifests import manifest
 
 from fairlead_operator.kube import discovery as optional_kinds
@@ -148,6 +149,30 @@ async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatc
     await asyncio.wait_for(woken.wait(), 10)
     task.cancel()
     assert not cache.keys(("ml", "qwen"))
+
+
+@pytest.mark.parametrize(
+    "shared", [{"router": {"tls": {"issuerRef": {"name": "company"}}}}, {"router": {"autoscaling": {"maxReplicas": 4}}}, {}]
+)
+async def test_kinds_that_only_a_profile_needs_are_looked_for(monkeypatch: pytest.MonkeyPatch, shared: dict[str, Any]) -> None:
+    monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
+    cluster, found, cache = Served(), asyncio.Event(), Cache(lambda owner: None)
+    looking = KindDiscovery(cast(Cluster, cluster), cache, ("",), found.set)
+    for name in ("h100", "missing"):
+        body = manifest(name, profileRef={"name": name})
+        body["metadata"] |= {"uid": name, "resourceVersion": "1", "generation": 1}
+        cache.put(body)
+    cache.put(profile(**shared))
+    assert looking._is_needed() == bool(shared)
+    if not shared:
+        return
+    task = asyncio.create_task(looking.run())
+    await asyncio.wait_for(looking.discovered.wait(), 10)
+    found.clear()
+    cluster.plurals = {"httproutes", "inferencepools"}  # installed after the operator started
+    await asyncio.wait_for(found.wait(), 10)
+    task.cancel()
+    assert "InferencePool" in looking.served
 
 
 def test_services_are_counted_by_the_phase_of_their_update() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import gc
 import itertools
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -18,12 +17,11 @@ from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import SERVICES, Kind
 from fairlead_operator.kube.workqueue import WorkQueue
-from fairlead_operator.observed import ObservedRedis
+from fairlead_operator.observed import HubModel, ObservedRedis
 from fairlead_operator.polling.hub import HubResolver
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.reconcile.controller import Controller
 from fairlead_operator.reconcile.reconciler import Dependencies, Reconciler
-from fairlead_operator.rollout.model_commit import HubModel
 
 OWNER = ("default", "qwen")
 
@@ -198,13 +196,13 @@ async def test_an_unexpected_error_of_a_probe_is_a_failed_probe() -> None:
 
 
 async def test_a_new_revision_waits_for_the_commit_of_its_model_and_nothing_else_does() -> None:
-    cache, cluster, answer = Cache(lambda _: None), Taking(), threading.Event()
+    cache, cluster, answer = Cache(lambda _: None), Taking(), asyncio.Event()
     body = manifest()
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     cache.put(body)
 
-    def fetch(model: HubModel, endpoint: str) -> str:
-        assert answer.wait(60)
+    async def fetch(model: HubModel, endpoint: str) -> str:
+        await answer.wait()
         return "a" * 40
 
     hub = HubResolver("http://hub.example", fetch)
@@ -216,5 +214,12 @@ async def test_a_new_revision_waits_for_the_commit_of_its_model_and_nothing_else
     await loop.reconcile()
     (worker,) = [one for one in cluster.applied if one["kind"] == "Deployment" and one["metadata"]["name"] == "qwen-worker"]
     assert f"--model=hf://Qwen/Qwen3-8B@{'a' * 40}" in worker["spec"]["template"]["spec"]["containers"][0]["args"]
+    edited = manifest(model={"uri": "s3://bucket/llama"})
+    edited["metadata"] |= {"uid": "u", "resourceVersion": "100", "generation": 2}
+    cache.put(edited)
+    await loop.reconcile()
+    worker = [one for one in cluster.applied if one["kind"] == "Deployment" and one["metadata"]["name"] == "qwen-worker"][-1]
+    assert "--model=s3://bucket/llama" in worker["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert loop._model_commit is None, "the answer for the model before is forgotten"
     loop._stop_polling()
     await hub.close()
