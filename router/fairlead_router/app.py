@@ -143,7 +143,7 @@ class App:
             if services is not None:  # its own service counts the quota of another service's model
                 await call.read_body(request, self._router.config.max_body_bytes)
                 route = services.find(request, call.body, self._router.prompts.model_names())
-                if route is not None:
+                if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
                     await services.forward(call, request, reply, route)
                     return
             if path not in _QUERIES:

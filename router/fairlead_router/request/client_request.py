@@ -69,6 +69,8 @@ class Call:
     """`ok`, `client_gone` or `broken`."""
     refused: bool = False
     caller: Caller = ANONYMOUS
+    is_from_batch_server: bool = False
+    """Authenticated with the secret that this service's routers and batch server share."""
     account: Account | None = None
     service_class: ServiceClass | None = None
     worker_headers: Headers = field(default_factory=list)

@@ -58,7 +58,7 @@ class RequestHandler:
         Raises ApiError: 401; 400 and 403 for the class; 403 for a batch of an unknown tenant.
         """
         if call.acts_for is not None and self._batch_secret.matches(call.credential):
-            call.caller = self.keys.act_for(call.acts_for)
+            call.caller, call.is_from_batch_server = self.keys.act_for(call.acts_for), True
         else:
             call.caller = self.keys.authenticate(call.credential)
         call.credential = b""

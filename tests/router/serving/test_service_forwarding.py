@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 from tests.router.tenancy.test_access import ANNA, BORIS, bearer, key_file
+
+from fairlead_router.tenancy.shared_secret import SharedSecret
 
 ADAPTER = {"adapters": {"sql": {"digest": "d1", "root": "hf://lab/sql", "parent": "beta"}}}
 
@@ -170,3 +173,23 @@ async def test_outdated_files_of_two_services_make_no_loop_and_own_models_come_f
 
 async def _lists(router: RunningRouter, model: str) -> bool:
     return model in [one["id"] for one in (await router.client.get("/v1/models")).json()["data"]]
+
+
+@pytest.mark.parametrize("tenant", ["", "anna"])
+async def test_a_batch_line_reaches_no_other_service_nor_does_the_batch_servers_secret(fleet: Fleet, tmp_path: Path, tenant: str) -> None:
+    secret, keys = tmp_path / "secret", tmp_path / "keys.yaml"
+    secret.write_text("a secret that routers and batch server share")
+    keys.write_text(key_file())
+    front = {"batch_secret_file": str(secret), "api_keys_file": str(keys) if tenant else ""}
+    alpha, alpha_worker, _, beta_worker = await pair(fleet, tmp_path, front)
+    headers = SharedSecret(str(secret)).headers(tenant)
+
+    async def send(model: str) -> httpx.Response:
+        return await alpha.client.post("/v1/completions", json={"model": model, "prompt": "x"}, headers=headers)
+
+    assert (await send("alpha")).status_code == 200
+    assert alpha_worker.received[-1].headers.get("x-fairlead-tenant", "") == tenant
+    for model in ("beta", "gamma"):
+        refused = await send(model)
+        assert refused.status_code == 404 and refused.json()["error"]["code"] == "model_not_found"
+    assert not beta_worker.received
