@@ -113,6 +113,8 @@ class App:
         try:
             if path in _POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
+                if self._router.services is None or path not in _POSTED:
+                    handler.select_class(call)
             if self._router.tracer is not None:
                 self._start_span(self._router.tracer, call, request)
             batches = self._router.batches
@@ -146,6 +148,7 @@ class App:
                 if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
                     await services.forward(call, request, reply, route)
                     return
+                handler.select_class(call)  # not before: another service has its own classes
             if path not in _QUERIES:
                 assert call.account is not None
                 handler.check_quota(call.account)

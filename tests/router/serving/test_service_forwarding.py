@@ -193,3 +193,24 @@ async def test_a_batch_line_reaches_no_other_service_nor_does_the_batch_servers_
         refused = await send(model)
         assert refused.status_code == 404 and refused.json()["error"]["code"] == "model_not_found"
     assert not beta_worker.received
+
+
+async def test_the_service_of_the_model_applies_its_own_classes(fleet: Fleet, tmp_path: Path) -> None:
+    ours, theirs = json.dumps([{"name": "chat", "ttftMilliseconds": 60_000}]), json.dumps([{"name": "theirs", "priority": -3}])
+    front = {"slo_classes": ours, "default_slo_class": "chat"}
+    alpha, _, _, worker = await pair(fleet, tmp_path, front, slo_classes=theirs)
+
+    async def send(model: str, name: str) -> httpx.Response:
+        return await alpha.client.post("/v1/completions", json={"model": model, "prompt": "x"}, headers={"x-slo-class": name})
+
+    assert (await send("beta", "theirs")).status_code == 200, "a class that the front does not have"
+    assert worker.received[-1].headers["x-fairlead-priority"] == "-3"
+    assert (await ask(alpha, "beta")).status_code == 200, "the front's default is none of its classes"
+    for model, name in (("beta", "chat"), ("alpha", "theirs")):
+        refused = await send(model, name)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "unknown_slo_class"
+    assert await alpha.metric("fairlead_router_slo_requests_total") == 0, (
+        "a forwarded request neither meets nor misses the front's objectives"
+    )
+    assert (await ask(alpha, "alpha")).status_code == 200
+    assert await alpha.metric("fairlead_router_slo_requests_total") == await alpha.metric("fairlead_router_slo_good_requests_total") == 1
