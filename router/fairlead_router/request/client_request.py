@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Final
 
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_index.score import StartEstimate
@@ -25,6 +26,8 @@ _NOT_FORWARDED = frozenset(
     b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
 )
 _TENANT = TENANT_HEADER.encode()
+OPT_OUT: Final = b"x-fairlead-forwarding-mode"
+"""Header with which a client that cannot follow redirects requests `proxy`."""
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """Limits for discarding a refused body: a client that still sends would see a reset instead of the answer (nginx: lingering_close)."""
 

@@ -6,7 +6,7 @@ import aiohttp
 import msgspec
 
 from fairlead_router.errors import ApiError, Headers, unavailable
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import OPT_OUT, Call
 from fairlead_router.serving.model_routes import ModelRoutes, Route
 from fairlead_router.serving.relay import relay_body
 from fairlead_router.wire.client_connection import Request
@@ -93,7 +93,8 @@ def _forwarded_headers(request: Request, id: str) -> list[tuple[str, str]]:
         for name, value in request.headers
         if name not in _HOP_BY_HOP | named | {b"x-request-id"} and not name.startswith(b"x-fairlead-")
     ]
-    return [*kept, ("x-request-id", id), (MARK.decode(), "1")]
+    # Clients cannot connect to the other service's workers.
+    return [*kept, ("x-request-id", id), (MARK.decode(), "1"), (OPT_OUT.decode(), "proxy")]
 
 
 async def _answer(call: Call, reply: Reply, response: aiohttp.ClientResponse) -> None:

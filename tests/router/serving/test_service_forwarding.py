@@ -214,3 +214,10 @@ async def test_the_service_of_the_model_applies_its_own_classes(fleet: Fleet, tm
     )
     assert (await ask(alpha, "alpha")).status_code == 200
     assert await alpha.metric("fairlead_router_slo_requests_total") == await alpha.metric("fairlead_router_slo_good_requests_total") == 1
+
+
+async def test_a_service_that_redirects_answers_through_the_front(fleet: Fleet, tmp_path: Path) -> None:
+    alpha, _, beta, worker = await pair(fleet, tmp_path, forwarding_mode="redirect")
+    assert (await ask(beta, "beta")).status_code == 307, "its own clients go to the worker"
+    answer = await ask(alpha, "beta")
+    assert answer.status_code == 200 and "location" not in answer.headers and worker.received[-1].json["model"] == "beta"
