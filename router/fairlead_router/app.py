@@ -253,7 +253,10 @@ class App:
         now = monotonic()
         path = call.path if call.path in _POSTED else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.count_request(path, status)
+        if call.other_service:  # the errors of another service are not this one's
+            self._router.metrics.forwarded.labels(call.other_service, status).inc()
+        else:
+            self._router.metrics.count_request(path, status)
         if call.service_class is not None and path in _PROMPTED:
             self._router.slo_report.record(call, now)
         if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:

@@ -59,6 +59,8 @@ class Call:
     predicted_tokens: int | None = None
     cached_tokens: int | None = None
     worker: str = ""
+    other_service: str = ""
+    """Service that the request was forwarded to; empty: this one's."""
     model: str = ""
     """Model name that the worker must serve; empty where every worker does."""
     candidates: Sequence[StartEstimate] = ()

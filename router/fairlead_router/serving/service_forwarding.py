@@ -54,7 +54,7 @@ class ServiceForwarder:
 
     async def forward(self, call: Call, request: Request, reply: Reply, route: Route) -> None:
         """Send a request with its client's credentials, and relay the answer. Raises ApiError if no router of the service answers."""
-        call.worker = route.name
+        call.worker = call.other_service = route.name
         if self._session is None:  # created here: it needs the running loop
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
             self._session = aiohttp.ClientSession(

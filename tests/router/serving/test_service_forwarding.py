@@ -12,6 +12,7 @@ from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 from tests.router.tenancy.test_access import ANNA, BORIS, bearer, key_file
 
+from fairlead_operator.polling.prober import Prober, RequestCounts
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
 ADAPTER = {"adapters": {"sql": {"digest": "d1", "root": "hf://lab/sql", "parent": "beta"}}}
@@ -221,3 +222,19 @@ async def test_a_service_that_redirects_answers_through_the_front(fleet: Fleet, 
     assert (await ask(beta, "beta")).status_code == 307, "its own clients go to the worker"
     answer = await ask(alpha, "beta")
     assert answer.status_code == 200 and "location" not in answer.headers and worker.received[-1].json["model"] == "beta"
+
+
+async def test_errors_of_another_service_do_not_count_as_the_front_s(fleet: Fleet, tmp_path: Path) -> None:
+    """The operator would stop a rollout of the front for them, and the front's error budget would pay for them."""
+    alpha, _, _, _ = await pair(fleet, tmp_path)
+    assert (await ask(alpha, "alpha")).status_code == (await ask(alpha, "beta")).status_code == 200
+    list_services(tmp_path / "routes.json", beta=("http://127.0.0.1:9", ["beta"]))
+    await eventually(lambda: _has_status(alpha, 503), "nobody answers for beta")
+    prober = Prober("cluster.local")
+    try:
+        assert await prober.fetch_request_counts(f"127.0.0.1:{alpha.port}") == RequestCounts(1, 0)
+    finally:
+        await prober.close()
+    text = (await alpha.client.get("/metrics")).text
+    for code in (200, 503):
+        assert f'fairlead_router_forwarded_requests_total{{code="{code}",other_service="beta"}}' in text
