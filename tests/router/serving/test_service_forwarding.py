@@ -11,6 +11,7 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 from tests.router.tenancy.test_access import ANNA, BORIS, bearer, key_file
+from tests.servers.otlp_receiver import otlp_receiver
 
 from fairlead_operator.polling.prober import Prober, RequestCounts
 from fairlead_router.tenancy.shared_secret import SharedSecret
@@ -238,3 +239,39 @@ async def test_errors_of_another_service_do_not_count_as_the_front_s(fleet: Flee
     text = (await alpha.client.get("/metrics")).text
     for code in (200, 503):
         assert f'fairlead_router_forwarded_requests_total{{code="{code}",other_service="beta"}}' in text
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_the_other_service_gets_credentials_and_the_router_s_span_but_no_header_of_the_connection(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: bool
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    beta = await fleet.worker(format=make_format("beta"))  # instead of a router: it shows what arrives
+    list_services(tmp_path / "routes.json", beta=(f"http://{beta.address}", ["beta"]))
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    passed = {
+        "authorization": "Bearer fl-key",
+        "x-api-key": "fl-key",
+        "x-slo-class": "theirs",
+        "x-session-id": "s",
+        "user-agent": "client/1",
+    }
+    dropped = {"connection": "keep-alive, x-hop", "x-hop": "1", "proxy-authorization": "Basic eA==", "cookie": "a=b", "origin": "https://x"}
+    with otlp_receiver() as receiver:
+        flags = {"otlp_traces_endpoint": receiver.endpoint} if traced else {}
+        alpha, _ = await service(fleet, "alpha", model_routes_file=str(tmp_path / "routes.json"), **flags)
+        headers = passed | dropped | {"traceparent": f"00-{trace}-{parent}-01", "x-fairlead-tenant": "boris"}
+        assert (await alpha.client.post("/v1/completions", json={"model": "beta", "prompt": "x"}, headers=headers)).status_code == 200
+        seen = beta.received[-1].headers
+        assert seen.items() >= (passed | {"x-fairlead-forwarded": "1"}).items()
+        assert not seen.keys() & ((dropped.keys() - {"connection"}) | {"x-fairlead-tenant"})
+        version, its_trace, its_parent, sampled = seen["traceparent"].split("-")
+        assert (version, its_trace, sampled) == ("00", trace, "01")
+        if not traced:
+            assert its_parent == parent
+            return
+        await eventually(lambda: {span.name for span in receiver.of_trace(trace)} >= {"POST /v1/completions", "attempt"}, "spans arrive")
+        spans = {span.name: span for span in receiver.of_trace(trace)}
+        request, attempt = spans["POST /v1/completions"], spans["attempt"]
+        assert (request.parent_id, attempt.parent_id, its_parent) == (parent, request.span_id, attempt.span_id)
+        assert attempt.attributes["fairlead.service"] == "beta" and attempt.attributes["http.response.status_code"] == 200
