@@ -25,6 +25,7 @@ UNUSED = (
     "fairlead_router_picks_total",  # a gateway
     "fairlead_router_tenant_tokens_total",  # tenants
     "fairlead_router_recalls_total",  # sustained wrong predictions
+    "fairlead_router_forwarded_requests_total",  # other services at its endpoint
     "fairlead_spec_decode_",  # speculative decoding
     "fairlead_operator_reconcile_errors_total",  # a failed reconcile
 )

@@ -64,6 +64,7 @@ async def run(handler: RequestHandler, keyed: bool) -> float:
     for _ in range(REQUESTS):
         call = Call("POST", "/v1/completions", "id", [], 100, "", KEY.encode() if keyed else b"")
         handler.authenticate(call)
+        handler.select_class(call)
         assert call.account is not None
         handler.check_quota(call.account)
         call.reserve_body(400)

@@ -61,7 +61,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
             *jobs,  # after the workers' ServiceAccount, which their pods use
             *batch.objects(service, settings, observed),  # before the routers, which mount its secret
             *router.objects(service, settings, observed),
-            *gateway.objects(service, observed.served),
+            *gateway.objects(service, observed),
         ],
         status=add_scaling_status(status, service, observed, decision, minimum),
         servable=built.servable,

@@ -86,11 +86,6 @@ def scheme(service: InferenceService) -> str:
     return "http" if service.spec.router.tls is None else "https"
 
 
-def service_port(service: InferenceService) -> int:
-    """Return the port of the Service for clients."""
-    return SERVICE_PORT if service.spec.router.tls is None else SERVICE_TLS_PORT
-
-
 def url(service: InferenceService) -> str:
     """Return the base URL for clients."""
     return f"{scheme(service)}://{service.name}.{service.namespace}.svc/v1"

@@ -113,6 +113,8 @@ class App:
         try:
             if path in _POSTED or path in REFERENCE or path.startswith("/v1/") or (path == SCORE and self._part == "all"):
                 handler.authenticate(call)
+                if self._router.services is None or path not in _POSTED:
+                    handler.select_class(call)
             if self._router.tracer is not None:
                 self._start_span(self._router.tracer, call, request)
             batches = self._router.batches
@@ -143,9 +145,10 @@ class App:
             if services is not None:  # its own service counts the quota of another service's model
                 await call.read_body(request, self._router.config.max_body_bytes)
                 route = services.find(request, call.body, self._router.prompts.model_names())
-                if route is not None:
+                if route is not None and not call.is_from_batch_server:  # another service must not get the shared secret
                     await services.forward(call, request, reply, route)
                     return
+                handler.select_class(call)  # not before: another service has its own classes
             if path not in _QUERIES:
                 assert call.account is not None
                 handler.check_quota(call.account)
@@ -250,7 +253,10 @@ class App:
         now = monotonic()
         path = call.path if call.path in _POSTED else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.count_request(path, status)
+        if call.other_service:  # the errors of another service are not this one's
+            self._router.metrics.forwarded.labels(call.other_service, status).inc()
+        else:
+            self._router.metrics.count_request(path, status)
         if call.service_class is not None and path in _PROMPTED:
             self._router.slo_report.record(call, now)
         if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:

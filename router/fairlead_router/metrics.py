@@ -24,6 +24,12 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"], registry=registry)
+        self.forwarded = Counter(
+            "fairlead_router_forwarded_requests",
+            "Requests for models of other services, which fairlead_router_requests leaves out, by that service and status code",
+            ["other_service", "code"],
+            registry=registry,
+        )
         self.retries = Counter(
             "fairlead_router_retries", f"Attempts given up before the first byte: {', '.join(_RETRIED)}", ["reason"], registry=registry
         )

@@ -3,14 +3,13 @@
 They are created only if the cluster serves these kinds (`Observed.served`). The route's status says whether the gateway accepted it.
 """
 
-from collections.abc import Collection
-
 from fairlead_common.http.inference_paths import INFERENCE, MODELS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.exposure import Gateway
 from fairlead_operator.children import router_tls
 from fairlead_operator.objects import Object
+from fairlead_operator.observed import Observed
 
 HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
@@ -29,16 +28,16 @@ def kinds(service: InferenceService) -> tuple[str, ...]:
     return (HTTP_ROUTE,) if service.spec.router.tls is None else (HTTP_ROUTE, router_tls.BACKEND_POLICY)
 
 
-def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
+def objects(service: InferenceService, observed: Observed) -> list[Object]:
     """Return all objects, or none if a kind is missing: a route to a pool that cannot be created would fail requests."""
     gateway = service.spec.exposure.gateway
-    if gateway is None or not all(kind in served for kind in kinds(service)):
+    if gateway is None or not all(kind in observed.served for kind in kinds(service)):
         return []
     pool = [_pool(service)] if service.spec.exposure.picks_endpoints else []
-    return [*pool, *router_tls.backend_policy(service), _route(service, gateway)]
+    return [*pool, *router_tls.backend_policy(service, observed), _route(service, gateway, observed)]
 
 
-def _route(service: InferenceService, gateway: Gateway) -> Object:
+def _route(service: InferenceService, gateway: Gateway, observed: Observed) -> Object:
     reference = gateway.parent_ref
     parent = {"name": reference.name, "namespace": reference.namespace, "sectionName": reference.section_name}
     timeout = f"{gateway.timeout_seconds or 0}s"
@@ -47,7 +46,7 @@ def _route(service: InferenceService, gateway: Gateway) -> Object:
         "rules": [
             {
                 "matches": _MATCHES[first : first + MOST_MATCHES],
-                "backendRefs": [_backend(service)],
+                "backendRefs": [_backend(service, observed)],
                 # Always set: a gateway's own default (Envoy: 15 s) would cut most streams. 0s disables the timeout.
                 "timeouts": {"request": timeout, "backendRequest": timeout},
             }
@@ -64,10 +63,10 @@ def _route(service: InferenceService, gateway: Gateway) -> Object:
     }
 
 
-def _backend(service: InferenceService) -> Object:
+def _backend(service: InferenceService, observed: Observed) -> Object:
     if service.spec.exposure.picks_endpoints:
         return {"group": _POOLS, "kind": INFERENCE_POOL, "name": service.name}
-    return {"name": service.name, "port": names.service_port(service)}
+    return {"name": service.name, "port": router_tls.gateway_port(service, observed)}
 
 
 def _pool(service: InferenceService) -> Object:

@@ -3,12 +3,13 @@
 Plain and TLS ports have different numbers and names. So a Service never sends a client of one to a router of the other during a rollout.
 """
 
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.objects import Object, component_of, has_ended
+from fairlead_operator.objects import Body, Object, component_of, has_ended, ready_at
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import find_revision
 from fairlead_operator.rollout.strategy import revision_of
@@ -40,14 +41,35 @@ def service_ports(service: InferenceService, observed: Observed) -> list[Object]
     ]
 
 
+def gateway_port(service: InferenceService, observed: Observed) -> int:
+    """Return the port of the Service to which a gateway connects."""
+    return _PORTS[_gateway_scheme(service, observed)][0]
+
+
+def _gateway_scheme(service: InferenceService, observed: Observed) -> str:
+    """Return the scheme before until a router of the new one is ready: the new port would have no endpoint."""
+    wanted = names.scheme(service)
+    ready = _schemes_of(service, observed, (pod for pod in _routers(observed) if ready_at(pod) is not None))
+    return wanted if wanted in ready or not ready else next(iter(ready))
+
+
 def _served_schemes(service: InferenceService, observed: Observed) -> list[str]:
-    running = {revision_of(pod) for pod in observed.pods if component_of(pod) == names.ROUTER and not has_ended(pod)}
-    found = {names.scheme(service)}
-    for revision in running:
+    found = {names.scheme(service)} | _schemes_of(service, observed, _routers(observed))
+    return sorted(found, key=lambda scheme: scheme != names.scheme(service))
+
+
+def _routers(observed: Observed) -> list[Body]:
+    return [pod for pod in observed.pods if component_of(pod) == names.ROUTER and not has_ended(pod)]
+
+
+def _schemes_of(service: InferenceService, observed: Observed, pods: Iterable[Body]) -> set[str]:
+    """Return the schemes of these routers, by the ports in their revisions."""
+    found: set[str] = set()
+    for revision in {revision_of(pod) for pod in pods}:
         stored: Any = find_revision(service, names.ROUTER, revision, observed.revisions) or {"data": {"template": {}}}
         for container in (stored["data"]["template"].get("spec") or {}).get("containers") or []:
             found |= _PORTS.keys() & {port.get("name") for port in container.get("ports") or []}
-    return sorted(found, key=lambda scheme: scheme != names.scheme(service))
+    return found
 
 
 def flags(service: InferenceService) -> dict[str, object]:
@@ -100,24 +122,30 @@ def objects(service: InferenceService, settings: Settings) -> list[Object]:
     ]
 
 
-def backend_policy(service: InferenceService) -> list[Object]:
-    """Return the policy with which a gateway opens TLS connections to the routers; nothing where it sends requests to workers itself."""
+def backend_policy(service: InferenceService, observed: Observed) -> list[Object]:
+    """Return the policy with which a gateway opens TLS connections to the routers; nothing where it sends requests to workers itself.
+
+    After TLS was removed from the spec, the live policy stays while the gateway still uses TLS.
+    """
     tls, exposure = service.spec.router.tls, service.spec.exposure
-    if tls is None or exposure.gateway is None or exposure.picks_endpoints:
+    if exposure.gateway is None or exposure.picks_endpoints:
         return []
+    if tls is None:
+        live = observed.optional_objects.get(BACKEND_POLICY)
+        return [_policy(service, live["spec"])] if live is not None and _gateway_scheme(service, observed) == "https" else []
     authorities: Object = {"wellKnownCACertificates": "System"}
     if tls.ca_config_map is not None:
         authorities = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": tls.ca_config_map}]}
     named = exposure.gateway.hostnames if tls.issuer_ref is None else tls.dns_names or []
     hostname = next((one for one in named if not one.startswith("*")), f"{service.name}.{service.namespace}.svc")
-    return [
-        {
-            "apiVersion": "gateway.networking.k8s.io/v1",
-            "kind": BACKEND_POLICY,
-            "metadata": names.metadata(service, service.name, names.ROUTER),
-            "spec": {
-                "targetRefs": [{"group": "", "kind": "Service", "name": service.name, "sectionName": names.scheme(service)}],
-                "validation": {"hostname": hostname, **authorities},
-            },
-        }
-    ]
+    target = {"group": "", "kind": "Service", "name": service.name, "sectionName": names.scheme(service)}
+    return [_policy(service, {"targetRefs": [target], "validation": {"hostname": hostname, **authorities}})]
+
+
+def _policy(service: InferenceService, spec: Object) -> Object:
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": BACKEND_POLICY,
+        "metadata": names.metadata(service, service.name, names.ROUTER),
+        "spec": spec,
+    }

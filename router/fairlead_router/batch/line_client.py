@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from fairlead_router.batch.validation import Line
-from fairlead_router.interop.redirect import OPT_OUT
+from fairlead_router.request.client_request import OPT_OUT
 from fairlead_router.tenancy.shared_secret import SharedSecret
 
 MAX_ANSWER_BYTES: Final = 32 << 20

@@ -136,7 +136,7 @@ class Console:
         self._redirect(reply, request, create_token(digest(key), caller.secret, time.time()), SESSION_SECONDS)
 
     def _redirect(self, reply: Reply, request: Request, token: str, seconds: int) -> None:
-        is_secure = any(name == b"x-forwarded-proto" and value == b"https" for name, value in request.headers)
+        is_secure = request.is_encrypted or (b"x-forwarded-proto", b"https") in request.headers
         cookie = f"{self._cookie}={token}; Path={PATH}; Max-Age={seconds}; HttpOnly; SameSite=Strict{'; Secure' if is_secure else ''}"
         reply.send(303, b"", [(b"location", PATH.encode()), (b"set-cookie", cookie.encode()), *_HEADERS], _HTML)
 

@@ -11,7 +11,7 @@ from typing import Final
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import OPT_OUT, Call
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.routing.policies import Choice
 from fairlead_router.serving.admission import Admission, Ticket
@@ -19,8 +19,6 @@ from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.serving.upstream_request import build_routing_request
 
-OPT_OUT: Final = b"x-fairlead-forwarding-mode"
-"""Header with which a client that cannot follow redirects requests `proxy`."""
 PENDING_SECONDS: Final = 1.0
 """Time that a redirected prompt counts as pending at its worker; afterwards the worker's own report includes it."""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Final
 
 from fairlead_common.telemetry.spans import NO_SPAN, Span
 from fairlead_index.score import StartEstimate
@@ -25,6 +26,8 @@ _NOT_FORWARDED = frozenset(
     b"content-length accept-encoding authorization x-api-key cookie x-request-id x-slo-class".split()
 )
 _TENANT = TENANT_HEADER.encode()
+OPT_OUT: Final = b"x-fairlead-forwarding-mode"
+"""Header with which a client that cannot follow redirects requests `proxy`."""
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """Limits for discarding a refused body: a client that still sends would see a reset instead of the answer (nginx: lingering_close)."""
 
@@ -56,6 +59,8 @@ class Call:
     predicted_tokens: int | None = None
     cached_tokens: int | None = None
     worker: str = ""
+    other_service: str = ""
+    """Service that the request was forwarded to; empty: this one's."""
     model: str = ""
     """Model name that the worker must serve; empty where every worker does."""
     candidates: Sequence[StartEstimate] = ()
@@ -69,6 +74,8 @@ class Call:
     """`ok`, `client_gone` or `broken`."""
     refused: bool = False
     caller: Caller = ANONYMOUS
+    is_from_batch_server: bool = False
+    """Authenticated with the secret that this service's routers and batch server share."""
     account: Account | None = None
     service_class: ServiceClass | None = None
     worker_headers: Headers = field(default_factory=list)

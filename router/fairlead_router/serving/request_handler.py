@@ -53,18 +53,18 @@ class RequestHandler:
         await self._accounts.close()
 
     def authenticate(self, call: Call) -> None:
-        """Authenticate the request and select its class before its body is read.
-
-        Raises ApiError: 401; 400 and 403 for the class; 403 for a batch of an unknown tenant.
-        """
+        """Authenticate the request before its body is read. Raises ApiError: 401; 403 for a batch of an unknown tenant."""
         if call.acts_for is not None and self._batch_secret.matches(call.credential):
-            call.caller = self.keys.act_for(call.acts_for)
+            call.caller, call.is_from_batch_server = self.keys.act_for(call.acts_for), True
         else:
             call.caller = self.keys.authenticate(call.credential)
         call.credential = b""
-        call.service_class = select_class(self._classes, call.requested_class, call.caller)
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget
+
+    def select_class(self, call: Call) -> None:
+        """Select the class of an authenticated request. Raises ApiError: 400 for an unknown class, 403 for one that is too urgent."""
+        call.service_class = select_class(self._classes, call.requested_class, call.caller)
 
     def admit_internal(self, call: Call) -> None:
         """Admit a request that the router itself makes: without key or quota, queued like a tenant's."""

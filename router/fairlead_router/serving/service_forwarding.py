@@ -5,8 +5,9 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from fairlead_common.telemetry.spans import Span
 from fairlead_router.errors import ApiError, Headers, unavailable
-from fairlead_router.request.client_request import Call
+from fairlead_router.request.client_request import OPT_OUT, Call
 from fairlead_router.serving.model_routes import ModelRoutes, Route
 from fairlead_router.serving.relay import relay_body
 from fairlead_router.wire.client_connection import Request
@@ -20,10 +21,10 @@ CONNECT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 1200.0
 """Longest silence: the other router holds a request while its workers start, and ends it itself (--hold-timeout, --request-timeout)."""
 MAX_HEADER: Final = 64 << 10
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade expect host content-length cookie origin".split()
-)
-"""Headers of one connection or host. `origin`: the router that a web page calls answers CORS, and no other."""
+_FOR_ROUTERS = frozenset((b"authorization", b"x-api-key", b"x-slo-class", b"accept-encoding"))
+"""Headers of the client that a router reads, and that no worker gets."""
+_HOP_BY_HOP = frozenset(b"connection keep-alive proxy-authenticate proxy-connection te trailer transfer-encoding upgrade".split())
+"""Headers of an answer that hold for one connection."""
 _LOST = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
@@ -54,7 +55,7 @@ class ServiceForwarder:
 
     async def forward(self, call: Call, request: Request, reply: Reply, route: Route) -> None:
         """Send a request with its client's credentials, and relay the answer. Raises ApiError if no router of the service answers."""
-        call.worker = route.name
+        call.worker = call.other_service = route.name
         if self._session is None:  # created here: it needs the running loop
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
             self._session = aiohttp.ClientSession(
@@ -66,41 +67,45 @@ class ServiceForwarder:
                 max_line_size=MAX_HEADER,
                 max_field_size=MAX_HEADER,
             )
-        headers = _forwarded_headers(request, call.id)
         for left in reversed(range(TRIES)):
             call.attempts += 1
-            try:
-                async with self._session.post(route.url + call.path, data=call.body, headers=headers, allow_redirects=False) as response:
-                    await _answer(call, reply, response)
-                return
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if reply.started:  # the truncated answer ends with its connection
-                    call.ending = "broken"
+            with call.span.child("attempt", "client") as span:
+                span.set({"fairlead.service": route.name, "fairlead.attempt": call.attempts})
+                headers, url = _forwarded_headers(call, request, span), route.url + call.path
+                try:
+                    async with self._session.post(url, data=call.body, headers=headers, allow_redirects=False) as response:
+                        span.set({"http.response.status_code": response.status})
+                        await _answer(call, reply, response)
                     return
-                if not (left and isinstance(error, _LOST)):
-                    raise _refusal(route, error) from None
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    span.fail(type(error).__name__)
+                    if reply.started:  # the truncated answer ends with its connection
+                        call.ending = "broken"
+                        return
+                    if not (left and isinstance(error, _LOST)):
+                        raise _refusal(route, error) from None
 
 
 def _refusal(route: Route, error: BaseException) -> ApiError:
     return unavailable(f"Service {route.name}, which serves this model, does not answer ({type(error).__name__}). Try again in 2 s.", 2)
 
 
-def _forwarded_headers(request: Request, id: str) -> list[tuple[str, str]]:
+def _forwarded_headers(call: Call, request: Request, span: Span) -> list[tuple[str, str]]:
     """Return the client's headers with its credentials, without those that hold for one connection, or that only routers may set."""
-    named = {word.strip().lower() for name, value in request.headers if name == b"connection" for word in value.split(b",")}
-    kept = [
-        (name.decode(), value.decode("latin-1"))
-        for name, value in request.headers
-        if name not in _HOP_BY_HOP | named | {b"x-request-id"} and not name.startswith(b"x-fairlead-")
+    headers = [
+        *(header for header in call.forwarded_headers if header[0] != b"origin"),  # the router that a web page calls answers CORS
+        *(header for header in request.headers if header[0] in _FOR_ROUTERS),
+        *span.propagate(),
+        (b"x-request-id", call.id.encode()),
+        (MARK, b"1"),
+        (OPT_OUT, b"proxy"),  # clients cannot connect to the other service's workers
     ]
-    return [*kept, ("x-request-id", id), (MARK.decode(), "1")]
+    return [(name.decode(), value.decode("latin-1")) for name, value in headers]
 
 
 async def _answer(call: Call, reply: Reply, response: aiohttp.ClientResponse) -> None:
     call.status = response.status
-    headers: Headers = [
-        (name.lower(), value) for name, value in response.raw_headers if name.lower() not in _HOP_BY_HOP - {b"content-length"}
-    ]
+    headers: Headers = [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in _HOP_BY_HOP]
     reply.start(response.status, headers)
     await relay_body(call, reply, response)
     reply.end()

@@ -54,6 +54,11 @@ class Request:
         self.task: asyncio.Task[None] | None = None
         self.reply: Reply | None = None
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the client's connection has TLS that ends here."""
+        return self._connection.is_encrypted
+
     def take(self) -> bytes:
         """Return the bytes of the body that arrived since the last call."""
         body, self.body = self.body, bytearray()
@@ -105,6 +110,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._last_activity = monotonic()
         self._write_paused_at: float | None = None
         self.closed: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self._transport.get_extra_info("ssl_object") is not None
 
     # asyncio.BufferedProtocol
 

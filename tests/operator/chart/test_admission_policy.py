@@ -18,7 +18,13 @@ KINDS = ("ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBin
 LISTS = ("--set=admissionPolicy.hostPaths={/mnt/models,/srv/}", "--set=admissionPolicy.images={ghcr.io/acme,registry:5000/tools/side}")
 OWN = "registry:5000/fairlead/worker:20260101"
 """The chart's worker image, which the lists leave out."""
-IMAGE = ("--set=images.worker.repository=registry:5000/fairlead/worker", "--set=images.worker.tag=20260101")
+CONTROL = "registry:5000/fairlead/control:20260101"
+"""The chart's image of the routers, which the lists leave out too."""
+IMAGE = tuple(
+    f"--set=images.{name}.{part}"
+    for name in ("worker", "control")
+    for part in (f"repository=registry:5000/fairlead/{name}", "tag=20260101")
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +73,17 @@ ALLOWED = [
     image("ghcr.io/acme/worker:1"),
     image("registry:5000/tools/side@sha256:abc", "initContainers"),
     {"podTemplate": {"spec": {"containers": [{"name": "worker", "env": []}]}}},
+    {"engine": {"image": "ghcr.io/acme/worker:2"}, "routing": {"image": "registry:5000/tools/side:1"}},
+    {"engine": {"image": OWN}, "routing": {"image": CONTROL}},
 ]
 REFUSED = [
     (volumes("/etc"), "mounted from /mnt/models, /srv/ only (got /etc)"),
     (volumes("/mnt/models-of-others"), "only (got /mnt/models-of-others)"),
     (volumes("/mnt/models/../../etc"), "only (got /mnt/models/../../etc)"),
-    (image("docker.io/library/miner"), f"may come from ghcr.io/acme, registry:5000/tools/side, {OWN} only (got docker.io/library/miner)"),
+    (
+        image("docker.io/library/miner"),
+        f"may come from ghcr.io/acme, registry:5000/tools/side, {OWN}, {CONTROL} only (got docker.io/library/miner)",
+    ),
     (image("ghcr.io/acme-evil/worker", "initContainers"), "only (got ghcr.io/acme-evil/worker)"),
     (image("registry:5000/fairlead/worker:2"), "only (got registry:5000/fairlead/worker:2)"),
     (image("registry:5000/tools/sidecar"), "only (got registry:5000/tools/sidecar)"),
@@ -83,6 +94,9 @@ REFUSED = [
     ({"router": volumes("/etc")}, "mounted from /mnt/models, /srv/ only (got /etc)"),
     ({"router": image("docker.io/library/miner")}, "only (got docker.io/library/miner)"),
     ({"router": image("docker.io/library/miner", "initContainers")}, "only (got docker.io/library/miner)"),
+    ({"engine": {"image": "docker.io/evil/miner"}}, "only (got docker.io/evil/miner)"),
+    ({"routing": {"image": "docker.io/evil/miner"}}, "only (got docker.io/evil/miner)"),
+    ({"engine": {"image": OWN}, "routing": {"image": "docker.io/evil/miner"}}, f"only (got {OWN}, docker.io/evil/miner)"),
     (volumes("/mnt/models/a") | {"router": volumes("/etc")}, "only (got /mnt/models/a, /etc)"),
 ]
 
@@ -163,3 +177,6 @@ def test_a_profile_does_not_go_around_the_policy(server: apiserver.ApiServer, gu
     assert "may be mounted from" in refused_profile(server, guarded, volumes("/etc"))
     assert "may be mounted from" in refused_profile(server, guarded, {"model": {"cache": {"hostPath": {"path": "/etc"}}}})
     assert "images may come from" in refused_profile(server, guarded, image("docker.io/other"))
+    for part in ("engine", "routing"):
+        assert refused_profile(server, guarded, {part: {"image": "ghcr.io/acme/x:1"}}) == ""
+        assert "images may come from" in refused_profile(server, guarded, {part: {"image": "docker.io/evil/miner"}})

@@ -72,6 +72,33 @@ def test_clients_reach_routers_of_both_schemes_during_the_change(before: dict[st
     assert ports(old, running) == ([then], [both[then]])
 
 
+@pytest.mark.parametrize(("before", "after"), [({}, GIVEN), (GIVEN, {})])
+def test_a_gateway_changes_the_scheme_once_a_router_of_the_new_one_is_ready(before: dict[str, Any], after: dict[str, Any]) -> None:
+    old, new = service(router=before, exposure=GATEWAY), service(router=after, exposure=GATEWAY)
+    earlier = made(old)
+    revisions = tuple(body for objects in (earlier, made(new)) for (kind, _), body in objects.items() if kind == "ControllerRevision")
+    live = {kind: body for (kind, _), body in earlier.items() if kind == "BackendTLSPolicy"}
+
+    def follow(one: InferenceService, *routers: tuple[InferenceService, bool]) -> tuple[set[int], Any]:
+        """Return the ports of the route, and the spec of the policy."""
+        pods = tuple(
+            pod(f"qwen-router-{i}", "router", router_revision(each), conditions=[{"type": "Ready", "status": str(is_ready)}])
+            for i, (each, is_ready) in enumerate(routers)
+        )
+        observed = Observed(pods=pods, revisions=revisions, served=SERVED, optional_objects=live)
+        objects = {(each["kind"], each["metadata"]["name"]): each for each in desired(one, observed, SETTINGS, NOW).objects}
+        ports = {each["port"] for rule in objects["HTTPRoute", "qwen"]["spec"]["rules"] for each in rule["backendRefs"]}
+        return ports, objects.get(("BackendTLSPolicy", "qwen"), {}).get("spec")
+
+    now, then = (443, 80) if after else (80, 443)
+    policy = made(new if after else old)["BackendTLSPolicy", "qwen"]["spec"]
+    assert follow(old, (old, True)) == ({then}, None if after else policy)
+    for waiting in [((old, True),), ((old, True), (new, False))]:
+        assert follow(new, *waiting) == ({then}, policy), "no router answers on the new port yet"
+    assert follow(new, (old, True), (new, True)) == ({now}, policy if after else None)
+    assert follow(new, (old, False), (new, False)) == ({now}, policy if after else None)
+
+
 def test_without_tls_routers_get_no_flag_that_older_images_do_not_know() -> None:
     objects = made(service())
     (container,) = objects["Deployment", "qwen-router"]["spec"]["template"]["spec"]["containers"]

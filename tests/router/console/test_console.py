@@ -6,11 +6,13 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, bearer, guarded, key_file
+from tests.router.wire.test_tls import EXTENSIONS, Authority, client_of
 from tests.servers.redis_server import RedisServer
 
 from fairlead_index.worker_load import WorkerLoad
@@ -106,6 +108,25 @@ async def test_the_key_gives_a_session_and_a_tenant_sees_only_its_own_requests(
     router.client.cookies.clear()
     assert (await router.client.get("/ui/requests", headers=bearer(BORIS))).text.count("<details>") == 1
     assert ANNA not in caplog.text and BORIS not in caplog.text
+
+
+async def test_the_cookie_is_secure_where_the_browser_uses_tls(fleet: Fleet, tmp_path: Path) -> None:
+    """Otherwise a plain request to the same host, which an attacker can cause, would carry the session."""
+    authority, keys = Authority(tmp_path), tmp_path / "keys.yaml"
+    authority.mount()
+    keys.write_text(key_file())
+    worker, settings = await fleet.worker(), {"console": True, "api_keys_file": str(keys)}
+    plain = await fleet.router(worker, **settings)
+    encrypted = await fleet.router(worker, **settings, ssl_certfile=authority.certfile, ssl_keyfile=authority.keyfile, admin_port=0)
+    login: Any = {"url": "/ui/login", "data": {"key": ANNA}}
+    assert "; Secure" not in (await plain.client.post(**login)).headers["set-cookie"]
+    behind_proxy = await plain.client.post(**login, headers={"x-forwarded-proto": "https"})
+    assert "; Secure" in behind_proxy.headers["set-cookie"]
+    async with client_of(authority, encrypted.port) as client:
+        answer = await client.post(**login, **EXTENSIONS)
+        assert answer.status_code == 303 and "; Secure" in answer.headers["set-cookie"]
+    admin = f"http://127.0.0.1:{encrypted.server.admin_port}/ui/login"
+    assert "; Secure" not in (await plain.client.post(admin, data=login["data"])).headers["set-cookie"], "it would be lost"
 
 
 async def test_a_removed_key_ends_its_session_and_the_admin_port_shows_all_tenants(fleet: Fleet, tmp_path: Path) -> None:

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 from tests.router.tenancy.test_access import ANNA, BORIS, bearer, key_file
+from tests.servers.otlp_receiver import otlp_receiver
+
+from fairlead_operator.polling.prober import Prober, RequestCounts
+from fairlead_router.tenancy.shared_secret import SharedSecret
 
 ADAPTER = {"adapters": {"sql": {"digest": "d1", "root": "hf://lab/sql", "parent": "beta"}}}
 
@@ -170,3 +175,103 @@ async def test_outdated_files_of_two_services_make_no_loop_and_own_models_come_f
 
 async def _lists(router: RunningRouter, model: str) -> bool:
     return model in [one["id"] for one in (await router.client.get("/v1/models")).json()["data"]]
+
+
+@pytest.mark.parametrize("tenant", ["", "anna"])
+async def test_a_batch_line_reaches_no_other_service_nor_does_the_batch_servers_secret(fleet: Fleet, tmp_path: Path, tenant: str) -> None:
+    secret, keys = tmp_path / "secret", tmp_path / "keys.yaml"
+    secret.write_text("a secret that routers and batch server share")
+    keys.write_text(key_file())
+    front = {"batch_secret_file": str(secret), "api_keys_file": str(keys) if tenant else ""}
+    alpha, alpha_worker, _, beta_worker = await pair(fleet, tmp_path, front)
+    headers = SharedSecret(str(secret)).headers(tenant)
+
+    async def send(model: str) -> httpx.Response:
+        return await alpha.client.post("/v1/completions", json={"model": model, "prompt": "x"}, headers=headers)
+
+    assert (await send("alpha")).status_code == 200
+    assert alpha_worker.received[-1].headers.get("x-fairlead-tenant", "") == tenant
+    for model in ("beta", "gamma"):
+        refused = await send(model)
+        assert refused.status_code == 404 and refused.json()["error"]["code"] == "model_not_found"
+    assert not beta_worker.received
+
+
+async def test_the_service_of_the_model_applies_its_own_classes(fleet: Fleet, tmp_path: Path) -> None:
+    ours, theirs = json.dumps([{"name": "chat", "ttftMilliseconds": 60_000}]), json.dumps([{"name": "theirs", "priority": -3}])
+    front = {"slo_classes": ours, "default_slo_class": "chat"}
+    alpha, _, _, worker = await pair(fleet, tmp_path, front, slo_classes=theirs)
+
+    async def send(model: str, name: str) -> httpx.Response:
+        return await alpha.client.post("/v1/completions", json={"model": model, "prompt": "x"}, headers={"x-slo-class": name})
+
+    assert (await send("beta", "theirs")).status_code == 200, "a class that the front does not have"
+    assert worker.received[-1].headers["x-fairlead-priority"] == "-3"
+    assert (await ask(alpha, "beta")).status_code == 200, "the front's default is none of its classes"
+    for model, name in (("beta", "chat"), ("alpha", "theirs")):
+        refused = await send(model, name)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "unknown_slo_class"
+    assert await alpha.metric("fairlead_router_slo_requests_total") == 0, (
+        "a forwarded request neither meets nor misses the front's objectives"
+    )
+    assert (await ask(alpha, "alpha")).status_code == 200
+    assert await alpha.metric("fairlead_router_slo_requests_total") == await alpha.metric("fairlead_router_slo_good_requests_total") == 1
+
+
+async def test_a_service_that_redirects_answers_through_the_front(fleet: Fleet, tmp_path: Path) -> None:
+    alpha, _, beta, worker = await pair(fleet, tmp_path, forwarding_mode="redirect")
+    assert (await ask(beta, "beta")).status_code == 307, "its own clients go to the worker"
+    answer = await ask(alpha, "beta")
+    assert answer.status_code == 200 and "location" not in answer.headers and worker.received[-1].json["model"] == "beta"
+
+
+async def test_errors_of_another_service_do_not_count_as_the_front_s(fleet: Fleet, tmp_path: Path) -> None:
+    """The operator would stop a rollout of the front for them, and the front's error budget would pay for them."""
+    alpha, _, _, _ = await pair(fleet, tmp_path)
+    assert (await ask(alpha, "alpha")).status_code == (await ask(alpha, "beta")).status_code == 200
+    list_services(tmp_path / "routes.json", beta=("http://127.0.0.1:9", ["beta"]))
+    await eventually(lambda: _has_status(alpha, 503), "nobody answers for beta")
+    prober = Prober("cluster.local")
+    try:
+        assert await prober.fetch_request_counts(f"127.0.0.1:{alpha.port}") == RequestCounts(1, 0)
+    finally:
+        await prober.close()
+    text = (await alpha.client.get("/metrics")).text
+    for code in (200, 503):
+        assert f'fairlead_router_forwarded_requests_total{{code="{code}",other_service="beta"}}' in text
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_the_other_service_gets_credentials_and_the_router_s_span_but_no_header_of_the_connection(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: bool
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    beta = await fleet.worker(format=make_format("beta"))  # instead of a router: it shows what arrives
+    list_services(tmp_path / "routes.json", beta=(f"http://{beta.address}", ["beta"]))
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    passed = {
+        "authorization": "Bearer fl-key",
+        "x-api-key": "fl-key",
+        "x-slo-class": "theirs",
+        "x-session-id": "s",
+        "user-agent": "client/1",
+    }
+    dropped = {"connection": "keep-alive, x-hop", "x-hop": "1", "proxy-authorization": "Basic eA==", "cookie": "a=b", "origin": "https://x"}
+    with otlp_receiver() as receiver:
+        flags = {"otlp_traces_endpoint": receiver.endpoint} if traced else {}
+        alpha, _ = await service(fleet, "alpha", model_routes_file=str(tmp_path / "routes.json"), **flags)
+        headers = passed | dropped | {"traceparent": f"00-{trace}-{parent}-01", "x-fairlead-tenant": "boris"}
+        assert (await alpha.client.post("/v1/completions", json={"model": "beta", "prompt": "x"}, headers=headers)).status_code == 200
+        seen = beta.received[-1].headers
+        assert seen.items() >= (passed | {"x-fairlead-forwarded": "1"}).items()
+        assert not seen.keys() & ((dropped.keys() - {"connection"}) | {"x-fairlead-tenant"})
+        version, its_trace, its_parent, sampled = seen["traceparent"].split("-")
+        assert (version, its_trace, sampled) == ("00", trace, "01")
+        if not traced:
+            assert its_parent == parent
+            return
+        await eventually(lambda: {span.name for span in receiver.of_trace(trace)} >= {"POST /v1/completions", "attempt"}, "spans arrive")
+        spans = {span.name: span for span in receiver.of_trace(trace)}
+        request, attempt = spans["POST /v1/completions"], spans["attempt"]
+        assert (request.parent_id, attempt.parent_id, its_parent) == (parent, request.span_id, attempt.span_id)
+        assert attempt.attributes["fairlead.service"] == "beta" and attempt.attributes["http.response.status_code"] == 200
