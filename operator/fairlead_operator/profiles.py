@@ -4,7 +4,7 @@ The API server writes the defaults of the CRD into each service, so it does not 
 value therefore counts as left out, and the profile's value applies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceSpec
+from fairlead_operator.api.cache import is_downloaded, is_in_bucket
 from fairlead_operator.api.profile import PROFILE_KIND, find_own_fields
+from fairlead_operator.api.resources import NVIDIA, PRODUCT_LABELS
 from fairlead_operator.api.service import describe
 from fairlead_operator.kube.merge import merge
 
@@ -20,6 +22,8 @@ ALTERNATIVES = (
     (("model", "cache"), ("persistentVolumeClaim", "hostPath", "emptyDir")),
     (("engine", "kvCache"), ("size", "pages")),
     (("resources",), ("gpuResource", "resourceClaims")),
+    (("podDisruptionBudget",), ("minAvailable", "maxUnavailable")),
+    (("router", "tls"), ("secretName", "issuerRef")),
 )
 """Fields of which one may be set: the service's choice removes the profile's."""
 
@@ -79,17 +83,50 @@ def given_fields(part: BaseModel) -> dict[str, Any]:
 def merge_specs(profile: Mapping[str, Any], service: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the fields of a service over those of its profile: maps by key, lists as in `spec.podTemplate`, the service's value wins."""
     defaults: dict[str, Any] = deepcopy(dict(profile))
-    for path, names in ALTERNATIVES:
-        ours, theirs = _at(defaults, path), _at(service, path)
-        if any(name in theirs for name in names):
-            for name in names:
-                if name not in theirs:
-                    ours.pop(name, None)
+    for *path, name in _excluded_fields(defaults, service):
+        _at(defaults, path).pop(name, None)
     merged: dict[str, Any] = merge(defaults, service, keep_null=True)
     return merged
 
 
-def _at(spec: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _excluded_fields(profile: Mapping[str, Any], service: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the profile's fields that cannot be combined with what the service sets.
+
+    Conflicts over access, such as `batch` with `router.tls`, are not among them: a service does not lose protection without a message.
+    """
+    for path, names in ALTERNATIVES:
+        theirs = _at(service, path)
+        if any(name in theirs for name in names):
+            yield from ((*path, name) for name in names if name not in theirs)
+    if "secretName" in _at(service, ("router", "tls")):
+        yield "router", "tls", "dnsNames"
+    if _at(service, ("model", "cache")).keys() & {"hostPath", "emptyDir"}:
+        yield "model", "cache", "prefetch"
+    uri = str(_at(service, ("model",)).get("uri") or "")
+    if not is_downloaded(uri):
+        yield from (("model", name) for name in ("cache", "secretRef", "endpoint"))
+    if not is_in_bucket(uri):
+        yield "model", "region"
+    resources = _at(service, ("resources",))
+    names_gpus = bool(resources.keys() & {"gpuResource", "resourceClaims"})
+    if resources.get("gpus") == 0:
+        yield from (("resources", name) for name in ("gpuResource", "resourceClaims"))
+    elif names_gpus and _at(profile, ("resources",)).get("gpus") == 0:
+        yield "resources", "gpus"
+    if "gpuType" in resources:
+        yield "resources", "resourceClaims"
+        if not _has_product_label(_at(profile, ("resources",))):
+            yield "resources", "gpuResource"
+    elif names_gpus and ("resourceClaims" in resources or not _has_product_label(resources)):
+        yield "resources", "gpuType"
+
+
+def _has_product_label(resources: Mapping[str, Any]) -> bool:
+    """Return whether nodes have a label with the product of these GPUs, which `gpuType` selects."""
+    return str(resources.get("gpuResource") or NVIDIA).partition("/")[0] in PRODUCT_LABELS
+
+
+def _at(spec: Mapping[str, Any], path: Sequence[str]) -> Any:
     node: Any = spec
     for name in path:
         node = node.get(name) if isinstance(node, Mapping) else None

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import signal
 import socket
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvloop
 
-from fairlead_common.http.connection_limiter import ConnectionLimiter
+from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
@@ -17,6 +18,7 @@ from fairlead_router.errors import ListenError
 from fairlead_router.router import Router
 from fairlead_router.supervision import supervise
 from fairlead_router.wire.client_connection import ClientConnection
+from fairlead_router.wire.tls_listener import TlsListener, bind
 
 if TYPE_CHECKING:
     from fairlead_router.wire.tls import ServerCertificate
@@ -28,9 +30,6 @@ IDLE_CHECK_SECONDS = 1.0
 """Interval between checks for clients that are idle, slow, or do not read their answers."""
 FLUSH_SECONDS = 1.0
 """Time to send the last bytes of answers that the shutdown truncated."""
-
-TLS_CLOSE_SECONDS = 5.0
-"""Time for a client to answer the end of a TLS session, before its connection is closed."""
 
 
 class RouterServer:
@@ -44,14 +43,14 @@ class RouterServer:
         self.router = Router(config)
         self._config = config
         self._certificate = self._load_certificate()
-        self._limiter: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
+        self._limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
-        self._admin_limiter: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
+        self._admin_limiter: ConnectionLimiter[LimitedConnection] = ConnectionLimiter(config)
         """Separate limits: clients that exhaust the inference port do not block the admin port."""
         self._connections: set[ClientConnection] = set()
-        self._listener: asyncio.Server | None = None
-        self._admin_listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
+        self._admin_listener: asyncio.Server | TlsListener | None = None
         self._leaving: asyncio.Event | None = None
 
     def _load_certificate(self) -> "ServerCertificate | None":
@@ -137,22 +136,25 @@ class RouterServer:
         flag: str,
         port: int,
         app: App,
-        limiter: "ConnectionLimiter[ClientConnection]",
+        limiter: ConnectionLimiter[LimitedConnection],
         certificate: "ServerCertificate | None" = None,
-    ) -> asyncio.Server:
+    ) -> asyncio.Server | TlsListener:
         """Listen on `port`, which `flag` gives. Raises ListenError."""
-        tls: dict[str, Any] = {}
-        if certificate is not None:
-            seconds = self._config.header_timeout
-            tls = {"ssl": certificate.context, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": TLS_CLOSE_SECONDS}
-        create_connection = lambda: ClientConnection(app, self._connections, loop, limiter)  # noqa: E731
+        create_connection = partial(ClientConnection, app, self._connections, loop, limiter)
         host = self._config.host
+        sockets: list[socket.socket] = []
         try:
             if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
-                dual_stack = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-                bound_unsent(dual_stack)
-                return await loop.create_server(create_connection, sock=dual_stack, backlog=BACKLOG, **tls)
-            listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False, **tls)
+                sockets = [socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)]
+            elif certificate is not None:
+                sockets = await bind(host, port, BACKLOG)
+            for one in sockets:
+                bound_unsent(one)
+            if certificate is not None:
+                return TlsListener(sockets, certificate.context, create_connection, limiter)
+            if sockets:
+                return await loop.create_server(create_connection, sock=sockets[0], backlog=BACKLOG)
+            listener = await loop.create_server(create_connection, host, port, backlog=BACKLOG, start_serving=False)
         except OSError as error:
             raise ListenError(f"--host {host} {flag} {port}: {error}") from error
         for each in listener.sockets:
@@ -193,7 +195,7 @@ class RouterServer:
             task.cancel()
 
 
-def _port(listener: asyncio.Server | None) -> int:
+def _port(listener: asyncio.Server | TlsListener | None) -> int:
     assert listener is not None
     port: int = listener.sockets[0].getsockname()[1]
     return port

@@ -11,6 +11,7 @@ import yaml
 
 from fairlead.convert.fields import NotConvertible, convert_spec
 from fairlead.errors import UserError
+from fairlead.manifest_loader import load_documents
 from fairlead.options import takes
 from fairlead.program import describe, new_app
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
@@ -43,7 +44,7 @@ def convert(options: ConvertOptions) -> int:
     where = f"-f {options.file}"
     try:
         text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text()
-        documents = list(yaml.safe_load_all(text))
+        documents = load_documents(text)
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

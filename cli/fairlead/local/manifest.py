@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from fairlead.errors import UserError
+from fairlead.manifest_loader import load_documents
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.profile import PROFILE_KIND
@@ -34,7 +35,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read every InferenceService of a YAML file. Raises UserError, which names the file, the document and the field."""
     try:
         text = path.read_text()
-        documents = list(yaml.safe_load_all(text))
+        documents = load_documents(text)
     except OSError as error:
         raise UserError(f"-f {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

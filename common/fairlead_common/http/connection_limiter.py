@@ -68,8 +68,13 @@ class ConnectionLimiter(Generic[Connection]):
     def __iter__(self) -> Iterator[Connection]:
         return iter(list(self._open))
 
-    def add(self, connection: Connection) -> bool:
-        """Add a new connection. Return False if it must be closed. At the limit it replaces the longest idle one."""
+    def add(self, connection: Connection, replaced: Connection | None = None) -> bool:
+        """Add a new connection. Return False if it must be closed. At the limit it replaces the longest idle one.
+
+        `replaced`: an entry whose place it takes, such as its TLS handshake.
+        """
+        if replaced is not None:
+            self.remove(replaced)
         if len(self._open) >= self.max_connections and self._idle:
             longest = next(iter(self._idle))
             self.remove(longest)

@@ -18,10 +18,11 @@ from fairlead_operator.names import INSTANCE
 Body = Mapping[str, Any]
 Owner = tuple[str, str]  # namespace, name of a service
 Key = tuple[str, str]  # kind, name of a child
+AUTOSCALER = "HorizontalPodAutoscaler"
 
 
 class Cache:
-    """Calls `on_change(owner)` whenever the service, its profile or one of its children has changed."""
+    """Calls `on_change(owner)` whenever the service, its profile or one of its children has changed in a part that is kept."""
 
     def __init__(self, on_change: Callable[[Owner], None]) -> None:
         self._on_change = on_change
@@ -115,11 +116,14 @@ class Cache:
         held = objects.get(key)
         if held is not None and _version(body) <= held.version:
             return
+        slim = _strip_unused(body)
+        is_same = held is not None and objects is self._children.get(owner) and _is_same(held.decompress(), slim)
         if held is not None:
             self._owners.pop(held.uid, None)
-        objects[key] = held = self._compressor.compress(_strip_unused(body), _version(body))
+        objects[key] = held = self._compressor.compress(slim, _version(body))
         self._owners[held.uid] = owner
-        self._notify(owner, objects)
+        if not is_same:
+            self._notify(owner, objects)
 
     def remove(self, body: Body) -> None:
         """Remove an object that a watch reports as deleted. A cached successor of the same name stays."""
@@ -218,11 +222,23 @@ def _version(body: Body) -> int:
 
 
 def _strip_unused(body: Body) -> Body:
-    """Drop unused parts: other managers' fields are a third of every object, and of a pod only metadata and status are read."""
+    """Drop unused parts: other managers' fields are a third of every object, and of a pod only metadata and status are read.
+
+    An autoscaler's metrics change every 15 s, and only conditions that are false explain why the routers do not follow their load.
+    """
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     slim: dict[str, Any] = {**body, "metadata": metadata}
     if body["kind"] == "Pod":
         slim.pop("spec", None)
     elif kind_of(body) not in UNLABELLED:
         metadata["managedFields"] = slim_managed_fields(body["metadata"])
+    if body["kind"] == AUTOSCALER:
+        conditions = (body.get("status") or {}).get("conditions") or []
+        slim["status"] = {"conditions": [one for one in conditions if one.get("status") == "False"]}
     return slim
+
+
+def _is_same(held: Body, new: Body) -> bool:
+    """Return whether two versions of a child differ in nothing but their resourceVersion."""
+    version = {"resourceVersion": ""}
+    return {**held, "metadata": {**held["metadata"], **version}} == {**new, "metadata": {**new["metadata"], **version}}

@@ -6,10 +6,9 @@ from pathlib import Path
 import msgspec
 
 from fairlead_common.canary_split import Split
+from fairlead_router.file_follower import FileFollower
 
 logger = logging.getLogger(__name__)
-
-_Stamp = tuple[int, int, int]
 
 
 class CanaryFile:
@@ -17,32 +16,26 @@ class CanaryFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: _Stamp | None = None
+        self._file = FileFollower(lambda: msgspec.json.decode(path.read_bytes(), type=Split), path)
         self.split = Split()
         self.problem = ""
         """Problem of the newest version; empty when that version is in use."""
         self.reload()
 
     def reload(self) -> None:
-        """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
+        """Read the file if it has changed."""
         try:
-            stat = self._path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            if stamp == self._seen:
-                return
-            split = msgspec.json.decode(self._path.read_bytes(), type=Split)
+            split = self._file.poll()
         except FileNotFoundError:
-            self._seen, split = None, Split()
+            split = Split()
         except OSError as error:
-            self._seen = None
             self._report_problem(error.strerror or type(error).__name__)
             return
         except msgspec.MsgspecError as error:
-            self._seen = stamp
             self._report_problem(str(error))
             return
-        else:
-            self._seen = stamp
+        if split is None:
+            return
         self.problem = ""
         if split != self.split:
             logger.info("split: %s", f"{split.weight} % for the canary {split.revision}" if split.revision else "no canary")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead_router.file_follower import FileFollower
+
 logger = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
-_Stamp = tuple[int, int, int]
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class ModelRoutes:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._seen: _Stamp | None = None
+        self._file = FileFollower(lambda: msgspec.json.decode(self._path.read_bytes(), type=_File), self._path)
         self._routes: dict[str, Route] = {}
         self._problem = ""
         self.reload()
@@ -44,26 +45,23 @@ class ModelRoutes:
         return sorted(self._routes)
 
     def reload(self) -> None:
-        """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
-        stamp: _Stamp | None = None
+        """Read the file if it has changed."""
         try:
-            stat = self._path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            if stamp == self._seen:
-                return
-            services = msgspec.json.decode(self._path.read_bytes(), type=_File).services
+            file = self._file.poll()
         except FileNotFoundError:
-            services = []
+            file = _File()
         except (OSError, msgspec.MsgspecError) as error:
             if str(error) != self._problem:
                 logger.error("model routes %s cannot be used; the previous version stays in use: %s", self._path, error)
             self._problem = str(error)
             return
+        if file is None:
+            return
         # Of two services with one model name the first counts.
-        routes = {model: service for service in reversed(services) for model in service.models}
+        routes = {model: service for service in reversed(file.services) for model in service.models}
         if routes != self._routes:
             logger.info("models of other services: %s", ", ".join(f"{model} at {route.name}" for model, route in sorted(routes.items())))
-        self._seen, self._routes, self._problem = stamp, routes, ""
+        self._routes, self._problem = routes, ""
 
     async def follow(self) -> None:
         """Reload the file while it changes, without end."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairlead_common.truncate import quote
 from fairlead_router.errors import ApiError, unavailable
+from fairlead_router.file_follower import FileFollower
 from fairlead_router.metrics import Metrics
 from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.tenants import ANONYMOUS, LOWEST, Caller, KeyFileError, digest, read_keys
@@ -17,7 +18,6 @@ logger = logging.getLogger(__name__)
 RELOAD_SECONDS = 1.0
 MAX_BYTES = 4 << 20
 """Limit of the file; a Secret holds at most 1 MiB."""
-_Stamp = tuple[int, int, int]
 
 
 class KeyStore:
@@ -28,7 +28,7 @@ class KeyStore:
         self._path, self._classes = Path(path) if path else None, classes
         self._metrics = metrics
         self._callers: Mapping[bytes, Caller] | None = None
-        self._seen: _Stamp | None = None
+        self._file = FileFollower(self._read, Path(path))
         self._following: asyncio.Task[None] | None = None
         self.problem = ""
         """Problem of the file's newest version; empty when that version is in use."""
@@ -83,28 +83,27 @@ class KeyStore:
         return replace(found, key="batch", priority=LOWEST, slo_class="batch")
 
     def reload(self) -> None:
-        """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
-        assert self._path is not None
+        """Read the file if it has changed."""
         try:
-            stat = self._path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            if stamp == self._seen:
-                return
-            if stat.st_size > MAX_BYTES:
-                raise KeyFileError(f"it is larger than {MAX_BYTES} bytes")
-            callers = read_keys(self._path.read_bytes(), self._classes)
+            callers = self._file.poll()
         except OSError as error:
-            self._seen = None
             self._report_problem(error.strerror or type(error).__name__)
             return
         except KeyFileError as error:
-            self._seen = stamp
             self._report_problem(str(error))
             return
-        self._seen, self._callers, self.problem = stamp, callers, ""
+        if callers is None:
+            return
+        self._callers, self.problem = callers, ""
         self._metrics.key_file_ok.set(1)
         tenants = {caller.tenant.name for caller in callers.values()}
         logger.info("key file %s: %d keys of %d tenants", self._path, len(callers), len(tenants))
+
+    def _read(self) -> Mapping[bytes, Caller]:
+        assert self._path is not None
+        if self._path.stat().st_size > MAX_BYTES:
+            raise KeyFileError(f"it is larger than {MAX_BYTES} bytes")
+        return read_keys(self._path.read_bytes(), self._classes)
 
     def _report_problem(self, why: str) -> None:
         self._metrics.key_file_ok.set(0)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_common.http.connection_limiter import ConnectionLimiter
+from fairlead_common.http.connection_limiter import ConnectionLimiter, LimitedConnection
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.response import Reply
@@ -91,9 +91,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         app: App,
         connections: "set[ClientConnection]",
         loop: asyncio.AbstractEventLoop,
-        limiter: "ConnectionLimiter[ClientConnection]",
+        limiter: ConnectionLimiter[LimitedConnection],
+        handshake: LimitedConnection | None = None,
     ) -> None:
+        """`handshake`: the entry in the limiter that the connection replaces."""
         self._app, self._connections, self._loop, self._limiter = app, connections, loop, limiter
+        self._handshake = handshake
         self.deadline = 0.0
         self._parser: Any = httptools.HttpRequestParser(self)
         self._head: Request | None = None
@@ -121,7 +124,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._connections.add(self)
-        if not self._limiter.add(self):
+        if not self._limiter.add(self, self._handshake):
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -4,14 +4,16 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
 
+from fairlead_router.file_follower import FileFollower
+
 logger = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
-_Stamp = tuple[int, int, int]
 
 
 class ServerCertificate:
@@ -24,7 +26,7 @@ class ServerCertificate:
     def __init__(self, certfile: str, keyfile: str, on_change: Callable[[float], None] = lambda expires: None) -> None:
         """`on_change`: called with the end of validity, in seconds since the epoch. Raises ValueError for files that cannot be used."""
         self._certfile, self._keyfile, self._on_change = Path(certfile), Path(keyfile), on_change
-        self._seen: tuple[_Stamp, _Stamp] | None = None
+        self._files = FileFollower(self._read, self._certfile, self._keyfile)
         self._current: ssl.SSLContext | None = None
         self._problem = ""
         self.reload()
@@ -35,25 +37,27 @@ class ServerCertificate:
         self.context.sni_callback = self._choose_version
 
     def reload(self) -> None:
-        """Read the files if they have changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
+        """Read the files if they have changed."""
         try:
-            stamps = (_stamp(self._certfile), _stamp(self._keyfile))
-            if stamps == self._seen:
-                return
-            context = _create_context()
-            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
-            context.load_cert_chain(self._certfile, self._keyfile, password="")
-            expires = x509.load_pem_x509_certificates(self._certfile.read_bytes())[0].not_valid_after_utc
+            loaded = self._files.poll()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            self._seen = None  # both files change one after the other where no Secret is mounted: try again
             why = str(error) or type(error).__name__
             if self._current is not None and why != self._problem:
                 logger.error("certificate %s cannot be used: %s; the one read before stays in use", self._certfile, why)
             self._problem = why
             return
-        self._seen, self._current, self._problem = stamps, context, ""
+        if loaded is None:
+            return
+        self._current, expires = loaded
+        self._problem = ""
         self._on_change(expires.timestamp())
         logger.info("certificate %s, valid until %s", self._certfile, expires.isoformat())
+
+    def _read(self) -> tuple[ssl.SSLContext, datetime]:
+        context = _create_context()
+        # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
+        context.load_cert_chain(self._certfile, self._keyfile, password="")
+        return context, x509.load_pem_x509_certificates(self._certfile.read_bytes())[0].not_valid_after_utc
 
     async def follow(self) -> None:
         """Reload the files while they change, without end."""
@@ -72,8 +76,3 @@ def _create_context() -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _stamp(path: Path) -> _Stamp:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -92,6 +92,38 @@ def test_what_has_not_changed_since_it_was_compared_is_not_read_again() -> None:
     assert cache.versions(("n", "qwen")) != before
 
 
+def autoscaler(version: int, milli_cpu: int, **condition: str) -> dict[str, Any]:
+    body = pod("qwen-router", version)
+    able = {"type": "AbleToScale", "status": "True", "reason": "ReadyForNewScale"}
+    metrics = [{"type": "ContainerResource", "containerResource": {"current": {"averageValue": f"{milli_cpu}m"}}}]
+    status = {"currentMetrics": metrics, "conditions": [able, {"type": "ScalingActive", **condition}]}
+    body["metadata"]["managedFields"] = []
+    return {**body, "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "spec": {"maxReplicas": 4}, "status": status}
+
+
+def test_an_autoscalers_metrics_wake_nobody_and_its_failures_do() -> None:
+    woken: list[Any] = []
+    cache = Cache(woken.append)
+    owner, key = ("n", "qwen"), ("HorizontalPodAutoscaler", "qwen-router")
+    cache.put(autoscaler(1, 100, status="True"))
+    assert woken == [owner]
+    cache.put(autoscaler(2, 200, status="True"))
+    assert woken == [owner] and cache.version(owner, key) == 2, "the newest version is held all the same"
+    cache.put(autoscaler(1, 300, status="False"))
+    assert cache.version(owner, key) == 2, "an old version changes nothing"
+    cache.put(autoscaler(3, 300, status="False", reason="FailedGetResourceMetric", message="no metrics-server"))
+    held = cache.child(owner, key)
+    assert woken == [owner] * 2 and held is not None and held["status"]["conditions"][0]["message"] == "no metrics-server"
+    assert held["metadata"]["resourceVersion"] == "3" and "currentMetrics" not in held["status"]
+    changed = autoscaler(4, 300, status="False", reason="FailedGetResourceMetric", message="no metrics-server")
+    changed["spec"] = {"maxReplicas": 9}
+    cache.put(changed)
+    assert woken == [owner] * 3
+    changed["metadata"] |= {"uid": "another", "resourceVersion": "5"}
+    cache.put(changed)
+    assert woken == [owner] * 4, "a successor of the same name"
+
+
 DESIRED = {"metadata": {"name": "x", "labels": {"a": "1"}}, "spec": {"replicas": 1, "containers": [{"name": "w", "cpu": "1000m"}]}}
 
 

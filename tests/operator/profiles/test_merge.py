@@ -13,6 +13,8 @@ from fairlead_operator.children import worker
 from fairlead_operator.profiles import ProfileNotFound, parse_service
 from fairlead_operator.revisions import router_revision, worker_revision
 
+CLAIM = {"name": "g", "resourceClaimTemplateName": "h"}
+
 
 def profile(**spec: Any) -> dict[str, Any]:
     return {
@@ -110,10 +112,37 @@ def test_null_in_a_pod_template_still_removes_a_default_of_the_operator(in_profi
             {"resources": {"resourceClaims": [{"name": "g", "resourceClaimTemplateName": "h"}]}},
             {"resources": {"gpuResource": "amd.com/gpu"}},
         ),
+        ({"podDisruptionBudget": {"maxUnavailable": 3}}, {"podDisruptionBudget": {"minAvailable": 2}}),
+        ({"podDisruptionBudget": {"minAvailable": 2}}, {"podDisruptionBudget": {"maxUnavailable": 3}}),
+        ({"router": {"tls": {"issuerRef": {"name": "i"}, "dnsNames": ["a.b"]}}}, {"router": {"tls": {"secretName": "s"}}}),
+        ({"router": {"tls": {"secretName": "s"}}}, {"router": {"tls": {"issuerRef": {"name": "i"}}}}),
+        ({"resources": {"gpuResource": "amd.com/gpu"}}, {"resources": {"gpus": 0}}),
+        ({"resources": {"gpus": 0}}, {"resources": {"gpuResource": "amd.com/gpu"}}),
+        ({"resources": {"gpuType": "H100"}}, {"resources": {"resourceClaims": [CLAIM]}}),
+        ({"resources": {"gpuType": "H100"}}, {"resources": {"gpuResource": "gpu.intel.com/i915"}}),
+        ({"resources": {"resourceClaims": [CLAIM]}}, {"resources": {"gpuType": "H100"}}),
+        ({"resources": {"gpuResource": "gpu.intel.com/i915"}}, {"resources": {"gpuType": "H100"}}),
+        (
+            {"model": {"cache": {"persistentVolumeClaim": {"claimName": "c"}, "prefetch": "Enabled"}}},
+            {"model": {"cache": {"hostPath": {"path": "/models"}}}},
+        ),
+        (
+            {"model": {"cache": {"hostPath": {"path": "/models"}}, "secretRef": {"name": "s"}, "endpoint": "https://hub", "region": "eu"}},
+            {"model": {"uri": "pvc://claim/model"}},
+        ),
+        ({"model": {"region": "eu"}}, {"model": {"uri": "hf://a/b"}}),
     ],
 )
 def test_a_choice_of_the_service_replaces_the_profiles(shared: dict[str, Any], service: dict[str, Any]) -> None:
     assert merged(service, shared).spec == InferenceService.parse(manifest(profileRef={"name": "h100"}, **service)).spec
+
+
+def test_a_choice_that_excludes_nothing_keeps_the_profiles() -> None:
+    one = merged({"resources": {"gpuType": "MI300X"}}, {"resources": {"gpuResource": "amd.com/gpu"}}).spec.resources
+    assert (one.gpu_type, one.gpu_resource) == ("MI300X", "amd.com/gpu")
+    cache = {"cache": {"hostPath": {"path": "/models"}}, "secretRef": {"name": "s"}, "region": "eu"}
+    model = merged({"model": {"uri": "s3://bucket/model"}}, {"model": cache}).spec.model
+    assert model.cache is not None and model.secret_ref is not None and model.region == "eu"
 
 
 def test_an_empty_part_that_is_given_counts() -> None:
@@ -142,7 +171,12 @@ def test_a_changed_profile_is_another_revision_of_what_it_shapes() -> None:
             {"engine": {"tensorParallel": 4}},
             "together: spec.engine.tensorParallel must equal spec.resources.gpus",
         ),
-        ({"model": {"secretRef": {"name": "s"}}}, {"model": {"uri": "file:///m"}}, "together: spec.model.secretRef needs an hf:// model"),
+        (
+            {"routing": {"forwardingMode": "Redirect"}},
+            {"access": {"keysSecretRef": {"name": "k"}}},
+            "together: spec.routing.forwardingMode Redirect bypasses spec.access",
+        ),
+        ({"router": {"tls": {"secretName": "s"}}}, {"batch": {"storageURI": "s3://bucket/f"}}, "together: spec.batch sends"),
     ],
 )
 def test_what_does_not_fit_together_names_the_profile_and_the_field(shared: dict[str, Any], service: dict[str, Any], words: str) -> None:

@@ -19,6 +19,9 @@ from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.test_process import until_ready
 
+from fairlead_common.http.connection_limiter import SPARE
+from fairlead_router.wire.tls_listener import HANDSHAKE_SECONDS
+
 NAME = "llm.example.com"
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
@@ -254,6 +257,27 @@ async def test_bodies_refusals_and_plain_clients_on_a_tls_port(fleet: Fleet, aut
             assert b"HTTP/1.1 200" not in await reader.read()
         writer.close()
         assert (await client.get("/health", **EXTENSIONS)).status_code == 200
+
+
+async def test_handshakes_count_as_connections(fleet: Fleet, authority: Authority) -> None:
+    """Clients that send nothing hold no more sockets than on a plain port: the limit, and 64 for probes."""
+    authority.mount()
+    worker = await fleet.worker()
+    flags = ["--workers", f"static://{worker.address}", "--max-connections", "10"]
+    async with tls_router(authority, *flags) as (process, port, _):
+        descriptors = Path(f"/proc/{process.pid}/fd")
+        before = len(list(descriptors.iterdir()))
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+        closed = [asyncio.create_task(reader.read()) for reader, _ in silent]
+        await eventually(lambda: sum(task.done() for task in closed) == 200 - 10 - SPARE, "the others are closed", HANDSHAKE_SECONDS - 1)
+        assert len(list(descriptors.iterdir())) - before <= 10 + SPARE + 10  # and a few to the worker
+        for _, writer in silent[:100]:
+            writer.close()
+        await eventually(lambda: all(task.done() for task in closed), "the others time out", HANDSHAKE_SECONDS + 2)
+        async with client_of(authority, port) as client:
+            assert (await client.get("/health", **EXTENSIONS)).status_code == 200, "their places are free again"
+        for _, writer in silent:
+            writer.close()
 
 
 @pytest.mark.parametrize(

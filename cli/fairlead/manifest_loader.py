@@ -1,0 +1,21 @@
+"""YAML of Kubernetes manifests, read as kubectl reads it: an unquoted time such as `2026-01-01T00:00:00Z` is a string."""
+
+from typing import Any
+
+import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """Kubernetes has no type for times: kubectl converts YAML to JSON, where a time is its text."""
+
+
+def _read_text(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    return loader.construct_scalar(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _read_text)
+
+
+def load_documents(text: str) -> list[Any]:
+    """Return the documents of a file. Raises yaml.YAMLError."""
+    return list(yaml.load_all(text, _Loader))
