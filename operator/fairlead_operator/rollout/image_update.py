@@ -15,13 +15,12 @@ from fairlead_operator.api.revisions import ImageUpdateStatus, UpdatePhase
 from fairlead_operator.api.status import Condition
 from fairlead_operator.objects import parse_time
 from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.rollout.image_faults import find_image_fault, find_obstacle, find_other_fault
 from fairlead_operator.rollout.images import GOING_BACK, UPDATING, Images, live_images, newest_images, surge_gpus, with_own_images
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.settings import Settings
 
 MIN_REQUESTS = 100  # requests since the update began, below which the share of failed ones says nothing
-NOT_OF_IMAGES = ("IndexUnavailable", "ReplicasConflict", "ControllerNotResponding", "SchedulerNotResponding", "NodeNotResponding")
-"""Reasons of condition Degraded that no image causes."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,7 @@ class Health:
 
     ready: Condition | None = None
     degraded: Condition | None = None
-
-    @property
-    def fault(self) -> str:
-        """Return the service's fault as `Reason: message`; empty: there is none that an image may have caused."""
-        bad = self.degraded
-        return f"{bad.reason}: {bad.message}" if bad is not None and bad.status == "True" and bad.reason not in NOT_OF_IMAGES else ""
+    progressing: Condition | None = None
 
 
 def next_update(
@@ -95,18 +89,25 @@ class _Update:
 
     def follow(self, before: ImageUpdateStatus) -> tuple[ImageUpdateStatus, float | None]:
         """Return the next status of an update that has begun."""
-        fault = self.health.fault or self._error_fault(before)
+        fault = find_image_fault(self.health.degraded, self.health.progressing) or self._error_fault(before)
         if fault:
             return self._fail(before, fault), None
         if before.phase == "RollingOut":
             if not self._runs(Images(before.worker_image, before.router_image)):
-                return before, None
+                return before.model_copy(update={"message": self._hindrance()[:512]}), None
             seconds = self.settings.waves.observation_seconds if self.service.spec.desired_replicas else 0.0
-            return before.model_copy(update={"phase": "Observing", "start_time": self._now()}), self.now.timestamp() + seconds
+            return before.model_copy(
+                update={"phase": "Observing", "start_time": self._now(), "message": ""}
+            ), self.now.timestamp() + seconds
         ends = parse_time(before.start_time) + self.settings.waves.observation_seconds
         if self.now.timestamp() < ends and self.service.spec.desired_replicas:
             return before, ends
         return self.wait(), None
+
+    def _hindrance(self) -> str:
+        """Return what holds up an update that has begun; empty: nothing that needs help."""
+        other = find_other_fault(self.health.degraded)
+        return f"the update is held up by a fault that no image causes. {other}" if other else ""
 
     def repeats(self, failed: ImageUpdateStatus) -> bool:
         """Return whether another update would run the images that failed. Another spec.rollout.restartedAt asks for a new try."""
@@ -147,8 +148,8 @@ class _Update:
                 f"the update needs {needed} GPUs beside those in use, and all updates together may use {limit}: raise the chart's "
                 "rollout.maxSurgeGPUs, or set spec.rollout.strategy to Auto or DrainFirst"
             )
-        if self.health.fault:
-            return f"the service is not updated while it has a fault. {self.health.fault[:300]}"
+        if fault := find_obstacle(self.health.degraded):
+            return f"the service is not updated while it has a fault. {fault}"
         return "" if self.service.spec.desired_replicas == 0 or self._runs(self.live) else "another rollout of this service is under way"
 
     def _knows_errors(self) -> bool:
