@@ -94,6 +94,13 @@ def surge_gpus(service: InferenceService, settings: Settings) -> int:
     return canaries if drains else each + canaries
 
 
+def has_surge(observed: Observed) -> bool:
+    """Return whether more workers exist than are wanted, or a canary."""
+    main = observed.deployments.get(names.WORKER) or {}
+    wanted, total = ((main.get(part) or {}).get("replicas") or 0 for part in ("spec", "status"))
+    return names.CANARY in observed.deployments or total > wanted
+
+
 def drains_for_budget(service: InferenceService, settings: Settings) -> bool:
     """Return whether strategy Auto must drain first in an update, because its surge worker exceeds the whole budget."""
     surging = replace(settings, waves=replace(settings.waves, max_surge_gpus=None))

@@ -81,7 +81,7 @@ def test_every_fault_of_the_source_is_classified() -> None:
     found = find_reasons()
     assert len(found) > 50
     assert found - OF_IMAGES - OTHERS == set(), "does an image cause it? Then it belongs into OF_IMAGES, else into OTHERS"
-    assert OTHERS & OF_IMAGES == set() and OTHERS - found == set()
+    assert not OTHERS & OF_IMAGES and not OTHERS - found
     assert OF_IMAGES - found == set(), "the operator writes no such reason"
     assert creation.PAUSED not in found, "not a fault"
 

@@ -122,6 +122,26 @@ def test_a_held_service_is_updated_after_it_is_released() -> None:
     assert running(fleet) == ({"worker:2"}, {"control:2"})
 
 
+@pytest.mark.parametrize("strategy", ["Surge", "DrainFirst"])
+@pytest.mark.parametrize("field", ["paused", "revision"])
+def test_an_update_that_its_spec_holds_up_says_so_frees_its_place_and_goes_on_after_it(field: str, strategy: str) -> None:
+    fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, max_surge_gpus=1, observation_seconds=0.0))
+    fleet.create_all({name: {"replicas": 2, "rollout": {"engineVersion": "Auto", "strategy": strategy}} for name in ("a", "b")})
+    fleet.run(200.0)
+    stored = next(one["metadata"]["name"] for one in fleet.api.of("ControllerRevision") if one["metadata"]["name"].startswith("a-worker"))
+    fleet.restart(**NEW)
+    fleet.run(100.0, until=lambda: fleet.update("a").get("phase") == "RollingOut")
+    fleet.edit("a", rollout={field: True if field == "paused" else stored.replace("-worker", "")})
+    fleet.run(600.0, until=lambda: fleet.update("b").get("phase") == "Current")
+    held, condition = fleet.update("a"), fleet.condition("a", "UpToDate")
+    assert held["phase"] == "RollingOut" and held["message"] == f"spec.rollout.{field} holds the update back: remove it"
+    assert condition["reason"] == "RollingOut" and condition["message"] == held["message"]
+    assert fleet.update("b")["phase"] == "Current", "its place was free"
+    fleet.edit("a", rollout={field: False if field == "paused" else None})
+    fleet.run(600.0, until=lambda: fleet.phases() == {"Current": 2})
+    assert fleet.phases() == {"Current": 2} and fleet.images("a") == {"worker:2"} and not fleet.update("a").get("message")
+
+
 def test_what_shapes_a_revision_and_what_does_not() -> None:
     plain, auto = service(), service(rollout={"engineVersion": "Auto"})
     restarted = service(rollout={"restartedAt": "2026-01-01T00:00:00Z"})
