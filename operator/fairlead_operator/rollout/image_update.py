@@ -12,7 +12,7 @@ from datetime import datetime
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.revisions import ImageUpdateStatus, UpdatePhase
-from fairlead_operator.api.status import Condition
+from fairlead_operator.api.status import CanaryStatus, Condition
 from fairlead_operator.objects import parse_time
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.image_faults import find_image_fault, find_obstacle, find_other_fault
@@ -39,6 +39,7 @@ class Health:
     ready: Condition | None = None
     degraded: Condition | None = None
     progressing: Condition | None = None
+    canary: CanaryStatus | None = None
 
 
 def next_update(
@@ -130,7 +131,9 @@ class _Update:
 
     def _hindrance(self) -> str:
         """Return what holds up an update that has begun; empty: nothing that needs help."""
-        other = find_other_fault(self.health.degraded)
+        other, canary = find_other_fault(self.health.degraded), self.health.canary
+        if canary is not None and canary.phase == "Paused":
+            return f"the update waits for the promotion of its canary: set spec.rollout.canary.promotedRevision to {canary.revision}"
         return f"the update is held up by a fault that no image causes. {other}" if other else ""
 
     def repeats(self, failed: ImageUpdateStatus) -> bool:
