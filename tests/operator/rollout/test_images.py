@@ -11,6 +11,7 @@ from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.settings import WaveLimits
 
+CANARY = {"trafficPercent": 10, "promotion": "Manual"}
 NEW = {"worker_image": "worker:2", "router_image": "control:2"}
 
 
@@ -140,6 +141,22 @@ def test_an_update_that_its_spec_holds_up_says_so_frees_its_place_and_goes_on_af
     fleet.edit("a", rollout={field: False if field == "paused" else None})
     fleet.run(600.0, until=lambda: fleet.phases() == {"Current": 2})
     assert fleet.phases() == {"Current": 2} and fleet.images("a") == {"worker:2"} and not fleet.update("a").get("message")
+
+
+def test_a_fleet_with_canaries_goes_back_from_a_bad_image_and_takes_a_good_one() -> None:
+    fleet = begin(WaveLimits(observation_seconds=0.0), rollout={"engineVersion": "Auto", "canary": CANARY, "progressDeadlineSeconds": 120})
+    fleet.restart(worker_image="worker:bad", router_image="control:1")
+    fleet.run(600.0, until=lambda: fleet.update("qwen").get("phase") == "Failed")
+    assert fleet.update("qwen")["phase"] == "Failed" and running(fleet) == ({"worker:1"}, {"control:1"})
+    fleet.restart(worker_image="worker:2", router_image="control:1")
+    fleet.run(600.0, until=lambda: fleet.status("qwen").get("canary", {}).get("phase") == "Paused")
+    named = fleet.status("qwen")["canary"]["revision"]
+    assert fleet.images("qwen") == {"worker:1"} and fleet.images("qwen", "worker-canary") == {"worker:2"}
+    fleet.edit("qwen", rollout={"canary": CANARY | {"promotedRevision": named}})
+    fleet.run(600.0, until=lambda: fleet.update("qwen")["phase"] == "Current")
+    assert running(fleet) == ({"worker:2"}, {"control:1"}) and fleet.update("qwen")["phase"] == "Current"
+    fleet.run(60.0)
+    assert ("Deployment", "qwen-worker-canary") not in fleet.api.objects
 
 
 def test_what_shapes_a_revision_and_what_does_not() -> None:
