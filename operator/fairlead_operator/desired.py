@@ -84,7 +84,8 @@ def _add_revisions(
     now: datetime,
 ) -> tuple[ServiceStatus, float | None]:
     """Return the status with revisions and images, and when it may change. `written`: the service as the user wrote it."""
-    health = Health(find(status.conditions, "Ready"), find(status.conditions, "Degraded"))
+    ready, degraded, progressing = (find(status.conditions, type_) for type_ in ("Ready", "Degraded", "Progressing"))
+    health = Health(ready, degraded, progressing, status.canary)
     update, due_at = next_update(written, observed, settings, health, now)
     wanted = {names.WORKER: step.revision, names.ROUTER: router_revision(service)}
     added = {

@@ -37,6 +37,7 @@ class ImageUpdateStatus(Part):
     start_time: Time | None = Field(None, description="When the phase began.")
     restarted_at: Annotated[str, Field(max_length=64)] = Field("", description="spec.rollout.restartedAt at the update.")
     error_percent_before: Annotated[str, Field(max_length=16)] = Field("", description="Percent of failed requests before the update.")
+    held: bool = Field(False, description="The update has begun and the spec holds it up: it takes no place among maxServices.")
     message: Text = Field("", description="Why, and how to continue.")
 
 

@@ -9,8 +9,9 @@ from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncat
 from fairlead_operator.causes.events import probe_message
 from fairlead_operator.observed import PodEvent
 
-_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
-_CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}
+IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}
+CRASHES = ("OOMKilled", "ProbeFailed", "CrashLoopBackOff", "Crashed")
 _KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM, which a kubelet sends after a failed probe
 
 _IMAGE_ADVICE = (
@@ -58,9 +59,9 @@ def find_container_cause(
     state, last = container.get("state") or {}, container.get("lastState") or {}
     waiting, terminated = state.get("waiting") or {}, state.get("terminated")
     reason = waiting.get("reason", "")
-    if reason in _IMAGE:
+    if reason in IMAGE:
         return _image(pod, container, reason, str(waiting.get("message") or reason))
-    if reason in _CONTAINER:
+    if reason in CONTAINER:
         words = str(waiting.get("message") or reason)
         return make_cause(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
     if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):

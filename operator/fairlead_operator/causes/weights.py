@@ -5,6 +5,8 @@ import re
 from fairlead_operator.causes.cause import Cause, make_cause
 
 _LOAD_FAILURE = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
+OF_WORKERS = ("CacheNotWritable", "GpuOutOfMemory", "WeightsInvalid", "ModelUnsupported", "ModelLoadFailed")
+"""Reasons that depend on the worker's code or user, and not only on the model and its store."""
 _TOKEN = "in the Secret of spec.model.secretRef (kubectl create secret generic hub --from-literal=token=…)"
 
 # Pattern → reason and advice. The order matters: the hub answers 401 both for a private repository and for one that does not exist.

@@ -16,7 +16,7 @@ from fairlead_operator.api import ServiceStatus
 from fairlead_operator.kube.cache import Cache, Owner
 from fairlead_operator.kube.client import Cluster
 from fairlead_operator.kube.kinds import SERVICES
-from fairlead_operator.kube.reflector import NotServed, relist
+from fairlead_operator.kube.reflector import relist
 from fairlead_operator.observed import FleetView
 from fairlead_operator.rollout.waves import Member, Wave, plan_wave
 from fairlead_operator.settings import WaveLimits
@@ -69,6 +69,12 @@ class FleetRollout:
             self._members[owner] = member
             self._changed.set()
 
+    def forget(self, owner: Owner) -> None:
+        """Drop a service that was deleted: its place is free, and its failure stops nobody any more."""
+        self._granted.discard(owner)
+        if self._members.pop(owner, None) is not None:
+            self._changed.set()
+
     async def run(self, cluster: Cluster, namespaces: Sequence[str]) -> None:
         """Plan whenever something has changed. The services are listed before the first plan: it must count every update under way."""
         listed = False
@@ -83,9 +89,7 @@ class FleetRollout:
                     for namespace in namespaces:
                         await relist(cluster, self._cache, SERVICES, namespace)
                     listed = True
-                except NotServed:
-                    continue
-                except Exception as error:
+                except Exception as error:  # NotServed too: the CRD may be installed later
                     log.warning("services not listed, again in %.0f s: %s: %s", RETRY, type(error).__name__, error)
                     await asyncio.sleep(RETRY * random.uniform(0.8, 1.2))
                     self._changed.set()
@@ -101,7 +105,9 @@ class FleetRollout:
         owners = self._cache.owners()
         for owner in owners:
             if owner not in self._members:
-                self._members[owner] = Member.of(owner, _read_status(self._cache.service(owner) or {}))
+                body = self._cache.service(owner) or {}
+                if not (body.get("metadata") or {}).get("deletionTimestamp"):  # of those, `forget` was called
+                    self._members[owner] = Member.of(owner, _read_status(body))
         present = set(owners)
         self._members = {owner: one for owner, one in self._members.items() if owner in present}
         self._granted &= present

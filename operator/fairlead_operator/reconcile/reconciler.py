@@ -122,6 +122,8 @@ class Reconciler:
                             wait = await self.reconcile()
                     failures = 0
                 except ServiceGone:
+                    if self._dependencies.fleet is not None:
+                        self._dependencies.fleet.forget(self._owner)
                     return
                 except Conflict:
                     wait = CONFLICT_DELAY  # the watch is about to deliver the version that this reconcile had not seen

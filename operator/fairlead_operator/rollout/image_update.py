@@ -12,16 +12,24 @@ from datetime import datetime
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.revisions import ImageUpdateStatus, UpdatePhase
-from fairlead_operator.api.status import Condition
+from fairlead_operator.api.status import CanaryStatus, Condition
 from fairlead_operator.objects import parse_time
 from fairlead_operator.observed import Observed, Replicas
-from fairlead_operator.rollout.images import GOING_BACK, UPDATING, Images, live_images, newest_images, surge_gpus, with_own_images
+from fairlead_operator.rollout.image_faults import find_image_fault, find_obstacle, find_other_fault
+from fairlead_operator.rollout.images import (
+    GOING_BACK,
+    UPDATING,
+    Images,
+    has_surge,
+    live_images,
+    newest_images,
+    surge_gpus,
+    with_own_images,
+)
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.settings import Settings
 
 MIN_REQUESTS = 100  # requests since the update began, below which the share of failed ones says nothing
-NOT_OF_IMAGES = ("IndexUnavailable", "ReplicasConflict", "ControllerNotResponding", "SchedulerNotResponding", "NodeNotResponding")
-"""Reasons of condition Degraded that no image causes."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +38,8 @@ class Health:
 
     ready: Condition | None = None
     degraded: Condition | None = None
-
-    @property
-    def fault(self) -> str:
-        """Return the service's fault as `Reason: message`; empty: there is none that an image may have caused."""
-        bad = self.degraded
-        return f"{bad.reason}: {bad.message}" if bad is not None and bad.status == "True" and bad.reason not in NOT_OF_IMAGES else ""
+    progressing: Condition | None = None
+    canary: CanaryStatus | None = None
 
 
 def next_update(
@@ -95,18 +99,42 @@ class _Update:
 
     def follow(self, before: ImageUpdateStatus) -> tuple[ImageUpdateStatus, float | None]:
         """Return the next status of an update that has begun."""
-        fault = self.health.fault or self._error_fault(before)
-        if fault:
+        fault = find_image_fault(self.health.degraded, self.health.progressing) or self._error_fault(before)
+        if fault and self.service.spec.rollout.revision is None:  # otherwise the pods are of a revision that the user chose
             return self._fail(before, fault), None
+        waves = self.settings.waves
         if before.phase == "RollingOut":
             if not self._runs(Images(before.worker_image, before.router_image)):
-                return before, None
-            seconds = self.settings.waves.observation_seconds if self.service.spec.desired_replicas else 0.0
-            return before.model_copy(update={"phase": "Observing", "start_time": self._now()}), self.now.timestamp() + seconds
-        ends = parse_time(before.start_time) + self.settings.waves.observation_seconds
+                return self._continue(before), None
+            seconds = waves.observation_seconds if self.service.spec.desired_replicas else 0.0
+            begun = {"phase": "Observing", "start_time": self._now(), "held": False, "message": ""}
+            return before.model_copy(update=begun), self.now.timestamp() + seconds
+        ends = parse_time(before.start_time) + waves.observation_seconds
         if self.now.timestamp() < ends and self.service.spec.desired_replicas:
-            return before, ends
+            return before.model_copy(update={"held": False, "message": ""}), ends
         return self.wait(), None
+
+    def _continue(self, before: ImageUpdateStatus) -> ImageUpdateStatus:
+        """Return the status of an update whose pods do not all run the new images yet."""
+        held = self._is_held
+        gpus = before.surge_gpus
+        if held and not has_surge(self.observed):
+            gpus = 0
+        elif before.held and not held:
+            gpus = surge_gpus(self.service, self.settings)
+        message = self._reason("Held") if held else self._hindrance()
+        return before.model_copy(update={"held": held, "surge_gpus": gpus, "message": message[:512]})
+
+    @property
+    def _is_held(self) -> bool:
+        return self.service.spec.rollout.paused or self.service.spec.rollout.revision is not None
+
+    def _hindrance(self) -> str:
+        """Return what holds up an update that has begun; empty: nothing that needs help."""
+        other, canary = find_other_fault(self.health.degraded), self.health.canary
+        if canary is not None and canary.phase == "Paused":
+            return f"the update waits for the promotion of its canary: set spec.rollout.canary.promotedRevision to {canary.revision}"
+        return f"the update is held up by a fault that no image causes. {other}" if other else ""
 
     def repeats(self, failed: ImageUpdateStatus) -> bool:
         """Return whether another update would run the images that failed. Another spec.rollout.restartedAt asks for a new try."""
@@ -123,7 +151,7 @@ class _Update:
             f"the service went back to its previous images. {fault[:300]}. No other service is updated. Give the operator other images "
             "(chart: images), or try again: set spec.rollout.restartedAt; or leave this service out: spec.rollout.engineVersion Pinned"
         )
-        return before.model_copy(update={"phase": "RollingBack", "start_time": self._now(), "message": message[:512]})
+        return before.model_copy(update={"phase": "RollingBack", "start_time": self._now(), "held": False, "message": message[:512]})
 
     def _phase(self) -> UpdatePhase:
         live, newest, rollout = self.live, self.newest, self.service.spec.rollout
@@ -131,7 +159,7 @@ class _Update:
             return "Current"
         if rollout.engine_version == "Pinned":
             return "Pinned"
-        return "Held" if rollout.paused or rollout.revision is not None else "Waiting"
+        return "Held" if self._is_held else "Waiting"
 
     def _reason(self, phase: UpdatePhase) -> str:
         if phase == "Held":
@@ -147,8 +175,8 @@ class _Update:
                 f"the update needs {needed} GPUs beside those in use, and all updates together may use {limit}: raise the chart's "
                 "rollout.maxSurgeGPUs, or set spec.rollout.strategy to Auto or DrainFirst"
             )
-        if self.health.fault:
-            return f"the service is not updated while it has a fault. {self.health.fault[:300]}"
+        if fault := find_obstacle(self.health.degraded):
+            return f"the service is not updated while it has a fault. {fault}"
         return "" if self.service.spec.desired_replicas == 0 or self._runs(self.live) else "another rollout of this service is under way"
 
     def _knows_errors(self) -> bool:

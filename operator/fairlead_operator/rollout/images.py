@@ -82,7 +82,19 @@ def apply_images(service: InferenceService, observed: Observed, settings: Settin
         service = _choose(service, observed, _WORKER, wanted.worker if follows else "")
     if not service.spec.routing.image:
         service = _choose(service, observed, _ROUTER, wanted.router if follows else "")
-    return service
+    return _without_trial(service) if follows and update is not None and update.phase == "RollingBack" else service
+
+
+def _without_trial(service: InferenceService) -> InferenceService:
+    """Return the service with its revision promoted without a canary: the images to which it goes back were proven before.
+
+    `spec.rollout.canary` stays, since the routers' revision depends on it.
+    """
+    rollout = service.spec.rollout
+    if rollout.canary is None:
+        return service
+    canary = rollout.canary.model_copy(update={"promoted_revision": worker_revision(service)})
+    return replace(service, spec=service.spec.model_copy(update={"rollout": rollout.model_copy(update={"canary": canary})}))
 
 
 def surge_gpus(service: InferenceService, settings: Settings) -> int:
@@ -92,6 +104,13 @@ def surge_gpus(service: InferenceService, settings: Settings) -> int:
     canaries = each * rollout.canary.replicas if rollout.canary is not None else 0
     drains = rollout.strategy == "DrainFirst" or (rollout.strategy == "Auto" and limit is not None and each + canaries > limit)
     return canaries if drains else each + canaries
+
+
+def has_surge(observed: Observed) -> bool:
+    """Return whether more workers exist than are wanted, or a canary."""
+    main = observed.deployments.get(names.WORKER) or {}
+    wanted, total = ((main.get(part) or {}).get("replicas") or 0 for part in ("spec", "status"))
+    return names.CANARY in observed.deployments or total > wanted
 
 
 def drains_for_budget(service: InferenceService, settings: Settings) -> bool:

@@ -24,6 +24,7 @@ class Member:
     surge_gpus: int = 0  # that its update may use in addition; while it waits, those that it would use
     workers: int = 0
     admissible: bool = False  # it waits, and only for its wave
+    held: bool = False  # its update has begun, and its spec holds it up
 
     @classmethod
     def of(cls, owner: Owner, status: ServiceStatus) -> "Member":
@@ -31,7 +32,8 @@ class Member:
         if update is None:
             return cls(owner)
         # A waiting service without a message lacks nothing but its wave.
-        return cls(owner, update.phase, update.surge_gpus, status.desired_replicas, update.phase == "Waiting" and not update.message)
+        admissible = update.phase == "Waiting" and not update.message
+        return cls(owner, update.phase, update.surge_gpus, status.desired_replicas, admissible, update.held)
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ def plan_wave(members: Iterable[Member], granted: Collection[Owner], limits: Wav
     failed = tuple(one.owner for one in everyone if one.phase in GOING_BACK)
     if failed or limits.paused:
         return Wave(failed=failed)
-    # An observed service keeps its share: it would need the GPUs to go back.
+    # An observed service keeps its share: it would need the GPUs to go back. A held one keeps only the GPUs that it has.
     busy = [one for one in everyone if one.phase in UPDATING or one.owner in granted]
-    free, used = limits.max_services - len(busy), sum(one.surge_gpus for one in busy)
+    free, used = limits.max_services - sum(not one.held for one in busy), sum(one.surge_gpus for one in busy)
     admitted: set[Owner] = set()
     for one in everyone:
         if not one.admissible or one.owner in granted or len(admitted) >= free:

@@ -7,15 +7,18 @@ from datetime import datetime
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
+from fairlead_operator.api.revisions import ImageUpdateStatus
 from fairlead_operator.api.status import Condition
 from fairlead_operator.causes import Cause, creation, unresponsive
 from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.rollout.images import UPDATING, has_surge
 from fairlead_operator.rollout.strategy import revision_of
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import groups as group_view
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
 from fairlead_operator.status import pods as pod_conditions
+from fairlead_operator.status import revisions as revision_status
 from fairlead_operator.status import traffic
 from fairlead_operator.status.capacity import GRACE, SLACK, Shortfall
 from fairlead_operator.status.conditions import Conditions, find
@@ -27,11 +30,14 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
 
     `service`: its identity and its previous status are used, its spec is not.
     """
-    before, observed = service.status, group_view.with_live_group_as_deployment(observed).stable
+    before, observed = service.status, group_view.with_live_group_as_deployment(observed)
+    surges, observed = has_surge(observed), observed.stable
     conditions = Conditions(before.conditions, service.generation, now)
+    update = _hold_update(before.image_update, problem, surges)
     if not observed.deployments:  # no child was ever created
         for type_, truth in (("Ready", False), ("Degraded", True), ("Stalled", True)):
             conditions.set(type_, truth, problem.reason, problem.message)
+        conditions.keep("UpToDate")
         return before.model_copy(update={"observed_generation": service.generation, "conditions": conditions.items}), None
     workers, routers = _count_running(observed, names.WORKER), _count_running(observed, names.ROUTER)
     serves = workers.ready > 0 and routers.ready > 0
@@ -49,6 +55,10 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
         conditions.keep("GatewayReady")
     conditions.keep("BatchReady")
     conditions.keep("ModelCached")
+    if update is None or update == before.image_update:
+        conditions.keep("UpToDate")
+    else:
+        conditions.items.append(revision_status.build_condition(service, update, observed.fleet, now))
     index = index_status.build_status(before.index, observed.index, routers.ready, now, observed.redis)
     index_fault, index_fault_at = index_status.find_fault(index, now)
     unresponsive_cause, unresponsive_at = unresponsive.find_cause(observed.deployments.values(), observed.pods, now, observed.pod_events)
@@ -70,10 +80,20 @@ def build_status(service: InferenceService, problem: Cause, observed: Observed, 
             "loading": loading_status.build_status(before.loading, observed.pods, observed.loading),
             "index": index,
             "traffic": measured,
+            "image_update": update,
             "conditions": conditions.items,
         }
     )
     return status, min((at for at in (index_fault_at, unresponsive_at, measured_at, reduced_at) if at is not None), default=None)
+
+
+def _hold_update(update: ImageUpdateStatus | None, problem: Cause, surges: bool) -> ImageUpdateStatus | None:
+    """Return `status.imageUpdate` with the problem: a waiting service may not begin, and one whose update has begun frees its place."""
+    if update is None or update.phase not in (*UPDATING, "Waiting"):
+        return update
+    begun = update.phase in UPDATING
+    gpus = update.surge_gpus if surges or not begun else 0
+    return update.model_copy(update={"held": begun, "surge_gpus": gpus, "message": problem.message[:512]})
 
 
 def _count_running(observed: Observed, component: str) -> Replicas:

@@ -3,8 +3,11 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+from tests.operator.reconcile.test_reconciler import dependencies
 from tests.operator.support.manifests import manifest
 
 from fairlead_operator.api import ServiceStatus
@@ -12,6 +15,7 @@ from fairlead_operator.kube.cache import Cache, Owner
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import Kind
 from fairlead_operator.reconcile.fleet import FleetRollout
+from fairlead_operator.reconcile.reconciler import Reconciler
 from fairlead_operator.settings import WaveLimits
 
 _VERSIONS = itertools.count(1)
@@ -30,23 +34,24 @@ def status(phase: str, **more: Any) -> ServiceStatus:
 class Listing:
     """An API server that lists these services, after it has refused once."""
 
-    def __init__(self, *services: dict[str, Any]) -> None:
-        self._services, self.refused = services, False
+    def __init__(self, *services: dict[str, Any], code: int = 503) -> None:
+        self._services, self.code, self.refused = services, code, False
 
     async def pages(self, kind: Kind, namespace: str = "", *, labelled: bool = True) -> AsyncGenerator[tuple[list[Any], int], None]:
         if not self.refused:
             self.refused = True
-            raise ApiError(503, "away")
+            raise ApiError(self.code, "away")
         yield list(self._services), next(_VERSIONS)
 
 
-async def test_updates_under_way_that_no_watch_has_delivered_are_counted(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("code", [503, 404])  # 404: the kind is not served yet
+async def test_updates_under_way_that_no_watch_has_delivered_are_counted(monkeypatch: Any, code: int) -> None:
     monkeypatch.setattr("fairlead_operator.reconcile.fleet.RETRY", 0.01)
     woken: list[Owner] = []
     cache = Cache(lambda owner: None)
     cache.put(body("waits", "Waiting"))
     fleet = FleetRollout(WaveLimits(max_services=2), cache, woken.append)
-    api = Listing(*(body(name, "RollingOut") for name in ("a", "b")), body("waits", "Waiting"))
+    api = Listing(*(body(name, "RollingOut") for name in ("a", "b")), body("waits", "Waiting"), code=code)
     task = asyncio.create_task(fleet.run(cast(Cluster, api), ("",)))
     fleet.report(("default", "waits"), status("Waiting"))
     async with asyncio.timeout(60):
@@ -59,6 +64,39 @@ async def test_updates_under_way_that_no_watch_has_delivered_are_counted(monkeyp
         while not woken:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert woken == [("default", "waits")] and fleet.view(("default", "waits")).admitted
+    task.cancel()
+
+
+@pytest.mark.parametrize("is_going", [False, True])  # True: its finalizers, or its children, keep it listed
+@pytest.mark.parametrize("phase", ["Failed", "RollingOut"])
+async def test_a_deleted_service_stops_nobody_and_takes_no_place(phase: str, is_going: bool) -> None:
+    gone, waits = ("default", "gone"), ("default", "waits")
+    woken: list[Owner] = []
+    cache = Cache(lambda owner: None)
+    bodies = body("gone", phase), body("waits", "Waiting")
+    for one in bodies:
+        cache.put(one)
+    fleet = FleetRollout(WaveLimits(max_services=1), cache, woken.append)
+    api = Listing(*bodies)
+    api.refused = True
+    task = asyncio.create_task(fleet.run(cast(Cluster, api), ("",)))
+    for owner, one in ((gone, phase), (waits, "Waiting")):
+        fleet.report(owner, status(one))
+    async with asyncio.timeout(60):
+        while fleet.stopped is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not fleet.view(waits).admitted
+    if is_going:
+        going = body("gone", phase)
+        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        cache.put(going)
+    else:
+        cache.remove(bodies[0])
+    await Reconciler(gone, replace(dependencies(cache, api), fleet=fleet)).run()
+    async with asyncio.timeout(10):
+        while not fleet.view(waits).admitted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert waits in woken
     task.cancel()
 
 

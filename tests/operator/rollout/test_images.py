@@ -11,6 +11,7 @@ from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.settings import WaveLimits
 
+CANARY = {"trafficPercent": 10, "promotion": "Manual"}
 NEW = {"worker_image": "worker:2", "router_image": "control:2"}
 
 
@@ -120,6 +121,42 @@ def test_a_held_service_is_updated_after_it_is_released() -> None:
     fleet.edit("qwen", rollout={"paused": False})
     fleet.run(400.0)
     assert running(fleet) == ({"worker:2"}, {"control:2"})
+
+
+@pytest.mark.parametrize("strategy", ["Surge", "DrainFirst"])
+@pytest.mark.parametrize("field", ["paused", "revision"])
+def test_an_update_that_its_spec_holds_up_says_so_frees_its_place_and_goes_on_after_it(field: str, strategy: str) -> None:
+    fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, max_surge_gpus=1, observation_seconds=0.0))
+    fleet.create_all({name: {"replicas": 2, "rollout": {"engineVersion": "Auto", "strategy": strategy}} for name in ("a", "b")})
+    fleet.run(200.0)
+    stored = next(one["metadata"]["name"] for one in fleet.api.of("ControllerRevision") if one["metadata"]["name"].startswith("a-worker"))
+    fleet.restart(**NEW)
+    fleet.run(100.0, until=lambda: fleet.update("a").get("phase") == "RollingOut")
+    fleet.edit("a", rollout={field: True if field == "paused" else stored.replace("-worker", "")})
+    fleet.run(600.0, until=lambda: fleet.update("b").get("phase") == "Current")
+    held, condition = fleet.update("a"), fleet.condition("a", "UpToDate")
+    assert held["phase"] == "RollingOut" and held["message"] == f"spec.rollout.{field} holds the update back: remove it"
+    assert condition["reason"] == "RollingOut" and condition["message"] == held["message"]
+    assert fleet.update("b")["phase"] == "Current", "its place was free"
+    fleet.edit("a", rollout={field: False if field == "paused" else None})
+    fleet.run(600.0, until=lambda: fleet.phases() == {"Current": 2})
+    assert fleet.phases() == {"Current": 2} and fleet.images("a") == {"worker:2"} and not fleet.update("a").get("message")
+
+
+def test_a_fleet_with_canaries_goes_back_from_a_bad_image_and_takes_a_good_one() -> None:
+    fleet = begin(WaveLimits(observation_seconds=0.0), rollout={"engineVersion": "Auto", "canary": CANARY, "progressDeadlineSeconds": 120})
+    fleet.restart(worker_image="worker:bad", router_image="control:1")
+    fleet.run(600.0, until=lambda: fleet.update("qwen").get("phase") == "Failed")
+    assert fleet.update("qwen")["phase"] == "Failed" and running(fleet) == ({"worker:1"}, {"control:1"})
+    fleet.restart(worker_image="worker:2", router_image="control:1")
+    fleet.run(600.0, until=lambda: fleet.status("qwen").get("canary", {}).get("phase") == "Paused")
+    named = fleet.status("qwen")["canary"]["revision"]
+    assert fleet.images("qwen") == {"worker:1"} and fleet.images("qwen", "worker-canary") == {"worker:2"}
+    fleet.edit("qwen", rollout={"canary": CANARY | {"promotedRevision": named}})
+    fleet.run(600.0, until=lambda: fleet.update("qwen")["phase"] == "Current")
+    assert running(fleet) == ({"worker:2"}, {"control:1"}) and fleet.update("qwen")["phase"] == "Current"
+    fleet.run(60.0)
+    assert ("Deployment", "qwen-worker-canary") not in fleet.api.objects
 
 
 def test_what_shapes_a_revision_and_what_does_not() -> None:

@@ -1,6 +1,7 @@
 """Waves: which services may begin. A pure plan, so whatever the fleet looks like."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +87,13 @@ def test_the_smallest_is_first_and_one_at_zero_last() -> None:
         order.append(owner[1])
         fleet = [one for one in fleet if one.owner != owner]
     assert order == ["s1", "s3", "s0"]
+
+
+def test_a_held_update_takes_no_place_but_the_gpus_that_it_has() -> None:
+    held = Member(("team", "held"), "RollingOut", 1, 1, held=True)
+    waits = Member(("team", "waits"), "Waiting", 1, 1, admissible=True)
+    one = WaveLimits(max_services=1)
+    assert plan_wave((held, waits), (), one).admitted == {waits.owner}
+    assert plan_wave((replace(held, held=False), waits), (), one).admitted == frozenset()
+    assert plan_wave((held, waits), (), replace(one, max_surge_gpus=1)).admitted == frozenset()
+    assert plan_wave((replace(held, surge_gpus=0), waits), (), replace(one, max_surge_gpus=1)).admitted == {waits.owner}

@@ -46,7 +46,9 @@ class Controller:
         old, new = self._split(deployment)
         wanted, (surge, unavailable) = deployment["spec"]["replicas"], _bounds(deployment)
         active = [one for one in [*old, *([new] if new else [])] if one.replicas > 0]
-        if deployment["spec"].get("paused") or any(one.desired != wanted for one in active):
+        if deployment["spec"]["strategy"].get("type") == "Recreate":
+            new = self._recreate(deployment, old, new, wanted)
+        elif deployment["spec"].get("paused") or any(one.desired != wanted for one in active):
             self._scale(deployment, old, new, wanted, surge)
         else:
             new = self._roll(deployment, old, new, wanted, surge, unavailable)
@@ -111,6 +113,19 @@ class Controller:
             self.rolled(deployment, [*old, new], before)
         return new
 
+    def _recreate(self, deployment: Body, old: list[ReplicaSet], new: ReplicaSet | None, wanted: int) -> ReplicaSet | None:
+        """pkg/controller/deployment/recreate.go: all old pods have gone before the first new one is made."""
+        for one in old:
+            self._resize(one, 0, wanted, 0)
+        if any(pod["sim"].set in old for pod in self.api.of("Pod")):
+            return new
+        if new is None:
+            self._made += 1
+            new = ReplicaSet(deployment["metadata"]["name"], copy.deepcopy(deployment["spec"]["template"]), self._made)
+            self.sets.append(new)
+        self._resize(new, wanted, wanted, 0)
+        return new
+
     def _shrink(self, old: list[ReplicaSet], new: ReplicaSet, wanted: int, surge: int, unavailable: int) -> None:
         everything, least = [*old, new], wanted - unavailable
         room = sum(one.replicas for one in everything) - least - (new.replicas - new.available)
@@ -165,10 +180,18 @@ class Controller:
             "readyReplicas": sum(one.ready for one in sets),
             "availableReplicas": sum(one.available for one in sets),
         }
-        status["conditions"] = [self._progress(deployment, before, status)]
+        status["conditions"] = [
+            self._progress(deployment, before, status),
+            self._availability(before, status, deployment["spec"]["replicas"]),
+        ]
         if status != before:
             deployment["status"] = status
             self.api.put(deployment)
+
+    def _availability(self, before: Body, now: Body, wanted: int) -> Body:
+        truth = "True" if now["availableReplicas"] >= wanted else "False"
+        held: Body = next((one for one in before.get("conditions") or [] if one["type"] == "Available"), {})
+        return held if held.get("status") == truth else {"type": "Available", "status": truth, "lastTransitionTime": self.api.time()}
 
     def _progress(self, deployment: Body, before: Body, now: Body) -> Body:
         held: Body = next(iter(before.get("conditions") or []), {})
@@ -197,6 +220,8 @@ class Controller:
 
 
 def _bounds(deployment: Body) -> tuple[int, int]:
+    if "rollingUpdate" not in deployment["spec"]["strategy"]:
+        return 0, deployment["spec"]["replicas"]
     update = deployment["spec"]["strategy"]["rollingUpdate"]
     return update["maxSurge"], min(update["maxUnavailable"], deployment["spec"]["replicas"])
 

@@ -139,6 +139,9 @@ class Fleet:
         end = self.api.now + seconds
         while self.api.now < end and not until():
             for name in sorted(name for name, at in self._busy.items() if at >= self.api.now):
+                if ("Deployment", name) not in self.api.objects:
+                    self._end_pods(name)
+                    continue
                 self.controller.sync_sets(name)
                 self.controller.sync(name)
                 self.controller.sync_sets(name)
@@ -150,6 +153,14 @@ class Fleet:
                 self.restart()
             check()
             self.api.now += self.tick
+
+    def _end_pods(self, deployment: str) -> None:
+        """The Deployment is gone: the garbage collector ends its pods. Its ReplicaSets stay listed, because `pods` counts them."""
+        for one in self.controller.sets:
+            if one.deployment == deployment:
+                one.replicas = 0
+                for pod in self.controller.pods_of(one):
+                    self.nodes.end_pod(pod)
 
     def _watch(self, event: str, body: Body) -> None:
         """A controller looks at a Deployment while something changes, and until its pods have been ready for minReadySeconds."""

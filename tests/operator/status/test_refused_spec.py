@@ -8,12 +8,16 @@ from tests.operator.reconcile.test_reconciler import OWNER, Recording, dependenc
 from tests.operator.support.manifests import SETTINGS, container, deployment, manifest, pod, service
 
 from fairlead_operator.api import ServiceStatus
+from fairlead_operator.api.revisions import ImageUpdateStatus
+from fairlead_operator.api.status import Condition
 from fairlead_operator.causes import Cause
 from fairlead_operator.desired import desired
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.workqueue import WorkQueue
 from fairlead_operator.observed import Observed, ObservedIndex, ObservedTraffic, ProbeResult
 from fairlead_operator.reconcile.reconciler import Dependencies, Reconciler
+from fairlead_operator.rollout.waves import Member, plan_wave
+from fairlead_operator.settings import WaveLimits
 from fairlead_operator.status import refused_spec
 from fairlead_operator.status.conditions import find
 
@@ -51,6 +55,7 @@ def test_a_serving_service_stays_available_during_an_invalid_edit() -> None:
         "Routable": ("True", "RouterReady"),
         "PodTemplateValid": ("True", "Accepted"),
         "Degraded": ("True", "InvalidSpec"),
+        "UpToDate": ("True", "Current"),
     }
     assert after.observed_generation == 2
     ready = find(after.conditions, "Ready")
@@ -171,3 +176,48 @@ async def test_the_reconciler_keeps_polling_and_reports_the_fault_once() -> None
         assert cluster.asked == 0, "no child was looked at, made or taken away"
     finally:
         loop._stop_polling()
+
+
+def updating(phase: str, reason: str) -> ServiceStatus:
+    """A service that takes part in the rollout of new images when its spec is edited."""
+    before = served()
+    conditions = [one for one in before.conditions if one.type != "UpToDate"]
+    since = NOW.strftime("%Y-%m-%dT%H:%M:%SZ")
+    conditions.append(Condition(type="UpToDate", status="False", reason=reason, last_transition_time=since, message="before"))
+    update = ImageUpdateStatus.model_validate({"phase": phase, "worker_image": "worker:2", "router_image": "control:2", "surge_gpus": 1})
+    return before.model_copy(update={"image_update": update, "conditions": conditions})
+
+
+def test_a_waiting_service_with_a_refused_spec_is_not_admitted_and_says_why() -> None:
+    after = edited(Observed(SERVING), before=updating("Waiting", "WaitingForWave"))
+    member, told = Member.of(OWNER, after), find(after.conditions, "UpToDate")
+    assert Member.of(OWNER, updating("Waiting", "WaitingForWave")).admissible and not member.admissible
+    assert plan_wave([member], (), WaveLimits()).admitted == frozenset()
+    assert told is not None and (told.status, told.reason, told.message) == ("False", "Waiting", PROBLEM.message)
+
+
+def test_an_update_that_a_refused_spec_holds_up_frees_its_place_until_the_spec_is_corrected() -> None:
+    before = updating("RollingOut", "RollingOut")
+    after = edited(Observed(SERVING), before=before)
+    update, told = after.image_update, find(after.conditions, "UpToDate")
+    assert update is not None and (update.phase, update.held, update.surge_gpus) == ("RollingOut", True, 0)
+    assert told is not None and (told.reason, told.message) == ("RollingOut", PROBLEM.message)
+    waits = Member(("default", "other"), "Waiting", admissible=True)
+    limits = WaveLimits(max_services=1)
+    assert plan_wave([Member.of(OWNER, before), waits], (), limits).admitted == frozenset()
+    assert plan_wave([Member.of(OWNER, after), waits], (), limits).admitted == {waits.owner}
+    corrected = service(replicas=2, generation=3, rollout={"engineVersion": "Auto"}, status=after.model_dump(by_alias=True, mode="json"))
+    resumed = desired(corrected, Observed(SERVING), SETTINGS, NOW + timedelta(seconds=90)).status.image_update
+    assert resumed is not None and (resumed.phase, resumed.held, resumed.surge_gpus, resumed.message) == ("RollingOut", False, 1, "")
+
+
+def test_a_surge_worker_of_a_held_update_keeps_its_gpu_and_other_phases_stay() -> None:
+    surging = deployment("worker", 2)
+    surging["status"]["replicas"] = 3
+    held = edited(Observed(SERVING | {"worker": surging}), before=updating("RollingOut", "RollingOut")).image_update
+    assert held is not None and held.surge_gpus == 1
+    for phase in ("Current", "Failed", "Held"):
+        before = updating(phase, phase)
+        after = edited(Observed(SERVING), before=before)
+        told = find(after.conditions, "UpToDate")
+        assert after.image_update == before.image_update and told is not None and (told.reason, told.message) == (phase, "before")
