@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fairlead.chat.client import ChatClient, ChatFailed
+from fairlead.chat.command import _printable
 from fairlead.chat.conversation import Conversation
 
 
@@ -85,3 +86,7 @@ def test_a_refused_key_names_the_flag(server: Server) -> None:
     server.status = 401
     with pytest.raises(ChatFailed, match=r"refuses the key .401.: give --api-key-file"):
         _client(server).only_model()
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    assert _printable("a\x1b]0;title\x07\x00é\n\tb") == "a]0;titleé\n\tb"

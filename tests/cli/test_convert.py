@@ -152,6 +152,14 @@ def test_what_cannot_be_converted_is_named(spec: dict[str, Any], words: str) -> 
         convert_spec(spec)
 
 
+def test_empty_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a pipe whose first command failed."""
+    (tmp_path / "nothing.yaml").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", "-f", str(tmp_path / "nothing.yaml")])
+    assert ended.value.code == 2 and "contains no InferenceService" in capsys.readouterr().err
+
+
 def test_a_list_from_kubectl_is_written_without_what_the_server_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = manifest({"scaling": {"min": 1, "max": 3}})
     applied = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import unicodedata
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,7 +46,7 @@ def run(options: ChatOptions) -> int:
     with contextlib.closing(client):
         try:
             model = options.model or client.only_model()
-            conversation = Conversation(client, model, options.system, lambda text: print(text, end="", flush=True))
+            conversation = Conversation(client, model, options.system, lambda text: print(_printable(text), end="", flush=True))
             if not sys.stdin.isatty():
                 return answer_pipe(conversation)
         except ChatFailed as error:
@@ -67,3 +68,8 @@ def answer_pipe(conversation: Conversation) -> int:
     is_whole = conversation.ask(question)
     print()
     return 0 if is_whole else 130
+
+
+def _printable(text: str) -> str:
+    """Return the text without control characters, which could change the terminal's state or title."""
+    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc")

@@ -55,6 +55,8 @@ def convert(options: ConvertOptions) -> int:
             converted.append(convert_manifest(body) if body.get("kind") == KIND and body.get("apiVersion") == API_VERSION else body)
         except (NotConvertible, InvalidManifest) as error:
             raise UserError(f"{where}: {KIND} {(body.get('metadata') or {}).get('name')}: {error}") from None
+    if not any(body.get("kind") == KIND for body in converted):
+        raise UserError(f"{where}: contains no {KIND}; if it is the output of another command, see that command's error")
     yaml.safe_dump_all(converted, sys.stdout, sort_keys=False, width=120)
     return 0
 

@@ -217,8 +217,8 @@ def check_ports_free(first: int, count: int, host: str = LOOPBACK) -> None:
                 probe.bind((host, port))
             except OSError as error:
                 user = next((run for run in running() if any(url.endswith(f":{port}") for url in run.urls.values())), None)
-                why = f"`fairlead up -f {user.manifest}` (process {user.pid}) uses it: stop that" if user else f"{error.strerror}"
-                raise UserError(f"--port {first}: port {port} cannot be used: {why}, or choose another, as --port {port + count}") from None
+                why = f"`fairlead up -f {user.manifest}` (process {user.pid}) uses it" if user else str(error.strerror)
+                raise UserError(f"--port {first}: port {port} cannot be used: {why}. Choose another, as --port {port + count}") from None
 
 
 async def run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
