@@ -44,6 +44,9 @@ class Trust:
 
     def __call__(self, address: str, incarnation: str) -> bool:
         if self._is_trusted(address, incarnation):
+            if self._seen:  # else a crash soon after the start would count as ignored since that start
+                for reason in self._counters:
+                    self._seen.pop((address, reason), None)
             return True
         worker = self._table.get(address)
         if worker is None:

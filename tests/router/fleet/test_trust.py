@@ -342,6 +342,22 @@ async def test_a_record_of_a_worker_before_its_first_poll_is_not_reported() -> N
     assert trust("10.0.0.1:1", "aa") and not trust("10.0.0.1:1", "ab")
 
 
+async def test_a_crash_soon_after_the_start_is_not_counted_from_the_start_on() -> None:
+    """Otherwise `status` would warn of a forged record seconds after a worker has ended."""
+    table, now = WorkerTable(), [0.0]
+    trust = Trust(table, Metrics(table).ignored_records, lambda: None, lambda: now[0])
+    assert not trust("10.0.0.1:1", "aa"), "the index is faster than discovery"
+    table.set_addresses(["10.0.0.1:1"])
+    next(iter(table)).incarnation = "aa"
+    now[0] = 10.0
+    assert trust("10.0.0.1:1", "aa")
+    table.set_addresses([])
+    now[0] = 40.0
+    assert not trust("10.0.0.1:1", "aa")
+    now[0] = 41.0
+    assert [one["seconds"] for one in trust.recent()] == [1.0]
+
+
 async def test_query_and_redirect_never_name_an_undiscovered_address(fleet: Fleet, redis: RedisServer) -> None:
     worker = await fleet.worker(redis=(redis.url, A))
     await eventually(lambda: worker.joined, "it joined the index")
