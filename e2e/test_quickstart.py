@@ -33,11 +33,10 @@ def test_the_openai_client_streams_a_chat_and_the_same_prefix_returns_to_its_pod
     service.wait_ready()
     service.scale(3)
     service.wait_ready(replicas=3)
-    # Computing these again costs more than the differences between the pods' measured speeds. By chance, one run of 243 would pass.
+    # Computing these again costs more than the differences between the pods' measured speeds. Only the index can predict cached tokens.
     prompts = [f"Conversation {number}. {PROMPT * 5}" for number in range(5)]
     asked = [service.system.client("chat.py", service.url, service.name, prompt, "16") for prompt in prompts]
     firsts = [read_result(client) for client in asked]
-    assert len({first["pod"] for first in firsts}) > 1, "requests at the same time are spread over pods"
     for prompt, first in zip(prompts, firsts, strict=True):
         assert first["finish"] == "length" and first["completion_tokens"] == 16 and first["text"]
         again = service.chat(prompt)
