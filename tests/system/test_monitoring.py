@@ -210,13 +210,13 @@ def test_every_rule_is_evaluated_over_series_that_exist(monitored: PrometheusSer
     for rule in (*rules("alert"), *rules("record")):
         for selector in selectors(rule["expr"]):
             where = f"{rule.get('alert') or rule['record']}: {selector.text}"
-            until(lambda text=selector.text: monitored.series(text), f"a series of {where}", 60)
+            until(lambda text=selector.text: monitored.series(text), f"a series of {where}", 240)
             assert any(selector.labels <= labels.keys() for labels in monitored.series(selector.text)), f"{where} lacks {selector.labels}"
 
 
 def test_recording_rules_have_values(monitored: PrometheusServer) -> None:
     for name in {rule["record"] for rule in rules("record")}:
-        until(lambda name=name: monitored.values(name), f"a value of {name}", 60)
+        until(lambda name=name: monitored.values(name), f"a value of {name}", 240)
     assert set(monitored.label_values("slo", "service:fairlead_slo_requests:rate5m")) == {"availability", "ttft", "itl"}
 
 

@@ -44,6 +44,9 @@ class Transport:
 
     abort = write_eof = close
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def pause_reading(self) -> None:
         self.paused = True
 

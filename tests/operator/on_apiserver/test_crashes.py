@@ -65,7 +65,12 @@ class Case:
         kubeconfig["clusters"][0]["cluster"] = {"server": self.proxy.url}
         path = self.folder / "kubeconfig"
         path.write_text(json.dumps(kubeconfig))
-        scope = [f"--namespaces={self.cluster.namespace}", f"--lease-namespace={self.cluster.namespace}", "--health-port=0"]
+        scope = [
+            f"--namespaces={self.cluster.namespace}",
+            f"--lease-namespace={self.cluster.namespace}",
+            "--health-port=0",
+            "--hub-endpoint=",
+        ]
         self.running = ForkedOperator([*FLAGS, *scope, f"--kubeconfig={path}"], self.folder / f"log.{self.starts}", environment())
         self.proxy.pid = lambda: self.running.pid if self.running is not None else 0
 

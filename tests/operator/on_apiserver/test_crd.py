@@ -29,6 +29,7 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
         "paused": False,
         "drainTimeoutSeconds": 120,
         "progressDeadlineSeconds": 3600,
+        "engineVersion": "Pinned",
     }
     assert spec["podDisruptionBudget"] == {"maxUnavailable": 1}
     assert spec["resources"] == {} and "scaling" not in spec and "podTemplate" not in spec

@@ -240,7 +240,9 @@ def test_our_own_scaling_follows_the_routers_reports(cluster: Cluster, router: S
     said = eventually(lambda: events(cluster, "Scaled"))
     assert len(said) == 1 and said[0].startswith("expected TTFT 8.4s over target 2s") and said[0].endswith(": 1 -> 4")
     assert cluster.get("inferenceservices", "qwen")["spec"]["replicas"] == 1, "nothing is stored on the service"
-    eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["scaling"] == {"desiredReplicas": 4, "message": said[0]})
+    eventually(
+        lambda: cluster.get("inferenceservices", "qwen")["status"]["scaling"] == {"desiredReplicas": 4, "message": said[0], "schedule": ""}
+    )
     cluster.play_controllers()
     router.demand = None
     silent = router.demands

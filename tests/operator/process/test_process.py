@@ -116,7 +116,7 @@ def test_every_line_of_a_json_log_is_an_object_also_those_of_kopf(tmp_path: Path
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    command = [*COMMAND, *FLAGS, "--namespace=ml", f"--kubeconfig={tmp_path / 'kubeconfig'}", "--health-port=0", "--log-format=json"]
+    command = [*COMMAND, *FLAGS, "--namespaces=ml", f"--kubeconfig={tmp_path / 'kubeconfig'}", "--health-port=0", "--log-format=json"]
     with (tmp_path / "log").open("wb") as out:
         running = subprocess.Popen(command, stdout=out, stderr=out, env=environment())
     try:

@@ -109,10 +109,12 @@ def test_overlapping_schedules_ask_for_the_largest() -> None:
 def test_a_schedule_raises_the_spec_s_number_and_the_operator_wakes_at_its_end() -> None:
     inside = scheduled("2026-03-02T10:00:00")
     assert workers(inside) == 5 and inside.status.desired_replicas == 5
-    assert inside.wake_at == at("2026-03-02T17:00:00").timestamp()
+    end = at("2026-03-02T17:00:00").timestamp()
+    assert inside.minimum.ends_at == end and inside.wake_at is not None and inside.wake_at <= end
     assert inside.status.scaling.schedule == "office" and "at least 5 workers" in inside.status.scaling.message
     outside = scheduled("2026-03-02T18:00:00", live=5)
-    assert workers(outside) == 1 and outside.status.scaling.schedule == "" and outside.wake_at == at("2026-03-03T07:00:00").timestamp()
+    assert workers(outside) == 1 and outside.status.scaling.schedule == ""
+    assert outside.minimum.ends_at == at("2026-03-03T07:00:00").timestamp() and outside.wake_at <= outside.minimum.ends_at
     assert workers(scheduled("2026-03-02T10:00:00", replicas=7)) == 7, "a minimum, not a number"
 
 

@@ -93,7 +93,7 @@ def test_every_address_is_listened_on() -> None:
         (("--port", "70000"), "--port '70000'"),
         (("--port",), "--port: expected one argument"),
         (("--block-tokens", "50"), "--block-tokens 50 is not a multiple of --page-size 16; try --block-tokens 64"),
-        (("--model", "gs://bucket"), "--model 'gs://bucket': is no folder here and no model URI"),
+        (("--model", "ftp://bucket"), "--model 'ftp://bucket': is no folder here and no model URI"),
         (("--scheduling-policy", "best"), "--scheduling-policy 'best'"),
         (("--tool-call-parser", "qwen"), "--tool-call-parser 'qwen': is none of auto, none, harmony, hermes"),
         (("--reasoning-parser", "qwen"), "--reasoning-parser 'qwen': is none of auto, none, harmony, think"),

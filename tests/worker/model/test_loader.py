@@ -154,7 +154,7 @@ def test_a_spoilt_folder_is_refused_by_name(folder: Path, spoil: Callable[[Path]
         ("/no/such/folder", "there is no /no/such/folder; is the volume mounted?"),
         ("relative/path", "not an absolute path"),
         ("file://host/path", "file URIs name no host"),
-        ("gs://bucket/key", "unknown scheme 'gs'"),
+        ("ftp://bucket/key", "unknown scheme 'ftp'"),
         ("hf://", "not a hub repository"),
         ("hf://a/b/c", "not a hub repository"),
         ("/etc/passwd", "is not a folder"),
