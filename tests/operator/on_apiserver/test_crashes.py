@@ -93,7 +93,9 @@ class Case:
         status = service.get("status") or {}
         if status.get("observedGeneration") != service["metadata"]["generation"]:
             return ""
-        found: dict[str, Any] = {"status": {**status, "conditions": [_timeless(one) for one in status["conditions"]]}}
+        # `reducedSince` is a time, which a kill moves.
+        timeless = {key: value for key, value in status.items() if key != "reducedSince"}
+        found: dict[str, Any] = {"status": {**timeless, "conditions": [_timeless(one) for one in status["conditions"]]}}
         for plural in PLURALS:
             for body in self.cluster.server.get(self.cluster.path(plural))["items"]:
                 found[f"{plural}/{body['metadata']['name']}"] = _comparable(body)
