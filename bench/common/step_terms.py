@@ -1,6 +1,6 @@
 """The terms of one worker's time, measured from outside: steps, the time between and outside of them, and the API process's CPU time.
 
-The worker's own histogram of step times separates the engine from everything around it, so no term is what is left of a TTFT.
+The worker's own histogram of step times separates the engine from everything around it, so every term is measured, and none is a remainder.
 """
 
 import asyncio

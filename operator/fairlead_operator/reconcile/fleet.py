@@ -70,7 +70,7 @@ class FleetRollout:
             self._changed.set()
 
     def forget(self, owner: Owner) -> None:
-        """Drop a service that was deleted: its place is free, and its failure stops nobody any more."""
+        """Drop a service that was deleted: its place is free, and its failure no longer stops the rollout."""
         self._granted.discard(owner)
         if self._members.pop(owner, None) is not None:
             self._changed.set()
