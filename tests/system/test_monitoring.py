@@ -9,7 +9,9 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import httpx
@@ -47,9 +49,12 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusSe
         targets = [*running.targets, *stack.enter_context(operator(folder))]
         server = stack.enter_context(prometheus(folder, scrape_configs(targets), rule_groups()))
         until(lambda: server.values("count(up == 1)") == [len(targets)], "all targets are scraped", 120)
-        send_requests(running.url)  # a rate is the growth between two scrapes
-        asyncio.run(ask_picker(running.picker_port))
+        stop = Event()
+        traffic = stack.enter_context(ThreadPoolExecutor(1)).submit(send_until, stop, running)
+        stack.callback(stop.set)
         yield server
+        stop.set()
+        traffic.result()
 
 
 class RunningService(NamedTuple):
@@ -118,6 +123,13 @@ def send_requests(url: str) -> None:
             answer = client.post("/chat/completions", json=body | {"messages": [{"role": "user", "content": text}]})
             assert answer.status_code == 200, answer.text
         assert client.post("/completions", json={"model": "other", "prompt": "x"}).status_code == 404
+
+
+def send_until(stop: Event, running: RunningService) -> None:
+    """Send requests again and again: a rate is the growth between two scrapes, and a starved target may miss some."""
+    while not stop.wait(5):
+        send_requests(running.url)
+        asyncio.run(ask_picker(running.picker_port))
 
 
 @contextlib.contextmanager

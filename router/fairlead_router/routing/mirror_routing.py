@@ -87,10 +87,11 @@ class MirrorRouting:
         kept = starts if self._keep_candidates else ()
         if self.is_current:
             self._sent.clear()
-            return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost), kept)
+            return Choice(worker, best.cached, reservation=self.fleet.reserve(best.address, best.cost), candidates=kept)
         cached = min(best.cached, self.predict(request).get(best.address, 0))  # what is only expected at a home may not be there
         self._sent.add(worker, self._block_tokens(worker), request.hashes)
-        return Choice(worker, cached, self.fleet.reserve(best.address, request.prompt_tokens - cached), kept)
+        reservation = self.fleet.reserve(best.address, request.prompt_tokens - cached)
+        return Choice(worker, cached, is_outdated=True, reservation=reservation, candidates=kept)
 
     def rank(self, request: RoutingRequest, tried: Tried, wanted: int) -> list[StartEstimate]:
         """Return the `wanted` best workers, best first; none without a snapshot."""

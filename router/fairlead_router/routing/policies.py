@@ -38,6 +38,8 @@ class Choice(msgspec.Struct, frozen=True):
     worker: Worker
     predicted: int | None = None
     """Cached tokens that the index predicts; None if the index was not used."""
+    is_outdated: bool = False
+    """Whether the prediction was made without Redis: an error is no fault of the index."""
     reservation: bytes | None = None
     """Reservation that `release` ends; empty or None: nothing was reserved."""
     candidates: Sequence[StartEstimate] = ()

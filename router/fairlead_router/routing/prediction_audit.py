@@ -38,7 +38,7 @@ class PredictionAudit:
 
     def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         """Compare an answer with its prediction. `cached`: prompt tokens that the worker found in its cache."""
-        if choice.predicted is None or not len(request.hashes):
+        if choice.predicted is None or choice.is_outdated or not len(request.hashes):
             return
         if choice.worker.format_tag != request.format_tag and choice.worker.format_tag and request.format_tag:
             return  # another model or block size (a canary, a rollout): the prediction does not apply

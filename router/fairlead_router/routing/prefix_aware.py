@@ -130,7 +130,7 @@ class PrefixAware:
             assert self._unindexed is not None  # there is a reader
             others = self._unindexed.find_sooner(request, route, excluded)
             if not others:
-                return Choice(worker, best.cached_tokens, route.reservation)
+                return Choice(worker, best.cached_tokens, reservation=route.reservation)
             chosen = Choice(choose_soonest(request, others, self._home_function(others)))
         self._spawn(self._release_reservation(reader, route.reservation))
         return chosen

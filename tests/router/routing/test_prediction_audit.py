@@ -63,6 +63,13 @@ async def test_an_error_below_one_block_is_ignored_and_causes_no_resync() -> Non
     assert harness.worker.prediction_error.to_dict() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not harness.recalled
 
 
+async def test_a_prediction_without_redis_is_no_error_of_the_index() -> None:
+    harness = AuditHarness()
+    for _ in range(2 * MIN_ANSWERS):
+        harness.audit.record_answer(REQUEST, Choice(harness.worker, 640, is_outdated=True), 0)
+    assert not harness.audit._tasks and not harness.worker.prediction_error.answers
+
+
 async def test_another_adapter_under_the_same_name_is_no_error_of_the_index() -> None:
     """While a rollout replaces an adapter, prompts are hashed with the digest that most workers have."""
     harness = AuditHarness()

@@ -206,6 +206,18 @@ def test_other_bytes_are_refused(proxy: Proxy, tmp_path: Path) -> None:
     assert contents(resolve(f"oci://{proxy.address}/both:1", cache=ModelCache(tmp_path))) == FILES
 
 
+def test_other_bytes_of_an_earlier_download_are_replaced(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.flip, proxy.cut = True, [500_000, *[0] * 20]
+    with pytest.raises(ModelLoadError, match="ended after 500000 of"):
+        resolve(f"oci://{proxy.address}/car:1", cache=ModelCache(tmp_path))
+    proxy.flip, proxy.cut, proxy.ranges = False, [], []
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        resolve(f"oci://{proxy.address}/car:1", cache=ModelCache(tmp_path))
+    assert proxy.ranges == ["bytes=500000-", ""]
+    [weights] = tmp_path.rglob("model.safetensors")
+    assert weights.read_bytes() == WEIGHTS
+
+
 def test_another_manifest_than_the_digest_names_is_refused(registry: str, tmp_path: Path) -> None:
     digest = f"sha256:{hashlib.sha256(b'other').hexdigest()}"
     with pytest.raises(ModelLoadError, match=r"no car:sha256:\w+ \(404\)"):

@@ -84,10 +84,23 @@ class Registry:
     def download(self, layer: Layer, path: Path, received: Callable[[int], None]) -> None:
         """Download a blob to `path`, continuing what is there, and verify it. `received` gets the bytes of each piece.
 
-        Raises ModelLoadError and Unreachable. What was received stays at `path`, except bytes with a wrong digest.
+        Raises ModelLoadError and Unreachable. What was received stays at `path`, except bytes with a wrong digest. If some of those are
+        from an earlier download, the blob is downloaded once more, as a whole.
         """
         if path.exists() and path.stat().st_size > layer.size:
             path.unlink()
+        kept = path.stat().st_size if path.exists() else 0
+        found = self._download(layer, path, received)
+        if found != layer.digest and kept:
+            path.unlink()
+            received(-layer.size)
+            found = self._download(layer, path, received)
+        if found != layer.digest:
+            path.unlink()
+            raise ModelLoadError(self._uri, f"layer {layer.digest} has other content ({found}): the registry or a proxy changed it")
+
+    def _download(self, layer: Layer, path: Path, received: Callable[[int], None]) -> str:
+        """Download what `path` lacks of a blob. Return the digest of the whole."""
         digest, failures = hashlib.sha256(), 0
         with path.open("a+b") as file:
             file.seek(0)
@@ -107,11 +120,7 @@ class Registry:
                     time.sleep(BACKOFF_SECONDS * 2 ** (failures - 1))
             file.flush()
             os.fsync(file.fileno())
-        if f"sha256:{digest.hexdigest()}" != layer.digest:
-            path.unlink()
-            raise ModelLoadError(
-                self._uri, f"layer {layer.digest} has other content (sha256:{digest.hexdigest()}): the registry or a proxy changed it"
-            )
+        return f"sha256:{digest.hexdigest()}"
 
     def _append(self, layer: Layer, file: Any, digest: Hash, received: Callable[[int], None]) -> None:
         start = file.tell()
