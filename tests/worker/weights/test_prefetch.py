@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.worker.api.process import WorkerProcess
+from tests.worker.api.process import WorkerProcess, until
 from tests.worker.weights.hub import Hub
 
 from fairlead.random_model.build import make_model
@@ -46,8 +46,8 @@ def start_worker(hub: Hub, cache: Path, folder: Path) -> tuple[float, float]:
     worker = WorkerProcess(Path("/none"), folder, "--model", "hf://tiny/model", **environment(hub, cache))
     try:
         worker.wait_ready()
-        found = re.search(r"start-up: (\S+) s from its start: .*download (\S+),", worker.log.read_text())
-        assert found, worker.log.read_text()
+        logged = r"start-up: (\S+) s from its start: .*download (\S+),"
+        found = until(lambda: re.search(logged, worker.log.read_text()), "the phases are logged")
         return float(found[1]), float(found[2])
     finally:
         worker.stop()
