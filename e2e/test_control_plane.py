@@ -65,8 +65,12 @@ def change_routers(service: Service, replicas: int) -> None:
     Removing one would end it before a controller manager that has just started tells kube-proxy.
     """
     service.system.apply(service.manifest(replicas=2, routing={"replicas": replicas}))
-    selector = f"app.kubernetes.io/instance={service.name},app.kubernetes.io/component=router"
-    eventually(lambda: len(service.system.get("pods", "-l", selector)["items"]) == replicas, 180, f"{replicas} routers")
+
+    def ready() -> int:
+        routers = [pod["status"] for pod in service.pods("router")]
+        return sum(each["status"] == "True" for status in routers for each in status.get("conditions", []) if each["type"] == "Ready")
+
+    eventually(lambda: ready() == replicas, 180, f"{replicas} ready routers")
     service.wait_ready(replicas=2)
 
 
