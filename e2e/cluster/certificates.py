@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
-import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-_DAYS = "30"
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID = timedelta(days=30)
+BACKDATED = timedelta(hours=1)
+"""Valid already for clocks that are behind, as other authorities make them."""
 # File name → subject. Kubernetes reads the user from CN and the groups from O.
 CLIENTS = {
     "admin": "/O=system:masters/CN=fairlead-e2e",
@@ -22,13 +31,17 @@ CLIENTS = {
 def write_all(folder: Path, server_names: list[str], server: str) -> None:
     """Write ca, apiserver, service-accounts and a NAME.kubeconfig for each of CLIENTS into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    _openssl(folder, "req", "-x509", *_key("ca"), "-subj", "/CN=fairlead-e2e-ca", "-days", _DAYS, "-out", "ca.crt")
-    (folder / "apiserver.ext").write_text(f"subjectAltName={','.join(server_names)}\nextendedKeyUsage=serverAuth\n")
-    _sign(folder, "apiserver", "/CN=kube-apiserver")
-    _openssl(folder, "genrsa", "-out", "service-accounts.key", "2048")
-    _openssl(folder, "rsa", "-in", "service-accounts.key", "-pubout", "-out", "service-accounts.pub")
-    for name, subject in CLIENTS.items():
-        _write_client(folder, name, subject, server)
+    authority = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fairlead-e2e-ca")])
+    made = _builder(name, name, authority, authority).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    _write_pair(folder, "ca", authority, made.sign(authority, hashes.SHA256()))
+    _sign(folder, "apiserver", "/CN=kube-apiserver", ExtendedKeyUsageOID.SERVER_AUTH, server_names)
+    accounts = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    _write_key(folder / "service-accounts.key", accounts)
+    public = accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / "service-accounts.pub").write_bytes(public)
+    for client, subject in CLIENTS.items():
+        _write_client(folder, client, subject, server)
 
 
 def write_client(folder: Path, authority: Path, name: str, subject: str, server: str) -> None:
@@ -40,19 +53,49 @@ def write_client(folder: Path, authority: Path, name: str, subject: str, server:
 
 
 def _write_client(folder: Path, name: str, subject: str, server: str) -> None:
-    (folder / f"{name}.ext").write_text("extendedKeyUsage=clientAuth\n")
-    _sign(folder, name, subject)
+    _sign(folder, name, subject, ExtendedKeyUsageOID.CLIENT_AUTH)
     (folder / f"{name}.kubeconfig").write_text(_kubeconfig(folder, name, server))
 
 
-def _sign(folder: Path, name: str, subject: str) -> None:
-    _openssl(folder, "req", *_key(name), "-subj", subject, "-out", f"{name}.csr")
-    signing = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", _DAYS, "-extfile", f"{name}.ext"]
-    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.crt")
+def _sign(folder: Path, name: str, subject: str, usage: x509.ObjectIdentifier, names: Sequence[str] = ()) -> None:
+    """Write NAME.crt and NAME.key, signed by the authority in the folder. `names`: `DNS:…` and `IP:…`."""
+    authority = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(authority, ec.EllipticCurvePrivateKey)
+    issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes()).subject
+    kinds = {"O": NameOID.ORGANIZATION_NAME, "CN": NameOID.COMMON_NAME}
+    parts = (part.split("=", 1) for part in subject.strip("/").split("/"))
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = _builder(x509.Name([x509.NameAttribute(kinds[kind], value) for kind, value in parts]), issuer, key, authority)
+    made = made.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    if names:
+        made = made.add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
+    _write_pair(folder, name, key, made.sign(authority, hashes.SHA256()))
 
 
-def _key(name: str) -> list[str]:
-    return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, authority: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
+    now, public = datetime.now(UTC), key.public_key()
+    made = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+    made = made.not_valid_before(now - BACKDATED).not_valid_after(now + VALID)
+    made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    return made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    kind, _, value = name.partition(":")
+    return x509.DNSName(value) if kind == "DNS" else x509.IPAddress(ipaddress.ip_address(value))
+
+
+def _write_pair(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    _write_key(folder / f"{name}.key", key)
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> None:
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.touch(mode=0o600)
+    path.write_bytes(pem)
 
 
 def _kubeconfig(folder: Path, name: str, server: str) -> str:
@@ -71,9 +114,3 @@ def _kubeconfig(folder: Path, name: str, server: str) -> str:
         "current-context": "fairlead",
     }
     return json.dumps(config, indent=1)
-
-
-def _openssl(folder: Path, *arguments: str) -> None:
-    result = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise RuntimeError(f"openssl {' '.join(arguments)} failed in {folder}:\n{result.stderr.strip()}")
