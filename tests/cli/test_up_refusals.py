@@ -95,7 +95,7 @@ def test_a_second_run_on_a_port_names_the_first(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        write_record(make_run_directory("a"), RunRecord(os.getpid(), "/a.yaml", {"a": f"http://127.0.0.1:{port}"}))
+        write_record(make_run_directory("a"), RunRecord(os.getpid(), "fairlead up -f /a.yaml", {"a": f"http://127.0.0.1:{port}"}))
         with pytest.raises(UserError, match=rf"`fairlead up -f /a\.yaml` \(process {os.getpid()}\) uses it"):
             check_ports_free(port, 1)
 
@@ -187,8 +187,8 @@ def test_a_model_that_is_not_found_is_named_immediately(
 def test_files_of_old_runs_are_removed_and_those_of_live_runs_are_not(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     killed, alive, fresh = (make_run_directory("qwen") for _ in range(3))
-    write_record(killed, RunRecord(pid=2**22 + 1, manifest="a.yaml", urls={}))
-    write_record(alive, RunRecord(pid=os.getpid(), manifest="a.yaml", urls={}))
+    write_record(killed, RunRecord(pid=2**22 + 1, command="a", urls={}))
+    write_record(alive, RunRecord(pid=os.getpid(), command="a", urls={}))
     for old in (killed, alive):
         os.utime(old, (0, 0))
     remove_old_runs()

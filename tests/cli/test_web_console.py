@@ -161,12 +161,12 @@ def test_a_server_that_does_not_answer_or_is_no_router_is_refused() -> None:
 
 
 def test_one_local_service_is_chosen_or_named() -> None:
-    two = RunRecord(1, "two.yaml", {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2"})
+    two = RunRecord(1, "fairlead up -f two.yaml", {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2"})
     assert find_local([two], "b") == "http://127.0.0.1:2"
     with pytest.raises(UserError, match="give the SERVICE, one of a, b"):
         find_local([two], "")
     with pytest.raises(UserError, match="--replicas 2"):
-        find_local([RunRecord(1, "fairlead serve", {})], "")
+        find_local([RunRecord(1, "fairlead serve ./m", {"serve": "http://127.0.0.1:1"}, has_router=False)], "")
     with pytest.raises(NothingRuns):
         find_local([], "")
 

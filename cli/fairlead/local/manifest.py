@@ -1,6 +1,7 @@
 """A manifest file, read with the operator's own models, validation and `desired()`."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,12 +24,14 @@ from fairlead_operator.settings import Settings
 
 @dataclass(frozen=True)
 class Manifest:
-    """The services of one file: at least one."""
+    """The services of one file, or of one `fairlead serve`: at least one."""
 
-    path: Path
+    command: str
+    """What the user ran, to be quoted in messages."""
     services: tuple[InferenceService, ...]
     skipped: tuple[str, ...] = ()
     """Kinds of the other objects in the file. They need a cluster."""
+    path: Path | None = None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -49,7 +52,7 @@ def read_manifest(path: Path) -> Manifest:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UserError(f"-f {path}: {', '.join(repeated)} is defined more than once; in local mode each service needs its own name")
-    return Manifest(path, services, skipped)
+    return Manifest(f"fairlead up -f {shlex.quote(str(path.absolute()))}", services, skipped, path)
 
 
 def _is_foreign(document: Any) -> bool:
