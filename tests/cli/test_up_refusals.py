@@ -47,6 +47,29 @@ def test_an_unknown_field_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
     assert "line 8, spec.engine.kvCache.pageTokns" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right", "says"),
+    [
+        (
+            "maxNumSeqs",
+            "maxNumSeq",
+            ": InferenceProfile small and InferenceService a together: document 1, line 5, spec.engine.maxNumSeq: unknown field; did",
+        ),
+        ("maxNumSeqs: 3", "maxNumSeqs: none", "document 1, line 5, spec.engine.maxNumSeqs: "),
+        ("{engine:", "{replicas: 2, engine:", "InferenceProfile small: document 1, line 5, spec.replicas belongs to one service"),
+        ("model: {uri", "model: {ur", "document 2: line 10, spec.model.uri: is required; line 10, spec.model.ur: unknown field"),
+        ("metadata: {name: a}", "metadata: {nam: a}", "document 2: line 9, metadata.name is missing"),
+        ("{engine: {", "{engine: {{", ": not YAML: line "),
+    ],
+)
+def test_an_error_names_the_document_and_the_line_of_a_profile_or_a_service(tmp_path: Path, wrong: str, right: str, says: str) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text((PROFILE % "small").replace(wrong, right))
+    with pytest.raises(UserError) as refused:
+        read_manifest(file)
+    assert str(refused.value).startswith(f"-f {file}") and says in str(refused.value) and "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("text", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5+02:00", "'2026-01-01T00:00:00Z'"])
 def test_a_time_without_quotes_is_a_string_as_for_kubectl(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     file = tmp_path / "service.yaml"
@@ -86,7 +109,7 @@ def test_a_profile_of_the_same_file_applies_and_another_is_refused(tmp_path: Pat
     assert "--max-num-seqs=3" in worker["spec"]["template"]["spec"]["containers"][0]["args"]
     file.write_text(PROFILE % "large")
     with pytest.raises(
-        UserError, match=r"document 2: spec\.profileRef names InferenceProfile large.*\(it has: small\): add it as a document"
+        UserError, match=r"document 2: line 10, spec\.profileRef names InferenceProfile large.*\(it has: small\): add it as a document"
     ):
         read_manifest(file)
 
