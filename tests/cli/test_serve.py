@@ -193,12 +193,12 @@ def test_ctrl_c_ends_streams_and_leaves_nothing(served: Served) -> None:
     assert not list(served.folder.glob("fairlead-*/serve-*")), served.output.read_text()
 
 
-@pytest.mark.parametrize("scheme", ["hf", "s3", "oci"])
-def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "replicas"), [("hf", "1"), ("s3", "1"), ("oci", "1"), ("oci", "2")])
+def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, replicas: str, folder: Path, tmp_path: Path) -> None:
     cache = {"HF_HOME": str(tmp_path / "hf"), "FAIRLEAD_MODEL_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
     with (
         remote_model(scheme, folder / "model") as (uri, variables),
-        serve(folder, tmp_path / "output.txt", uri, variables=cache | variables) as running,
+        serve(folder, tmp_path / "output.txt", uri, "--replicas", replicas, variables=cache | variables) as running,
     ):
         done = subprocess.run(["bash", "-c", running.command("call")], capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0
@@ -283,8 +283,10 @@ def test_the_last_host_of_the_flags_counts() -> None:
 def test_several_replicas_are_a_manifest() -> None:
     [service] = make_manifest("fairlead serve org/name", "hf://org/name", "org/name", 3, ["--max-num-seqs=4"], 10).services
     assert service.spec.replicas == 3 and service.served_model_name == "org/name" and service.spec.engine.args == ["--max-num-seqs=4"]
-    with pytest.raises(UserError, match=r"with --replicas 2: spec.model.uri"):
-        make_manifest("", "file:///my%20models/x", "x", 2, [], 10)
+    [folder] = make_manifest("", "file:///my%20models/x:1", "x", 2, [], 10).services
+    assert folder.spec.model.uri == "file:///my models/x:1"
+    with pytest.raises(UserError, match=r"with --replicas 2: the path /50% has one of"):
+        make_manifest("", "file:///50%25", "x", 2, [], 10)
 
 
 def _read_until(terminal: int, pattern: str) -> None:

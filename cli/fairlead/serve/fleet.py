@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
+from urllib.parse import unquote
 
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster, record_pod
@@ -19,6 +20,8 @@ from fairlead_operator.api import InferenceService, InvalidManifest
 
 SERVICE, POD = "serve", "worker"
 """Names in `fairlead status`."""
+UNUSABLE = frozenset('%#?"')
+"""Characters of a path that its file:// URI would have to encode."""
 CLOSING_SECONDS = 5.0
 """Seconds from the end of a worker's drain, which sends the last event of each stream, to its own end."""
 
@@ -145,10 +148,13 @@ def make_record(command: str, name: str, port: int, *, needs_key: bool) -> RunRe
 
 def make_manifest(command: str, uri: str, name: str, replicas: int, flags: Sequence[str], stop_grace: float) -> Manifest:
     """Return the manifest of `replicas` workers of a model. `name`: the model's name in the API. Raises UserError."""
+    folder = unquote(uri.removeprefix("file://")) if uri.startswith("file://") else ""
+    if set(folder) & UNUSABLE:
+        raise UserError(f"with --replicas {replicas}: the path {folder} has one of {' '.join(sorted(UNUSABLE))}: rename it, or link to it")
     document = {
         "metadata": {"name": SERVICE},
         "spec": {
-            "model": {"uri": uri, "name": name},
+            "model": {"uri": "file:///folder" if folder else uri, "name": name},
             "replicas": replicas,
             "rollout": {"drainTimeoutSeconds": int(stop_grace)},
         },
@@ -158,5 +164,8 @@ def make_manifest(command: str, uri: str, name: str, replicas: int, flags: Seque
     except InvalidManifest as error:
         raise UserError(f"with --replicas {replicas}: {error}") from None
     # Not in the document, which refuses flags such as --served-model-name: `worker_config` has checked these as it does for one worker.
-    spec = service.spec.model_copy(update={"engine": service.spec.engine.model_copy(update={"args": list(flags)})})
+    # It also refuses paths that need quotes in a manifest.
+    engine = service.spec.engine.model_copy(update={"args": list(flags)})
+    model = service.spec.model.model_copy(update={"uri": f"file://{folder}"} if folder else {})
+    spec = service.spec.model_copy(update={"engine": engine, "model": model})
     return Manifest(command, (replace(service, spec=spec),))

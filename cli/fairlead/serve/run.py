@@ -15,6 +15,7 @@ from fairlead.local.rundir import remove_old_runs
 from fairlead.local.up import check_ports_free, run_until_stopped, stop_on_signals
 from fairlead.local.usage import curl_command
 from fairlead.serve import DEFAULT_URL
+from fairlead.serve.download import download
 from fairlead.serve.fleet import LocalFleet, LocalWorker, make_manifest, make_record
 from fairlead.serve.model import find_model, worker_config
 from fairlead.serve.options import ServeOptions
@@ -34,6 +35,15 @@ async def serve(options: ServeOptions, console: Console) -> int:
     check_ports_free(options.port, 1)
     stop = stop_on_signals()
     remove_old_runs()
+    if options.replicas > 1 and uri.startswith("oci://"):
+
+        async def fetch() -> None:
+            nonlocal uri
+            uri = await download(uri, config.model_cache, console)
+
+        if not await run_until_stopped(fetch(), stop):
+            console.print("stopping")
+            return 0
     changed = asyncio.Event()
 
     def on_change() -> None:
