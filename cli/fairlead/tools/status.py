@@ -155,7 +155,7 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
         load = worker.get("load") or {}
         rows.append(
             [
-                escape(worker.get("pod") or "?"),
+                escape(worker.get("pod") or worker.get("address", "?")),
                 state_of(worker),
                 str(load.get("running", 0)),
                 str(load.get("waiting", 0)),
