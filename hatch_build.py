@@ -31,7 +31,7 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         """Compile, and choose the wheel's tag. `version`: `standard` or `editable`."""
         if version == "editable":
             return
-        logging.basicConfig(format="%(message)s")  # the script says why it cannot compile
+        logging.basicConfig(format="%(message)s", level=logging.INFO)  # the script shows its progress, and why it cannot compile
         native = _load(Path(self.root) / SCRIPT)
         if not native.build():
             self.app.display_warning(

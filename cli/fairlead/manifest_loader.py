@@ -16,6 +16,14 @@ def _read_text(loader: _Loader, node: yaml.ScalarNode) -> Any:
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _read_text)
 
 
+def describe_yaml_error(error: Exception) -> str:
+    """Return an error of reading a file as one line, with the line of the file."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(filter(None, (error.context, error.problem)))}"
+    return str(error)
+
+
 def load_documents(text: str) -> list[Any]:
     """Return the documents of a file. Raises yaml.YAMLError."""
     return list(yaml.load_all(text, _Loader))

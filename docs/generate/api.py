@@ -93,8 +93,10 @@ response is one line of text. Prefer to declare adapters in the manifest: [LoRA 
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the site."""
+    """Replace the placeholders in the repository by the generated pages."""
     for path, text in pages().items():
+        if placeholder := files.get_file_from_path(path):  # for readers of the repository
+            files.remove(placeholder)
         files.append(File.generated(config, path, content=text))
     return files
 

@@ -320,7 +320,7 @@ OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:examples|charts|bench|tests|e2e)/[^)]*)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the site."""
+    """Replace the placeholders in the repository by the generated pages."""
     for path, text in (
         ("reference/inferenceservice.md", crd_page()),
         ("reference/worker-flags.md", worker_flags_page()),
@@ -330,6 +330,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/metrics.md", metrics_page()),
         ("reference/chart-values.md", chart_page()),
     ):
+        if placeholder := files.get_file_from_path(path):  # for readers of the repository
+            files.remove(placeholder)
         files.append(File.generated(config, path, content=text))
     return files
 

@@ -34,7 +34,7 @@ class ProfileNotFound(InvalidManifest):
 
 def profile_name(body: Mapping[str, Any]) -> str:
     """Return the name of the profile of a service as the API server returned it; empty: it names none."""
-    return str((((body.get("spec") or {}).get("profileRef")) or {}).get("name") or "")
+    return str(_at(body, ("spec", "profileRef")).get("name") or "")
 
 
 def parse_service(body: Mapping[str, Any], profile: Mapping[str, Any] | None) -> InferenceService:

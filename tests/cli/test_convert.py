@@ -11,6 +11,7 @@ import yaml
 from fairlead.convert.command import convert_manifest
 from fairlead.convert.fields import FIELDS, NotConvertible, convert_spec
 from fairlead.main import main
+from fairlead_operator.api import InvalidManifest
 from fairlead_operator.api.crd import custom_resource_definition
 
 EARLIER = Path(__file__).parents[1] / "operator" / "data" / "crd-7e6be7f.yaml.gz"
@@ -145,11 +146,31 @@ def test_earlier_defaults_and_alternatives(before: dict[str, Any], now: dict[str
     [
         ({"routing": {"maxExpectedTtft": "1s"}, "slo": {"defaultClass": "batch"}}, r"spec\.routing\.maxExpectedTtft and spec\.slo"),
         ({"scaling": {"min": 1, "minReplicas": 2}}, r"spec\.scaling\.min and spec\.scaling\.minReplicas"),
+        ({"scaling": {"idleAfter": "9d"}}, r"spec\.scaling\.idleAfter: '9d' is no duration such as 1h30m"),
+        ({"engine": {"speculative": {"method": "ngram", "n": 1}}}, r"speculative\.n: the earlier section has .*model \(now engine\.spec"),
+        ({"engine": {"speculative": "ngram"}}, r"spec\.engine\.speculative 'ngram': the earlier section has method"),
     ],
 )
 def test_what_cannot_be_converted_is_named(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(NotConvertible, match=words):
         convert_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"scaling": {"idleAfter": 0, "max": 1}},
+            r"spec\.scaling\.idleTimeoutSeconds \(earlier spec\.scaling\.idleAfter\): .* or equal to 1",
+        ),
+        ({"scaling": {"min": 1}}, r"spec\.scaling\.maxReplicas \(earlier spec\.scaling\.max\): is required"),
+        ({"engine": {"speculative": {"method": "eagle"}}}, r"Decoding\.method \(earlier spec\.engine\.speculative\.method\): .*'eagle'"),
+        ({"engine": {"speculative": {"method": "draft"}}}, r"draftModelURI \(earlier spec\.engine\.speculative\.model\) is required"),
+    ],
+)
+def test_an_invalid_value_has_its_earlier_name_too(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest, match=words):
+        convert_manifest(manifest(spec))
 
 
 def test_empty_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,13 +60,13 @@ def test_a_finished_model_is_kept_and_other_files_are_not_overwritten(models: Pa
     before = (path / "model.safetensors").stat().st_mtime_ns
     make_model(path)
     assert (path / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="--force"):
+    with pytest.raises(UserError, match=r"already \(layers 2, not 1\): give --force to replace it, or another directory"):
         make_model(path, layers=1)
     make_model(path, layers=1, force=True)
     theirs = models / "theirs"
     theirs.mkdir()
     (theirs / "thesis.doc").write_text("years")
-    with pytest.raises(UserError, match="contains other files"):
+    with pytest.raises(UserError, match="contains files of something else: give another directory"):
         make_model(theirs, force=True)
     assert (theirs / "thesis.doc").read_text() == "years"
     assert not [entry for entry in models.iterdir() if entry.name.startswith(".")]
@@ -107,6 +107,10 @@ def test_a_wrong_flag_gives_one_line_and_no_traceback(tmp_path: Path, capsys: py
         main(["make-model", str(tmp_path / "m"), "--layers", "1"])
     assert left.value.code == 0
     assert (tmp_path / "m" / "tokenizer.json").exists()
+    assert f"serve it: fairlead serve {tmp_path / 'm'}" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["make-model", str(tmp_path / "m"), "--layers", "1"])
+    assert "exists already, unchanged" in capsys.readouterr().out
 
 
 def digests(directory: Path) -> dict[str, str]:

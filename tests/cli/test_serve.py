@@ -61,7 +61,7 @@ def serve(folder: Path, output: Path, *words: str, variables: Mapping[str, str] 
     port = free_port(set())
     with output.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fairlead", "serve", *words, "--port", str(port), "--stop-grace", "1", "--", "--max-num-seqs", "7"],
+            [sys.executable, "-m", "fairlead", "serve", *words, "--max-num-seqs", "7", "--port", str(port), "--stop-grace", "1"],
             cwd=folder,
             stdout=out,
             stderr=out,
@@ -105,13 +105,27 @@ def test_steps_of_the_start_are_lines_in_a_file(served: Served) -> None:
     assert "\x1b" not in served.output.read_text(), "no terminal codes"
 
 
-def test_flags_after_the_dashes_reach_the_worker(served: Served) -> None:
+def test_flags_that_serve_does_not_know_reach_the_worker(served: Served) -> None:
     if "worker-0" in served.output.read_text():
         [router] = [httpx.get(f"{served.url}/fairlead/workers", timeout=5, trust_env=False).json()]
         url = f"http://{router['workers'][0]['address']}"
     else:
         url = served.url
     assert httpx.get(f"{url}/load", timeout=5, trust_env=False).json()["max_running"] == 7
+
+
+def test_status_shows_the_model_its_url_and_how_to_call_it(served: Served) -> None:
+    words = {**os.environ, "TMPDIR": str(served.folder)}
+    table, listed, top, explained = (
+        subprocess.run([sys.executable, "-m", "fairlead", *command.split()], capture_output=True, text=True, timeout=60, env=words).stdout
+        for command in ("status", "status -o json", "top --once", "explain")
+    )
+    heading, service, *_ = table.splitlines()
+    assert heading == f"fairlead serve ./model, process {served.process.pid}"
+    assert f"{served.url}/v1  model model" in service and f"call: {served.command('call')}" in table and "Ready" in table
+    [page] = json.loads(listed)
+    assert page["model"] == "model" and page["url"] == f"{served.url}/v1" and page["workers"][0]["load"]["max_running"] == 7
+    assert "serve" in top and "worker" in top and "serve on this machine is ready" in explained, top + explained
 
 
 def test_the_web_console_is_printed_if_there_is_a_router(served: Served) -> None:
@@ -179,12 +193,12 @@ def test_ctrl_c_ends_streams_and_leaves_nothing(served: Served) -> None:
     assert not list(served.folder.glob("fairlead-*/serve-*")), served.output.read_text()
 
 
-@pytest.mark.parametrize("scheme", ["hf", "s3", "oci"])
-def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "replicas"), [("hf", "1"), ("s3", "1"), ("oci", "1"), ("oci", "2")])
+def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, replicas: str, folder: Path, tmp_path: Path) -> None:
     cache = {"HF_HOME": str(tmp_path / "hf"), "FAIRLEAD_MODEL_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
     with (
         remote_model(scheme, folder / "model") as (uri, variables),
-        serve(folder, tmp_path / "output.txt", uri, variables=cache | variables) as running,
+        serve(folder, tmp_path / "output.txt", uri, "--replicas", replicas, variables=cache | variables) as running,
     ):
         done = subprocess.run(["bash", "-c", running.command("call")], capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0
@@ -197,7 +211,7 @@ def test_a_model_from_elsewhere_is_downloaded_and_answers(scheme: str, folder: P
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("./none", "there is no "),
+        ("./none", "/none; give a folder with config.json and *.safetensors, or ORG/NAME of the Hugging Face hub, or make a random model"),
         ("empty", "no config.json in "),
         ("half", "no *.safetensors in "),
         ("word", "word is no folder here and no model URI; give a folder, ORG/NAME"),
@@ -220,12 +234,15 @@ def test_a_wrong_model_is_refused_before_a_worker_starts(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--", "--port", "1"], "-- --port: give --port before -- instead"),
-        (["--", "--model=x"], "-- --model=x: give MODEL before -- instead"),
-        (["--", "--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag; did you mean --max-num-seqs?"),
+        (["--", "--port", "1"], "--port: give it before -- instead"),
+        (["--", "--model=x"], "--model: give the model as the first argument instead"),
+        (["--max-num-seq", "1"], "fairlead-worker: --max-num-seq is not a flag; did you mean --max-num-seqs?"),
+        (["--replica", "2"], "fairlead serve: --replica is not a flag; did you mean --replicas?"),
+        (["other"], "other: one command serves one MODEL"),
+        (["-x", "2"], "-x is not a flag; `fairlead-worker --help` lists"),
         (["--replicas", "0"], "--replicas 0: must be 1 or more"),
-        (["--replicas", "2", "--", "--host", "::"], "-- --host: only for one worker"),
-        (["--", "--host", "192.0.2.1"], "-- --host 192.0.2.1: give 0.0.0.0"),
+        (["--replicas", "2", "--host", "::"], "--host: only for one worker"),
+        (["--host", "192.0.2.1"], "--host 192.0.2.1: give 0.0.0.0"),
         (["--port", "0"], "--port 0: must be 1 to 65535"),
     ],
 )
@@ -234,6 +251,12 @@ def test_wrong_options_are_refused_in_one_line(folder: Path, words: list[str], s
         main(["serve", str(folder / "model"), *words])
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and says in printed and printed.count("\n") == 1
+
+
+def test_a_flag_before_the_model_is_refused_with_the_order(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--max-model-len", "4096", "./m"])
+    assert ended.value.code == 2 and "--max-model-len: give MODEL first" in capsys.readouterr().err
 
 
 def test_a_worker_that_fails_to_load_gives_its_reason_in_one_line(tmp_path: Path) -> None:
@@ -258,10 +281,12 @@ def test_the_last_host_of_the_flags_counts() -> None:
 
 
 def test_several_replicas_are_a_manifest() -> None:
-    [service] = make_manifest("hf://org/name", "org/name", 3, ["--max-num-seqs=4"], 10).services
+    [service] = make_manifest("fairlead serve org/name", "hf://org/name", "org/name", 3, ["--max-num-seqs=4"], 10).services
     assert service.spec.replicas == 3 and service.served_model_name == "org/name" and service.spec.engine.args == ["--max-num-seqs=4"]
-    with pytest.raises(UserError, match=r"with --replicas 2: spec.model.uri"):
-        make_manifest("file:///my%20models/x", "x", 2, [], 10)
+    [folder] = make_manifest("", "file:///my%20models/x:1", "x", 2, [], 10).services
+    assert folder.spec.model.uri == "file:///my models/x:1"
+    with pytest.raises(UserError, match=r"with --replicas 2: the path /50% has one of"):
+        make_manifest("", "file:///50%25", "x", 2, [], 10)
 
 
 def _read_until(terminal: int, pattern: str) -> None:

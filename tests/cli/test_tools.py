@@ -240,12 +240,18 @@ def test_explain_names_the_log_of_a_local_pod_that_fails(
         address="127.0.0.1:9",
         log="/logs/w.log",
     )
-    record = RunRecord(os.getpid(), "small.yaml", {"small": "http://127.0.0.1:9"}, {"small": 1}, [pod])
+    record = RunRecord(
+        os.getpid(), "fairlead up -f small.yaml", {"small": "http://127.0.0.1:9"}, {"small": 1}, [pod], manifest="small.yaml"
+    )
     write_record(make_run_directory("small"), record)
     with pytest.raises(SystemExit) as left:
         main(["explain", "small"])
     shown = capsys.readouterr().out
-    assert left.value.code == 1 and "CrashLoopBackOff exit status 1, 3 restarts" in shown and "Read /logs/w.log" in shown
+    assert (
+        left.value.code == 1
+        and "CrashLoopBackOff exit status 1, 3 restarts" in shown
+        and "Read /logs/w.log and correct its cause in small.yaml and save" in shown
+    )
 
 
 def test_status_with_nothing_running_says_what_to_do(

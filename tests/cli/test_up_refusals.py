@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (b"\xff\xfe\x00", "not YAML"),
         (b"kind: InferenceService\napiVersion: fairlead.dev/v1alpha1\nmetadata: qwen\n", "metadata must be a mapping"),
         (b"kind: InferenceService\napiVersion: fairlead.dev/v1alpha1\nmetadata: {name: ../x}\n", "metadata.name must be"),
+        (b"kind: InferenceService\napiVersion: fairlead.dev/v1alpha1\nmetadata: {name: x}\nspec: three\n", "document 1: line 4, spec: "),
     ],
 )
 def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, content: bytes, words: str) -> None:
@@ -45,6 +46,29 @@ def test_an_unknown_field_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
         read_manifest(file)
     assert "line 6, spec.replicsa: unknown field; did you mean replicas?" in str(refused.value)
     assert "line 8, spec.engine.kvCache.pageTokns" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "says"),
+    [
+        (
+            "maxNumSeqs",
+            "maxNumSeq",
+            ": InferenceProfile small and InferenceService a together: document 1, line 5, spec.engine.maxNumSeq: unknown field; did",
+        ),
+        ("maxNumSeqs: 3", "maxNumSeqs: none", "document 1, line 5, spec.engine.maxNumSeqs: "),
+        ("{engine:", "{replicas: 2, engine:", "InferenceProfile small: document 1, line 5, spec.replicas belongs to one service"),
+        ("model: {uri", "model: {ur", "document 2: line 10, spec.model.uri: is required; line 10, spec.model.ur: unknown field"),
+        ("metadata: {name: a}", "metadata: {nam: a}", "document 2: line 9, metadata.name is missing"),
+        ("{engine: {", "{engine: {{", ": not YAML: line "),
+    ],
+)
+def test_an_error_names_the_document_and_the_line_of_a_profile_or_a_service(tmp_path: Path, wrong: str, right: str, says: str) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text((PROFILE % "small").replace(wrong, right))
+    with pytest.raises(UserError) as refused:
+        read_manifest(file)
+    assert str(refused.value).startswith(f"-f {file}") and says in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5+02:00", "'2026-01-01T00:00:00Z'"])
@@ -86,7 +110,7 @@ def test_a_profile_of_the_same_file_applies_and_another_is_refused(tmp_path: Pat
     assert "--max-num-seqs=3" in worker["spec"]["template"]["spec"]["containers"][0]["args"]
     file.write_text(PROFILE % "large")
     with pytest.raises(
-        UserError, match=r"document 2: spec\.profileRef names InferenceProfile large.*\(it has: small\): add it as a document"
+        UserError, match=r"document 2: line 10, spec\.profileRef names InferenceProfile large.*\(it has: small\): add it as a document"
     ):
         read_manifest(file)
 
@@ -95,7 +119,7 @@ def test_a_second_run_on_a_port_names_the_first(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        write_record(make_run_directory("a"), RunRecord(os.getpid(), "/a.yaml", {"a": f"http://127.0.0.1:{port}"}))
+        write_record(make_run_directory("a"), RunRecord(os.getpid(), "fairlead up -f /a.yaml", {"a": f"http://127.0.0.1:{port}"}))
         with pytest.raises(UserError, match=rf"`fairlead up -f /a\.yaml` \(process {os.getpid()}\) uses it"):
             check_ports_free(port, 1)
 
@@ -187,8 +211,8 @@ def test_a_model_that_is_not_found_is_named_immediately(
 def test_files_of_old_runs_are_removed_and_those_of_live_runs_are_not(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     killed, alive, fresh = (make_run_directory("qwen") for _ in range(3))
-    write_record(killed, RunRecord(pid=2**22 + 1, manifest="a.yaml", urls={}))
-    write_record(alive, RunRecord(pid=os.getpid(), manifest="a.yaml", urls={}))
+    write_record(killed, RunRecord(pid=2**22 + 1, command="a", urls={}))
+    write_record(alive, RunRecord(pid=os.getpid(), command="a", urls={}))
     for old in (killed, alive):
         os.utime(old, (0, 0))
     remove_old_runs()

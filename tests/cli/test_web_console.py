@@ -20,11 +20,15 @@ from tests.operator.support.stub_server import StubServer
 from tests.router.harness import Fleet
 from tests.router.tenancy.test_access import key_file
 
+from fairlead.console import make_console
 from fairlead.errors import UserError
 from fairlead.kube.forward import choose_router
 from fairlead.local.rundir import RunRecord
+from fairlead.tools.live import router_row
 from fairlead.tools.runs import NothingRuns
+from fairlead.tools.status import show
 from fairlead.tools.web_console import check_console, find_local
+from fairlead_router.console.fleet import describe_fleet
 
 KUBECTL = """#!{python}
 import asyncio, json, os, sys
@@ -160,13 +164,30 @@ def test_a_server_that_does_not_answer_or_is_no_router_is_refused() -> None:
         check_console(server.url, "")
 
 
+async def test_a_pod_has_the_same_name_and_state_as_in_the_cli(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    router = (await fleet.router(await fleet.worker(), console=True)).server.router
+    [worker] = router.table
+    steps: list[tuple[str, Any, str, str]] = [
+        ("pod", "p", "p", "Ready"),
+        ("silent", True, "p", "NotReady"),
+        ("pod", "", worker.address, "NotReady"),
+    ]
+    for field, value, name, state in steps:
+        setattr(worker, field, value)
+        page = router.describe_workers()
+        [row], [pod] = describe_fleet(router.table)["pods"], router_row("", page).pods
+        show(make_console(), "http://router", page)
+        assert row[:2] == [pod.name, pod.state] == [name, state]
+        assert [name, state] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+
+
 def test_one_local_service_is_chosen_or_named() -> None:
-    two = RunRecord(1, "two.yaml", {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2"})
+    two = RunRecord(1, "fairlead up -f two.yaml", {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2"})
     assert find_local([two], "b") == "http://127.0.0.1:2"
     with pytest.raises(UserError, match="give the SERVICE, one of a, b"):
         find_local([two], "")
     with pytest.raises(UserError, match="--replicas 2"):
-        find_local([RunRecord(1, "fairlead serve", {})], "")
+        find_local([RunRecord(1, "fairlead serve ./m", {"serve": "http://127.0.0.1:1"}, has_router=False)], "")
     with pytest.raises(NothingRuns):
         find_local([], "")
 

@@ -20,6 +20,7 @@ WORDS, CODE_COLUMNS = 1_500, 90
 OTHER_PROGRAMS_FLAGS = {"cascade", "location", "reset-then-reuse-values", "reuse-values", "set", "skip-tests", "take-ownership"}
 """Flags of helm, kubectl and curl that the pages explain."""
 OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_INSECURE_REGISTRIES", "FAIRLEAD_ROLLOUT_SEEDS"}
+LINK = re.compile(r"(?<!`)\]\(([^)#\s]+)(?:#[^)]*)?\)")
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
 
 
@@ -55,6 +56,15 @@ def test_a_page_has_at_most_1500_words(page: str) -> None:
 def test_the_charts_readme_is_generated_from_its_values() -> None:
     reference = _load("reference")
     assert reference.CHART_README.read_text() == reference.chart_readme(), "run `make chart-readme`"
+
+
+def test_links_lead_to_files_of_the_repository() -> None:
+    """Also those to generated pages, of which the repository has placeholders that say where they are built."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "charts/fairlead/README.md", ROOT / "tests/README.md"]
+    found = [(page, link) for page in pages for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert [f"{page.relative_to(ROOT)}: {link}" for page, link in found if not (page.parent / link).exists()] == []
+    assert len(found) > 100
+    assert [path for path in _load("api").pages() if "`make docs` builds" not in " ".join((DOCS / path).read_text().split())] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,9 @@
 {{- /* Names of all pull secrets, with commas. */}}
 {{- define "fairlead.pullSecrets" -}}
 {{- $names := list }}
-{{- range concat (.Values.images.pullSecrets | default list) ((.Values.global | default dict).imagePullSecrets | default list) }}{{ $names = append $names .name }}{{ end }}
+{{- range concat (.Values.images.pullSecrets | default list) ((.Values.global | default dict).imagePullSecrets | default list) }}
+{{- if kindIs "string" . }}{{ $names = append $names . }}{{ else }}{{ $names = append $names .name }}{{ end }}
+{{- end }}
 {{- join "," (uniq $names) }}
 {{- end }}
 
@@ -86,8 +88,9 @@ capabilities: {drop: [ALL]}
 
 {{- define "fairlead.podMetadata" -}}
 labels:
-  {{- include "fairlead.labels" . | nindent 2 }}
-  {{- with omit (.values.podLabels | default dict) "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}{{ toYaml . | nindent 2 }}{{ end }}
+  {{- $selector := include "fairlead.selector" . | fromYaml }}
+  {{- $labels := include "fairlead.labels" . | fromYaml }}
+  {{- merge $selector (.values.podLabels | default dict) $labels | toYaml | nindent 2 }}
 {{- with .values.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}

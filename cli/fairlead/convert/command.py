@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from fairlead.convert.fields import NotConvertible, convert_spec
+from fairlead.convert.fields import NotConvertible, add_earlier_names, convert_spec
 from fairlead.errors import UserError
-from fairlead.manifest_loader import load_documents
+from fairlead.manifest_loader import describe_yaml_error, load_documents
 from fairlead.options import takes
 from fairlead.program import describe, new_app
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
@@ -48,7 +48,7 @@ def convert(options: ConvertOptions) -> int:
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{where}: not YAML: {error}") from None
+        raise UserError(f"{where}: not YAML: {describe_yaml_error(error)}") from None
     converted = []
     for body in _flatten(documents):
         try:
@@ -70,7 +70,10 @@ def convert_manifest(body: Mapping[str, Any]) -> dict[str, Any]:
     if "annotations" in metadata:
         metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != LAST_APPLIED}
     spec = convert_spec(body.get("spec") or {})
-    service = InferenceService.parse({"metadata": metadata, "spec": spec})
+    try:
+        service = InferenceService.parse({"metadata": metadata, "spec": spec})
+    except InvalidManifest as error:
+        raise InvalidManifest(add_earlier_names(str(error))) from None
     kept = {key: value for key, value in metadata.items() if value}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": given_fields(service.spec)}
 

@@ -21,15 +21,21 @@ def seconds(duration: Any) -> Any:
     """Return a duration such as `1h30m` in whole seconds, rounded up; other values unchanged."""
     if not isinstance(duration, str):
         return duration
-    total = sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"([0-9]+)(ms|h|m|s)", duration))
-    return int(-(-total // 1))
+    return int(-(-_read(duration) // 1))
 
 
 def milliseconds(duration: Any) -> Any:
     """Return a duration such as `2s` in milliseconds; other values unchanged."""
     if not isinstance(duration, str):
         return duration
-    return round(sum(int(number) * _UNITS[unit] * 1000 for number, unit in re.findall(r"([0-9]+)(ms|h|m|s)", duration)))
+    return round(_read(duration) * 1000)
+
+
+def _read(duration: str) -> float:
+    """Return the seconds of a duration. Raises ValueError."""
+    if not re.fullmatch(r"([0-9]+(ms|h|m|s))+", duration):
+        raise ValueError(f"{duration!r} is no duration such as 1h30m: write it with the units h, m, s and ms")
+    return sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"([0-9]+)(ms|h|m|s)", duration))
 
 
 def one_of(**names: str) -> Convert:
@@ -100,13 +106,40 @@ def convert_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = deepcopy(dict(spec))
     for field in FIELDS:
         value = _take(made, field.before)
-        if value is not None and (converted := field.convert(value)) is not None:
+        if value is not None and (converted := _convert(field.before, field.convert, value)) is not None:
             if field.now != field.before and _look(made, field.now) is not None:
                 raise NotConvertible(f"spec.{field.before} and spec.{field.now} are both set: keep the latter")
             _put(made, field.now, converted)
     _convert_pause(made)
     _convert_bound(made)
+    _check_speculative(made)
     return made
+
+
+def add_earlier_names(message: str) -> str:
+    """Return a message about a spec with the earlier path after each field that was renamed."""
+    for field in FIELDS:
+        if field.before != field.now:
+            pattern = rf"(?<![\w.])spec\.{re.escape(field.now)}(?![\w.]*\w)"
+            message = re.sub(pattern, f"spec.{field.now} (earlier spec.{field.before})", message)
+    return message
+
+
+def _convert(path: str, convert: Convert, value: Any) -> Any:
+    try:
+        return convert(value)
+    except (ValueError, TypeError) as error:
+        raise NotConvertible(f"spec.{path}: {error}") from None
+
+
+def _check_speculative(spec: dict[str, Any]) -> None:
+    """Refuse what is left of `engine.speculative`: fields that it never had."""
+    left = _take(spec, "engine.speculative")
+    if not left:
+        return
+    names = ", ".join(f"{field.before.rpartition('.')[2]} (now {field.now})" for field in FIELDS if "speculative." in field.before)
+    wrong = f"spec.engine.speculative.{next(iter(left))}" if isinstance(left, Mapping) else f"spec.engine.speculative {left!r}"
+    raise NotConvertible(f"{wrong}: the earlier section has {names}: remove or correct it")
 
 
 def _convert_pause(spec: dict[str, Any]) -> None:
@@ -115,7 +148,7 @@ def _convert_pause(spec: dict[str, Any]) -> None:
     if pause == "Manual":
         _put(spec, "rollout.canary.promotion", "Manual")
     elif pause is not None:
-        _put(spec, "rollout.canary.analysisSeconds", seconds(pause))
+        _put(spec, "rollout.canary.analysisSeconds", _convert("rollout.canary.pause", seconds, pause))
 
 
 def _convert_bound(spec: dict[str, Any]) -> None:
@@ -125,7 +158,10 @@ def _convert_bound(spec: dict[str, Any]) -> None:
         return
     if spec.get("slo"):
         raise NotConvertible("spec.routing.maxExpectedTtft and spec.slo are both set: write the bound as ttftMilliseconds of a class")
-    spec["slo"] = {"classes": [{"name": "default", "ttftMilliseconds": milliseconds(bound)}], "defaultClass": "default"}
+    spec["slo"] = {
+        "classes": [{"name": "default", "ttftMilliseconds": _convert("routing.maxExpectedTtft", milliseconds, bound)}],
+        "defaultClass": "default",
+    }
 
 
 def _look(spec: Any, path: str) -> Any:

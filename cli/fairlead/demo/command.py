@@ -71,7 +71,7 @@ def run(options: DemoOptions) -> int:
 
 async def demo(options: DemoOptions, console: Console) -> int:
     root = make_demo_model(options.model_root or default_root(), console)
-    prefix_aware = read_manifest(MANIFEST)
+    prefix_aware = replace(read_manifest(MANIFEST), command="fairlead demo", path=None)
     stop = stop_on_signals()
     cluster = LocalCluster(
         "demo",

@@ -14,6 +14,7 @@ from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.redis import LocalRedis
 from fairlead.local.rundir import PodRecord, RunRecord, make_run_directory, remove_run_directory, write_record
+from fairlead.local.usage import curl_command
 from fairlead.local.workloads import LocalSettings, Workload, workloads
 
 LONGEST_TMP = 80
@@ -113,7 +114,18 @@ class LocalCluster:
         self.urls, self._manifest = urls, manifest
         self.idle = tuple(workload.service for workload in wanted if workload.component == "worker" and not workload.replicas)
         replicas = {workload.service: workload.replicas for workload in wanted if workload.component == "worker"}
-        self._record = RunRecord(pid=os.getpid(), manifest=str(manifest.path.absolute()), urls=urls, replicas=replicas)
+        self._record = RunRecord(
+            pid=os.getpid(),
+            command=manifest.command,
+            urls=urls,
+            replicas=replicas,
+            models={service.name: service.served_model_name for service in manifest.services},
+            calls={
+                service.name: curl_command(urls[service.name], service.served_model_name, needs_key=service.spec.access is not None)
+                for service in manifest.services
+            },
+            manifest=str(manifest.path.absolute()) if manifest.path else "",
+        )
         self._write_pods()
 
     def wake(self, name: str) -> None:
@@ -151,21 +163,7 @@ class LocalCluster:
 
     def _write_pods(self) -> None:
         """Write the state of the pods for `fairlead status`, `top` and `explain`."""
-        pods = [
-            PodRecord(
-                phase=member.pod.state.phase,
-                reason=member.pod.state.reason,
-                percent=member.pod.state.percent,
-                ready=member.pod.state.ready,
-                restarts=member.pod.state.restarts,
-                name=member.pod.name,
-                service=member.workload.service,
-                component=member.workload.component,
-                address=member.pod.address,
-                log=str(member.pod.log),
-            )
-            for member in self.kubelet.members
-        ]
+        pods = [record_pod(member.pod, member.workload.service, member.workload.component) for member in self.kubelet.members]
         if self._record and pods != self._record.pods:
             self._record = replace(self._record, pods=pods)
             write_record(self.directory, self._record)
@@ -196,6 +194,22 @@ class LocalCluster:
 
     def _plain_env(self) -> dict[str, str]:
         return {name: value for name, value in self._host_env.items() if not name.startswith("FAIRLEAD_")}
+
+
+def record_pod(pod: Pod, service: str, component: str) -> PodRecord:
+    """Return the state of a pod as a run's record has it."""
+    return PodRecord(
+        phase=pod.state.phase,
+        reason=pod.state.reason,
+        percent=pod.state.percent,
+        ready=pod.state.ready,
+        restarts=pod.state.restarts,
+        name=pod.name,
+        service=service,
+        component=component,
+        address=pod.address,
+        log=str(pod.log),
+    )
 
 
 def describe_failure(pod: Pod) -> str:

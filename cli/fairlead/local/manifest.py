@@ -1,16 +1,18 @@
 """A manifest file, read with the operator's own models, validation and `desired()`."""
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from fairlead.errors import UserError
-from fairlead.manifest_loader import load_documents
+from fairlead.manifest_loader import describe_yaml_error, load_documents
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.profile import PROFILE_KIND
@@ -23,12 +25,14 @@ from fairlead_operator.settings import Settings
 
 @dataclass(frozen=True)
 class Manifest:
-    """The services of one file: at least one."""
+    """The services of one file, or of one `fairlead serve`: at least one."""
 
-    path: Path
+    command: str
+    """What the user ran, to be quoted in messages."""
     services: tuple[InferenceService, ...]
     skipped: tuple[str, ...] = ()
     """Kinds of the other objects in the file. They need a cluster."""
+    path: Path | None = None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -39,8 +43,9 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise UserError(f"-f {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"-f {path}: not YAML: {error}") from None
-    services = tuple(_services(path, documents, list(yaml.compose_all(text, yaml.SafeLoader))))
+        raise UserError(f"-f {path}: not YAML: {describe_yaml_error(error)}") from None
+    nodes = yaml.compose_all(text, yaml.SafeLoader)
+    services = tuple(_services(path, [_Document(*each) for each in zip(itertools.count(1), documents, nodes)]))
     skipped = tuple(dict.fromkeys(str(one["kind"]) for one in documents if _is_foreign(one)))
     if not services:
         others = f", only {', '.join(skipped)}, which need a cluster" if skipped else ""
@@ -49,7 +54,7 @@ def read_manifest(path: Path) -> Manifest:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UserError(f"-f {path}: {', '.join(repeated)} is defined more than once; in local mode each service needs its own name")
-    return Manifest(path, services, skipped)
+    return Manifest(f"fairlead up -f {shlex.quote(str(path.absolute()))}", services, skipped, path)
 
 
 def _is_foreign(document: Any) -> bool:
@@ -61,18 +66,26 @@ def _is_foreign(document: Any) -> bool:
     return isinstance(kind, str) and isinstance(version, str) and kind != KIND and version.partition("/")[0] != ours
 
 
-def _profiles(documents: list[Any]) -> dict[str, Mapping[str, Any]]:
+class _Document(NamedTuple):
+    number: int
+    body: Any
+    node: yaml.Node | None
+
+
+def _profiles(documents: Sequence[_Document]) -> dict[str, _Document]:
     """Return the profiles of the file by name. Local mode has no namespaces."""
-    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == PROFILE_KIND and one.get("apiVersion") == API_VERSION]
-    return {str((one.get("metadata") or {}).get("name")): one for one in found}
+    bodies = [one for one in documents if isinstance(one.body, dict)]
+    found = [one for one in bodies if one.body.get("kind") == PROFILE_KIND and one.body.get("apiVersion") == API_VERSION]
+    return {str((one.body.get("metadata") or {}).get("name")): one for one in found}
 
 
-def _services(path: Path, documents: list[Any], nodes: list[yaml.Node | None]) -> Iterator[InferenceService]:
+def _services(path: Path, documents: Sequence[_Document]) -> Iterator[InferenceService]:
     profiles = _profiles(documents)
-    for number, (document, node) in enumerate(zip(documents, nodes, strict=True), start=1):
+    for each in documents:
+        document = each.body
         if document is None or _is_foreign(document):
             continue
-        where = f"-f {path}, document {number}"
+        where = f"-f {path}, document {each.number}"
         if not isinstance(document, dict):
             raise UserError(f"{where}: expected a mapping, not {type(document).__name__}")
         kind, version = document.get("kind"), document.get("apiVersion")
@@ -82,31 +95,48 @@ def _services(path: Path, documents: list[Any], nodes: list[yaml.Node | None]) -
             raise UserError(f"{where}: kind {kind!r}; local mode runs {KIND} only")
         if version != API_VERSION:
             raise UserError(f"{where}: apiVersion {version!r}; this release supports {API_VERSION}")
+        name = profile_name(document)
+        profile = profiles.get(name)
         try:
-            yield parse_service(document, profiles.get(profile_name(document)))
+            yield parse_service(document, profile.body if profile else None)
         except ProfileNotFound:
-            name, known = profile_name(document), ", ".join(sorted(profiles)) or "none"
+            known = ", ".join(sorted(profiles)) or "none"
             missing = f"spec.profileRef names {PROFILE_KIND} {name}, which the file does not contain (it has: {known})"
-            raise UserError(f"{where}: {missing}: add it as a document") from None
+            raise UserError(f"{where}: {_add_lines(missing, each)}: add it as a document") from None
         except InvalidManifest as error:
-            raise UserError(f"{where}: {_add_lines(str(error), node)}") from None
+            message = str(error)
+            if not profile or not message.startswith(PROFILE_KIND):
+                raise UserError(f"{where}: {_add_lines(message, each)}") from None
+            about, _, message = message.partition(": ")
+            about = about.replace("this service", f"{KIND} {document['metadata']['name']}")
+            raise UserError(f"-f {path}: {about}: {_add_lines(message, each, profile)}") from None
 
 
 _NAME = r"[\w-]+"
-_FIELD = re.compile(r"(?:^|(?<=; ))spec(?:\.[\w-]+|\[\d+\])*")
+_FIELD = re.compile(r"(?:^|(?<=; ))(?:spec|metadata)(?:\.[\w-]+|\[\d+\])*")
 
 
-def _add_lines(message: str, node: yaml.Node | None) -> str:
-    """Add the line number to each field that the message begins a sentence with. A field that is missing has the line of its parent."""
+def _add_lines(message: str, service: _Document, profile: _Document | None = None) -> str:
+    """Add the line number to each field that the message begins a sentence with, and with a profile the document too.
+
+    A field that is missing has the line of its parent.
+    """
 
     def with_line(found: re.Match[str]) -> str:
-        return f"line {_line_of(node, re.findall(_NAME, found[0]))}, {found[0]}"
+        path = re.findall(_NAME, found[0])
+        line, depth = _find(service.node, path)
+        if profile is None:
+            return f"line {line}, {found[0]}"
+        theirs, deeper = _find(profile.node, path)
+        number, line = (profile.number, theirs) if deeper > depth else (service.number, line)
+        return f"document {number}, line {line}, {found[0]}"
 
     return _FIELD.sub(with_line, message)
 
 
-def _line_of(node: yaml.Node | None, path: list[str]) -> int:
-    line = node.start_mark.line + 1 if node else 1
+def _find(node: yaml.Node | None, path: list[str]) -> tuple[int, int]:
+    """Return the line of the field, or of its nearest parent that the document has, and how many names of the path led there."""
+    line, depth = node.start_mark.line + 1 if node else 1, 0
     for name in path:
         if isinstance(node, yaml.MappingNode):
             pairs = [(key, value) for key, value in node.value if key.value == name]
@@ -118,7 +148,8 @@ def _line_of(node: yaml.Node | None, path: list[str]) -> int:
             line = node.start_mark.line + 1
         else:
             break
-    return line
+        depth += 1
+    return line, depth
 
 
 def objects_of(service: InferenceService, *, redis_url: str) -> list[dict[str, Any]]:

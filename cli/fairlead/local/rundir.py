@@ -44,13 +44,23 @@ class PodRecord(TypedDict):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What `fairlead status` reads about a run. `urls`: service name → base URL of its router; `replicas`: its wanted workers."""
+    """What `fairlead status` reads about a run. Mappings are by service name."""
 
     pid: int
-    manifest: str
+    command: str
+    """What the user ran, to be quoted in messages."""
     urls: Mapping[str, str]
+    """Base URL of the router, or of the only worker."""
     replicas: Mapping[str, int] = field(default_factory=dict)
+    """Wanted workers."""
     pods: Sequence[PodRecord] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The model's name in the API."""
+    calls: Mapping[str, str] = field(default_factory=dict)
+    """A command that sends a request."""
+    manifest: str = ""
+    """The file that the run follows; empty for `fairlead serve`."""
+    has_router: bool = True
 
     def pods_of(self, service: str) -> list[PodRecord]:
         return [pod for pod in self.pods if pod["service"] == service]

@@ -21,6 +21,7 @@ from fairlead.local.containers import LOOPBACK
 from fairlead.local.manifest import Manifest, read_manifest
 from fairlead.local.rundir import remove_old_runs, running
 from fairlead.local.screen import Screen
+from fairlead.local.usage import curl_command
 from fairlead.options import takes
 from fairlead.program import describe, new_app
 
@@ -176,10 +177,8 @@ def print_urls(console: Console, urls: Mapping[str, str], manifest: Manifest, *,
     for service in manifest.services:
         url = urls[service.name]
         console.print(f"\n[bold green]ready[/]  {url}/v1   model {service.served_model_name}", soft_wrap=True)
-        key = " -H 'Authorization: Bearer KEY'" if service.spec.access else ""
-        body = f'{{"model": "{service.served_model_name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
-        request = f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-        console.print(f"  {request}", markup=False, soft_wrap=True)
+        call = curl_command(url, service.served_model_name, needs_key=service.spec.access is not None)
+        console.print(f"  {call}", markup=False, soft_wrap=True)
         if has_console:
             console.print(f"  console: {url}/ui", markup=False, soft_wrap=True)
     console.print("  to scale: edit spec.replicas in the file · to stop: Ctrl-C\n", style="dim", markup=False)
@@ -217,7 +216,7 @@ def check_ports_free(first: int, count: int, host: str = LOOPBACK) -> None:
                 probe.bind((host, port))
             except OSError as error:
                 user = next((run for run in running() if any(url.endswith(f":{port}") for url in run.urls.values())), None)
-                why = f"`fairlead up -f {user.manifest}` (process {user.pid}) uses it" if user else str(error.strerror)
+                why = f"`{user.command}` (process {user.pid}) uses it" if user else str(error.strerror)
                 raise UserError(f"--port {first}: port {port} cannot be used: {why}. Choose another, as --port {port + count}") from None
 
 

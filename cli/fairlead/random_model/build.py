@@ -22,15 +22,17 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     """
     recipe = Recipe.of(arch, **options)
     target = Path(path).expanduser().absolute()
-    if read_recipe(target) == recipe.as_dict():
+    before, wanted = read_recipe(target), recipe.as_dict()
+    if before == wanted:
         return target
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file: give a directory")
     if target.is_dir() and any(target.iterdir()):
-        if read_recipe(target) is None:  # never delete files that this command did not create
-            raise UserError(f"{target} contains other files: give another directory")
+        if before is None:  # never delete files that this command did not create
+            raise UserError(f"{target} contains files of something else: give another directory")
         if not force:
-            raise UserError(f"{target} contains another random model: give --force to replace it, or another directory")
+            differs = ", ".join(f"{name} {before.get(name)}, not {value}" for name, value in wanted.items() if before.get(name) != value)
+            raise UserError(f"{target} has a random model already ({differs}): give --force to replace it, or another directory")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

@@ -1,8 +1,10 @@
 """`fairlead make-model DIR --arch …`."""
 
 import logging
+import shlex
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +12,7 @@ import typer
 from fairlead.console import make_console
 from fairlead.options import takes
 from fairlead.program import describe, new_app
-from fairlead.random_model.build import make_model
+from fairlead.random_model.build import make_model, read_recipe
 from fairlead.random_model.recipe import ARCHITECTURES, DTYPES
 
 app = new_app()
@@ -49,8 +51,11 @@ class ModelOptions:
 def run(options: ModelOptions) -> int:
     recipe = {name: value for name, value in asdict(options).items() if name not in ("directory", "arch", "force") and value is not None}
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # warns of enums of packages that this command does not use
-    started = time.monotonic()
+    started, is_new = time.monotonic(), not read_recipe(Path(options.directory).expanduser()) or options.force
     path = make_model(options.directory, options.arch, force=options.force, **recipe)
     megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
-    make_console().print(f"{path}  {options.arch}, {megabytes:.1f} MB, {time.monotonic() - started:.1f} s", soft_wrap=True)
+    took = f"{time.monotonic() - started:.1f} s" if is_new else "exists already, unchanged"
+    console = make_console()
+    console.print(f"{path}  {options.arch}, {megabytes:.1f} MB, {took}", soft_wrap=True)
+    console.print(f"serve it: fairlead serve {shlex.quote(options.directory)}", style="dim", markup=False, soft_wrap=True)
     return 0

@@ -1,4 +1,4 @@
-"""`fairlead serve MODEL [-- WORKER FLAGS]`."""
+"""`fairlead serve MODEL [WORKER FLAGS]`."""
 
 import asyncio
 import sys
@@ -15,12 +15,14 @@ app = new_app()
 
 
 @app.command(
+    context_settings={"ignore_unknown_options": True},  # they are the worker's
     help=describe(
-        "Serve one model on this machine until Ctrl-C, without a manifest. A Ctrl-C after the start is an orderly end, with status 0.",
+        "Serve one model on this machine until Ctrl-C, without a manifest. A Ctrl-C after the start is an orderly end, with status 0. "
+        "Flags that are not listed here are the worker's: `fairlead-worker --help` lists them.",
         "fairlead serve ./model",
-        "fairlead serve Qwen/Qwen3-0.6B -- --max-model-len 8192",
+        "fairlead serve Qwen/Qwen3-0.6B --max-model-len 8192",
         "fairlead serve s3://bucket/model --replicas 2 --port 9000",
-    )
+    ),
 )
 @takes(ServeOptions)
 def run(options: ServeOptions) -> int:

@@ -1,6 +1,9 @@
 """What a user names as MODEL: to a URI, with a check that takes seconds, before a worker spends longer to fail."""
 
+import re
+import shlex
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from fairlead.errors import UserError
@@ -12,8 +15,7 @@ from fairlead_worker.weights import hub
 from fairlead_worker.weights.hub import HubModel
 from fairlead_worker.weights.uri import parse_uri, resolve
 
-OWN_FLAGS = {"--model": "give MODEL", "--port": "give --port"}
-"""Flags that `fairlead serve` gives the worker itself, with what to give instead."""
+OWN_FLAGS = ("--port", "--replicas", "--stop-grace")
 PROBED_HOSTS = ("0.0.0.0", "localhost", LOOPBACK)
 """Values of `--host` with which a worker answers on loopback over IPv4."""
 WEIGHTS = "*.safetensors"
@@ -35,7 +37,7 @@ def find_model(name: str) -> str:
     try:
         source = parse_uri(uri)
         if isinstance(source, Path):
-            _check_folder(uri)
+            _check_folder(uri, source)
         elif isinstance(source, HubModel):
             hub.check_exists(uri, source)
     except ModelLoadError as error:
@@ -44,7 +46,10 @@ def find_model(name: str) -> str:
     return uri
 
 
-def _check_folder(uri: str) -> None:
+def _check_folder(uri: str, path: Path) -> None:
+    if not path.exists():
+        model = "give a folder with config.json and *.safetensors, or ORG/NAME of the Hugging Face hub"
+        raise ModelLoadError(uri, f"there is no {path}; {model}, or make a random model: fairlead make-model {shlex.quote(str(path))}")
     folder = resolve(uri)
     if not any(folder.glob(WEIGHTS)):
         raise ModelLoadError(uri, f"no {WEIGHTS} in {folder}; convert the checkpoint to safetensors")
@@ -53,14 +58,23 @@ def _check_folder(uri: str) -> None:
 def worker_config(uri: str, port: int, flags: Sequence[str]) -> WorkerConfig:
     """Return the configuration that a worker with these flags will have. Ends the process with status 2 for a wrong flag, as it would.
 
-    Raises UserError for a flag that `fairlead serve` gives itself.
+    Raises UserError for a flag of `fairlead serve` itself, and for one that resembles it.
     """
-    for flag in flags:
-        if instead := OWN_FLAGS.get(flag.partition("=")[0]):
-            raise UserError(f"-- {flag}: {instead} before -- instead")
+    if flags and not flags[0].startswith("-"):
+        raise UserError(f"{flags[0]}: one command serves one MODEL, and flags begin with --")
+    for flag in (one.partition("=")[0] for one in flags):
+        if re.match(r"-[A-Za-z]", flag):
+            raise UserError(f"{flag} is not a flag; `fairlead-worker --help` lists the worker's flags")
+        if flag == "--model":
+            raise UserError(f"{flag}: give the model as the first argument instead")
+        if flag in OWN_FLAGS:
+            raise UserError(f"{flag}: give it before -- instead")
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if flag.startswith("--") and name not in WorkerConfig.model_fields and (meant := get_close_matches(flag, OWN_FLAGS, 1, 0.8)):
+            raise UserError(f"{flag} is not a flag; did you mean {meant[0]}?")
     config = WorkerConfig.from_command_line(["--model", uri, "--port", str(port), *flags])
     if given_host(flags) not in (None, *PROBED_HOSTS):
-        raise UserError(f"-- --host {config.host}: give 0.0.0.0 for all addresses or {LOOPBACK}; readiness is asked on {LOOPBACK}")
+        raise UserError(f"--host {config.host}: give 0.0.0.0 for all addresses or {LOOPBACK}; readiness is asked on {LOOPBACK}")
     return config
 
 

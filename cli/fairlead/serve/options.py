@@ -18,20 +18,22 @@ class ServeOptions:
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3://, gs://, oci:// or file:///.")
     ]
-    flags: Annotated[list[str] | None, typer.Argument(metavar="[-- WORKER FLAGS]", help="Flags of fairlead-worker, after --.")] = None
+    flags: Annotated[list[str] | None, typer.Argument(metavar="WORKER FLAGS", help="Flags of fairlead-worker.")] = None
     port: Annotated[int, typer.Option("--port", "-p", metavar="P", help="Port of the API.")] = DEFAULT_PORT
     replicas: Annotated[int, typer.Option(metavar="N", help="Workers; above 1 a router and Redis run too.")] = 1
     stop_grace: Annotated[float, typer.Option(metavar="S", help="Seconds for streams to end after Ctrl-C; Ctrl-C again: stop now.")] = 10
 
     def check(self) -> None:
         """Raise UserError for a value that cannot work."""
+        if self.model.startswith("-"):
+            raise UserError(f"{self.model}: give MODEL first, then the worker's flags: fairlead serve MODEL {self.model} …")
         if not 1 <= self.port <= 65535:
             raise UserError(f"--port {self.port}: must be 1 to 65535")
         if self.replicas < 1:
             raise UserError(f"--replicas {self.replicas}: must be 1 or more")
         if self.replicas > 1 and any(flag.partition("=")[0] == "--host" for flag in self.flags or ()):
-            raise UserError("-- --host: only for one worker, because with --replicas a router is in front of the workers")
+            raise UserError("--host: only for one worker, because with --replicas a router is in front of the workers")
         if self.replicas > 1 and any(flag.partition("=")[0] == "--api-key-file" for flag in self.flags or ()):
-            raise UserError("-- --api-key-file: only for one worker, because the router of --replicas sends no key to the workers")
+            raise UserError("--api-key-file: only for one worker, because the router of --replicas sends no key to the workers")
         if not 0 <= self.stop_grace <= MOST_GRACE_SECONDS:  # written so that nan is refused too
             raise UserError(f"--stop-grace {self.stop_grace:g}: must be 0 to {MOST_GRACE_SECONDS} seconds")

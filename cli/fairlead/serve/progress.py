@@ -1,13 +1,14 @@
 """Progress of workers that start: one bar for each step on a terminal, else one line for each step and tenth of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fairlead.local.pod import Pod, PodState
+from fairlead.local.pod import PodState
 
 NAMES = {
     "imports": "start",
@@ -56,10 +57,17 @@ def step_of(state: PodState) -> Step:
     return Step(name, state.percent or None)
 
 
+class Shown(Protocol):
+    """What has a bar: a pod, or a download."""
+
+    name: str
+    state: PodState
+
+
 class StartUpProgress:
     """Show the steps of all pods inside a `with` block. Pass `update` as the cluster's `on_change`."""
 
-    def __init__(self, console: Console, pods: Callable[[], list[Pod]]) -> None:
+    def __init__(self, console: Console, pods: Callable[[], Sequence[Shown]]) -> None:
         self._console = console
         self._pods = pods
         self._bars: Progress | None = None

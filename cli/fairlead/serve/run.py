@@ -1,7 +1,6 @@
 """One run of `fairlead serve`: start, show the progress, say how to call it, and wait for Ctrl-C."""
 
 import asyncio
-import json
 import os
 import shlex
 import time
@@ -14,11 +13,14 @@ from fairlead.local.containers import LOOPBACK
 from fairlead.local.pod import Pod
 from fairlead.local.rundir import remove_old_runs
 from fairlead.local.up import check_ports_free, run_until_stopped, stop_on_signals
+from fairlead.local.usage import curl_command
 from fairlead.serve import DEFAULT_URL
-from fairlead.serve.fleet import LocalFleet, LocalWorker, make_manifest
+from fairlead.serve.download import download
+from fairlead.serve.fleet import LocalFleet, LocalWorker, make_manifest, make_record
 from fairlead.serve.model import find_model, worker_config
 from fairlead.serve.options import ServeOptions
 from fairlead.serve.progress import StartUpProgress
+from fairlead_worker.config import WorkerConfig
 
 WORKER_PREFIX = "fairlead-worker: "
 """How the line with the reason of a worker's failure begins."""
@@ -33,13 +35,22 @@ async def serve(options: ServeOptions, console: Console) -> int:
     check_ports_free(options.port, 1)
     stop = stop_on_signals()
     remove_old_runs()
+    if options.replicas > 1 and uri.startswith("oci://"):
+
+        async def fetch() -> None:
+            nonlocal uri
+            uri = await download(uri, config.model_cache, console)
+
+        if not await run_until_stopped(fetch(), stop):
+            console.print("stopping")
+            return 0
     changed = asyncio.Event()
 
     def on_change() -> None:
         changed.set()
         progress.update()
 
-    fleet = _make_fleet(options, uri, config.names[0], on_change)
+    fleet = _make_fleet(options, uri, config, on_change)
     progress = StartUpProgress(console, fleet.pods)
     async with fleet:
         console.print(f"logs: {fleet.directory}/logs", style="dim", soft_wrap=True)
@@ -48,17 +59,21 @@ async def serve(options: ServeOptions, console: Console) -> int:
                 console.print("stopping")
                 return 0
         console.print(f"\n[bold green]ready[/] after {time.monotonic() - began:.1f} s", soft_wrap=True)
-        print_usage(console, f"http://{LOOPBACK}:{options.port}", config.names[0], has_console=options.replicas > 1)
+        url, needs_key = f"http://{LOOPBACK}:{options.port}", bool(config.api_key_file)
+        print_usage(console, url, config.names[0], needs_key=needs_key, has_console=options.replicas > 1)
         await run_until_stopped(_report_failures(fleet, changed, console), stop)
         console.print("stopping; Ctrl-C again: stop now")
     return 0
 
 
-def _make_fleet(options: ServeOptions, uri: str, name: str, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
+def _make_fleet(options: ServeOptions, uri: str, config: WorkerConfig, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
     port, grace, flags = options.port, options.stop_grace, options.flags or []
+    name, command = config.names[0], shlex.join(["fairlead", "serve", options.model])
     if options.replicas == 1:
-        return LocalWorker(("--model", uri, *flags), port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
-    manifest = make_manifest(uri, name, options.replicas, flags, grace)
+        record = make_record(command, name, port, needs_key=bool(config.api_key_file))
+        worker_flags = ("--model", uri, *flags)
+        return LocalWorker(worker_flags, record=record, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
+    manifest = make_manifest(command, uri, name, options.replicas, flags, grace)
     return LocalFleet(manifest, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
 
 
@@ -91,10 +106,9 @@ def describe_end(pod: Pod) -> str:
     return f"{reasons[0]} (log: {pod.log})" if len(reasons) == 1 else describe_failure(pod)
 
 
-def print_usage(console: Console, url: str, model: str, *, has_console: bool) -> None:
+def print_usage(console: Console, url: str, model: str, *, needs_key: bool, has_console: bool) -> None:
     """Print how to call the model: a command to paste, and the chat. Only a router has the web console."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
-    curl = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    chat = "fairlead chat" if url == DEFAULT_URL else f"fairlead chat --url {url}"
+    curl = curl_command(url, model, needs_key=needs_key)
+    chat = "fairlead chat" + ("" if url == DEFAULT_URL else f" --url {url}") + (" --api-key-file FILE" if needs_key else "")
     page = f"\n  pages  {url}/ui" if has_console else ""
     console.print(f"  model  {model} at {url}/v1\n  stop   Ctrl-C\n  call   {curl}{page}\n  chat   {chat}", markup=False, soft_wrap=True)

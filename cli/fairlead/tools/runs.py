@@ -16,7 +16,8 @@ class NothingRuns(UserError):
 
     def __init__(self, name: str = "") -> None:
         what = f"no local run of {name} was found" if name else "no local run was found"
-        super().__init__(f"{what}. Start a service with `fairlead up -f FILE`, or give --url of a router or --kubeconfig of a cluster.")
+        start = "Start one with `fairlead serve MODEL` or `fairlead up -f FILE`"
+        super().__init__(f"{what}. {start}, or give --url of a router or --kubeconfig of a cluster.")
 
 
 def find_runs(options: ServiceOptions, url: str = "") -> list[RunRecord] | None:

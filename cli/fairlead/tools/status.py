@@ -21,7 +21,7 @@ from fairlead.kube.live import ignored_lines
 from fairlead.local.rundir import RunRecord
 from fairlead.options import KeyFile, key_headers, print_data, takes
 from fairlead.program import describe, new_app
-from fairlead.tools.runs import NothingRuns, find_runs, unready_lines
+from fairlead.tools.runs import NothingRuns, find_runs, services_of, unready_lines
 from fairlead.tools.score import read_score, request_body, show_score
 
 SECONDS = 5.0
@@ -92,34 +92,38 @@ def _show_runs(console: Console, runs: Sequence[RunRecord], options: Options, he
     pages, failed = [], False
     for record in runs:
         if options.output == "table":
-            console.print(f"[dim]{escape(record.manifest)}, process {record.pid}[/]", soft_wrap=True)
-        for service, url in record.urls.items():
-            if options.name not in ("", service):
-                continue
+            console.print(f"[dim]{escape(record.command)}, process {record.pid}[/]", soft_wrap=True)
+        for _, service, url in services_of([record], options.name):
             try:
-                pages.append(read_workers(url, headers))
+                page = read_workers(url, headers) | {"service": service, "url": f"{url}/v1", "model": record.models.get(service, "")}
+                pages.append(page)
                 if options.output == "table":
-                    show(console, url, pages[-1])
+                    show(console, url, page)
             except UserError as error:
                 failed = True
                 print(error, file=sys.stderr)
             if options.output == "table":
                 for line in unready_lines(record, service):
                     console.print(line, style="yellow", markup=False, soft_wrap=True)
+                if call := record.calls.get(service):
+                    console.print(f"call: {call}", markup=False, soft_wrap=True)
     if options.output != "table":
         print_data(pages, options.output)
     return 1 if failed else 0
 
 
 def read_workers(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the router's `/fairlead/workers`. Raises UserError if no Fairlead router answers there."""
-    page = f"{check_http_url('--url', url)}/fairlead/workers"
+    """Return the router's `/fairlead/workers`, or of a worker its part of such a page. Raises UserError if none of them answers there."""
+    base = check_http_url("--url", url)
+    page = f"{base}/fairlead/workers"
     try:
         answer = httpx.get(page, timeout=SECONDS, headers=headers, trust_env=False)
+        if answer.status_code == 404 and (worker := _read_worker(base, headers)):
+            return worker
         if answer.status_code in (401, 403):
             raise UserError(f"{page}: HTTP {answer.status_code}: give --api-key-file with a key of this service")
         if answer.status_code != 200:
-            raise UserError(f"{page}: HTTP {answer.status_code}: a worker, or another server. Give the router (in a cluster: port 8082)")
+            raise UserError(f"{page}: HTTP {answer.status_code}: not a Fairlead router. Give its URL (in a cluster: port 8082)")
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise UserError(
@@ -130,12 +134,20 @@ def read_workers(url: str, headers: Mapping[str, str] | None = None) -> dict[str
     return found
 
 
+def _read_worker(base: str, headers: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """Return the page of a worker without a router, from its `/load`; None for another server. Raises ValueError and httpx errors."""
+    answer = httpx.get(f"{base}/load", timeout=SECONDS, headers=headers, trust_env=False)
+    load = answer.json() if answer.status_code == 200 else None
+    if not isinstance(load, dict) or "max_running" not in load:
+        return None
+    return {"workers": [{name: load.get(name) for name in ("pod", "address", "ready", "draining")} | {"load": load}]}
+
+
 def show(console: Console, url: str, found: dict[str, Any]) -> None:
     read = f" ({found['index_read']})" if found.get("index_read") else ""
-    console.print(
-        f"[bold]{found.get('service', '')}[/]  {url}  policy {found.get('policy', '')}, index {found.get('index', '')}{read}",
-        soft_wrap=True,
-    )
+    routing = f"policy {found.get('policy', '')}, index {found.get('index', '')}{read}" if "index" in found else "a worker without a router"
+    model = f"  model {escape(found['model'])}" if found.get("model") else ""
+    console.print(f"[bold]{escape(found.get('service') or '')}[/]  {found.get('url', url)}{model}  {routing}".strip(), soft_wrap=True)
     if found.get("index_reason"):
         console.print(f"[yellow]index unavailable:[/] {found['index_reason']}", soft_wrap=True, highlight=False)
     rows = []
@@ -143,7 +155,7 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
         load = worker.get("load") or {}
         rows.append(
             [
-                escape(worker.get("pod") or "?"),
+                escape(worker.get("pod") or worker.get("address", "?")),
                 state_of(worker),
                 str(load.get("running", 0)),
                 str(load.get("waiting", 0)),

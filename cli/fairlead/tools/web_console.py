@@ -63,13 +63,14 @@ def run(options: Options) -> int:
 def find_local(runs: Sequence[RunRecord], name: str) -> str:
     """Return the URL of a local service's router. Raises UserError if there is none, or several."""
     found = services_of(runs, name)
-    if not found and runs:
-        raise UserError("`fairlead serve` with one replica runs no router, which serves the console: start it with --replicas 2")
     if not found:
         raise NothingRuns(name)
     if len(found) > 1:
         raise UserError(f"several services run here: give the SERVICE, one of {', '.join(service for _, service, _ in found)}")
-    return found[0][2]
+    record, _, url = found[0]
+    if not record.has_router:
+        raise UserError(f"`{record.command}` runs no router, which serves the console: start it with --replicas 2")
+    return url
 
 
 def check_console(url: str, fix: str) -> None:

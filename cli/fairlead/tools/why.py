@@ -65,7 +65,7 @@ def explain_run(record: RunRecord, service: str, url: str, headers: Mapping[str,
     """Build the report of a local service from the states of its pods and from its router."""
     problems = unready_lines(record, service)
     pods = record.pods_of(service)
-    about = [Line(f"{record.manifest}, process {record.pid}"), Line(f"{url}/v1")]
+    about = [Line(f"{record.command}, process {record.pid}"), Line(f"{url}/v1, model {record.models.get(service, '?')}")]
     steps = []
     try:
         seen = explain_router(url, read_workers(url, headers))
@@ -76,7 +76,8 @@ def explain_run(record: RunRecord, service: str, url: str, headers: Mapping[str,
         steps.append(f"Set spec.replicas to 1 or more in {record.manifest}, or send a request.")
     for pod in pods:
         if pod["phase"] == "CrashLoopBackOff":
-            steps.append(f"Read {pod['log']}, correct its cause in {record.manifest} and save: the pod restarts by itself.")
+            where = f" in {record.manifest} and save" if record.manifest else ""
+            steps.append(f"Read {pod['log']} and correct its cause{where}: the pod restarts by itself.")
         elif not pod["ready"] and record.replicas.get(service, 1):
             steps.append(f"Wait for {pod['name']} ({pod['phase']}), and follow {pod['log']}.")
     report = Report(
@@ -87,7 +88,7 @@ def explain_run(record: RunRecord, service: str, url: str, headers: Mapping[str,
         "pods": [
             Line(f"{pod['name']}: {pod['phase']} {pod['reason']}".rstrip() + _restarts(pod["restarts"]), pod["ready"]) for pod in pods
         ],
-        "router": seen.sections["router"] if seen else [Line(problems[-1], False)],
+        **(seen.sections if seen else {"router": [Line(problems[-1], False)]}),
     }
     report.next = steps or (["Nothing: it serves."] if report.ready else [f"Check that process {record.pid} still runs: fairlead status."])
     return report
@@ -98,13 +99,16 @@ def explain_router(url: str, page: Mapping[str, Any]) -> Report:
     workers = page["workers"]
     usable = [one for one in workers if one.get("ready") and one.get("usable", True)]
     name = str(page.get("service") or url)
-    report = Report("", name, bool(usable), f"{name}: the router uses {len(usable)} of {len(workers)} workers")
-    index_works = not page.get("index_reason")
-    lines = [Line(f"index {page.get('index', '')} {page.get('index_reason') or ''}".rstrip(), index_works)]
+    if "index" in page:
+        report = Report("", name, bool(usable), f"{name}: the router uses {len(usable)} of {len(workers)} workers")
+        lines = [Line(f"index {page['index']} {page.get('index_reason') or ''}".rstrip(), not page.get("index_reason"))]
+    else:
+        report = Report("", name, bool(usable), f"{name}: a worker without a router, {'ready' if usable else 'not ready'}")
+        lines = []
     for one in workers:
         reason = one.get("reason") or ("" if one in usable else "not usable")
         lines.append(Line(f"{one.get('pod') or one['address']}: {reason or 'usable'}", one in usable))
-    report.sections = {"router": lines}
+    report.sections = {"router" if "index" in page else "worker": lines}
     report.next = ["Nothing: it serves."] if usable else ["Start a worker, or read the log of one that does not become ready."]
     return report
 

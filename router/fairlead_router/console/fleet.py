@@ -77,8 +77,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _state(worker: Worker) -> str:
+    """Return the state in the words of `fairlead status`."""
     if worker.draining:
         return "Draining"
-    if worker.silent:
-        return "Silent"
-    return "NotReady" if not worker.ready else "Ready" if worker.usable else "Avoided"
+    return "NotReady" if not worker.ready or worker.silent else "Ready" if worker.usable else "Avoided"

@@ -133,7 +133,7 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("hub 503", hub("the hub answered 503: away"), None, "HubUnreachable", "retries automatically"),
     ("hub away", hub("the hub cannot be reached and the files are not cached here (x)"), None, "HubUnreachable", "NetworkPolicy"),
     ("disk full", hub("download failed: [Errno 28] No space left on device"), None, "DiskFull", "larger volume"),
-    ("no folder", hub("there is no /mnt/model/x; is the volume mounted?"), None, "ModelNotFound", "Correct the path"),
+    ("no folder", hub("there is no /mnt/model/x; correct the path, or mount its volume"), None, "ModelNotFound", "Correct the path"),
     ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
     ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "download the model again"),
     (

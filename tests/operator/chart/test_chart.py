@@ -321,6 +321,32 @@ def test_extra_objects_and_pull_secrets(tmp_path: Path) -> None:
     assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pods)
 
 
+def test_pull_secrets_of_a_parent_chart_are_names_or_objects(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    given = ["registry", {"name": "mirror"}, {"name": "registry"}]
+    values.write_text(json.dumps({"global": {"imagePullSecrets": given}, "images": {"pullSecrets": [{"name": "own"}]}}))
+    pods = [one["spec"]["template"]["spec"] for one in template("-f", str(values)) if one["kind"] == "Deployment"]
+    assert all(pod["imagePullSecrets"] == [{"name": "own"}, {"name": "registry"}, {"name": "mirror"}] for pod in pods) and pods
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice, as kubeconform and kustomize do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), keys
+        return super().construct_mapping(node, deep)
+
+
+def test_a_pods_label_is_written_once_and_its_selector_stays(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    given = {"app.kubernetes.io/version": "mine", "app.kubernetes.io/name": "other", "team": "a"}
+    values.write_text(json.dumps({"operator": {"podLabels": given}}))
+    made = yaml.load_all(rendered("-f", str(values), "-s", "templates/operator.yaml"), StrictLoader)
+    [pod] = [one["spec"]["template"]["metadata"] for one in made if one["kind"] == "Deployment"]
+    assert {name: pod["labels"][name] for name in given} == given | {"app.kubernetes.io/name": "fairlead"}
+
+
 def test_operator_and_redis_are_placed_as_asked() -> None:
     asked = [
         f"--set={one}.nodeSelector.pool=system,{one}.priorityClassName=high,{one}.tolerations[0].key=gpu" for one in ("operator", "redis")

@@ -147,6 +147,13 @@ async def test_bad_requests_are_refused_in_openais_form(fleet: Fleet) -> None:
     assert (await router.client.get("/v2/none")).status_code == 404
 
 
+async def test_models_are_listed_before_a_worker_is_ready_because_they_may_be_requested(fleet: Fleet) -> None:
+    router = await fleet.router(workers="static://127.0.0.1:1", served_model_name="chat")
+    [model] = (await router.client.get("/v1/models")).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("chat", None), "the length is unknown until a worker reports it"
+    assert (await router.client.get("/ready")).status_code == 503
+
+
 async def test_a_wrong_method_gets_the_allowed_one(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     for path, method, allowed in (

@@ -151,7 +151,7 @@ def test_a_spoilt_folder_is_refused_by_name(folder: Path, spoil: Callable[[Path]
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("/no/such/folder", "there is no /no/such/folder; is the volume mounted?"),
+        ("/no/such/folder", "there is no /no/such/folder; correct the path, or mount its volume"),
         ("relative/path", "not an absolute path"),
         ("file://host/path", "file URIs name no host"),
         ("ftp://bucket/key", "unknown scheme 'ftp'"),

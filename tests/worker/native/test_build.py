@@ -74,6 +74,16 @@ def test_the_library_is_built_once_and_again_when_a_source_changes(folder: Path,
 
 
 @needs_compiler
+def test_the_build_shows_its_progress(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes up to a minute, in which `uv build` would show nothing."""
+    caplog.set_level(logging.INFO)
+    assert build.build()
+    first, *steps = caplog.messages
+    assert first.startswith("compiling the native library for avx2 with ") and first.endswith(": up to a minute")
+    assert steps == ["1 of 2: base compiled", "2 of 2: avx2 compiled"]
+
+
+@needs_compiler
 def test_builds_at_the_same_time_do_no_harm(folder: Path) -> None:
     builds = [subprocess.Popen([sys.executable, str(folder / "build.py")]) for _ in range(3)]
     assert [each.wait(120) for each in builds] == [0, 0, 0]

@@ -23,6 +23,7 @@ from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.oci import registry as client
+from fairlead_worker.weights.oci.credentials import read_credentials
 from fairlead_worker.weights.oci.manifest import Layer, platform_digest
 from fairlead_worker.weights.oci.reference import OciModel, is_plain, parse_oci
 from fairlead_worker.weights.uri import resolve
@@ -44,7 +45,9 @@ def registry() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(client, "BACKOFF_SECONDS", 0.01)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    for name, folder in {"DOCKER_CONFIG": "docker", "XDG_RUNTIME_DIR": "run", "XDG_CONFIG_HOME": "config"}.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    monkeypatch.delenv("REGISTRY_AUTH_FILE", raising=False)
 
 
 def model_image(registry: str, repository: str, **how: Any) -> str:
@@ -234,6 +237,18 @@ def test_a_layer_of_another_size_is_refused(registry: str, tmp_path: Path) -> No
         push_manifest(url, "size", f"{size}", manifest | {"layers": [blob | {"size": size}]})
         with pytest.raises(ModelLoadError, match=says):
             resolve(f"oci://{registry}/size:{size}", cache=ModelCache(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["run/containers/auth.json", "config/containers/auth.json", "given.json"])
+def test_podmans_login_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    if file == "given.json":
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / file))
+    assert read_credentials("registry.example:5000") is None
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "config.json").write_text("{}")
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(json.dumps({"auths": {"registry.example:5000": {"auth": base64.b64encode(b"me:se:cret").decode()}}}))
+    assert read_credentials("registry.example:5000") == ("me", "se:cret") and read_credentials("other.example") is None
 
 
 def test_a_login_opens_a_private_repository(proxy: Proxy, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class RequestContext:
         self.path: str = scope["path"]
         self.headers = dict(scope["headers"])
         self.span: Span = scope.get("fairlead.span", NO_SPAN)
+        self.key_digest: str = scope.get("fairlead.key", "")
+        """SHA-256 of the API key that `--api-key-file` accepted; empty without one."""
         self.request_id = choose_request_id(self.headers.get(b"x-request-id", b""))
         self.response_started = False
         self.body_received = False

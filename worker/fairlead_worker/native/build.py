@@ -75,13 +75,17 @@ def build() -> bool:
 
 def compile_library(compiler: str, levels: Mapping[str, Sequence[str]], library: Path) -> str:
     """Compile `library` for each of `levels` (the lowest first, with its flags). Returns the error; empty on success."""
-    running: list[subprocess.Popen[str]] = []
+    running: dict[str, subprocess.Popen[str]] = {}
+    logger.info("compiling the native library for %s with %s: up to a minute", ", ".join(levels), compiler)
     with tempfile.TemporaryDirectory() as folder:
         for command, into in _compilations(compiler, levels, Path(folder)):
-            running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=into))
+            running[into.name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=into)
         # Linking is a separate command: with -fopenmp it would add libgomp, see team.h.
-        problems = [process.communicate()[1].strip() for process in running]
-        if not any(process.returncode for process in running):
+        problems = []
+        for number, (group, process) in enumerate(running.items(), start=1):
+            problems.append(process.communicate()[1].strip())
+            logger.info("%d of %d: %s %s", number, len(running), group, "failed" if process.returncode else "compiled")
+        if not any(process.returncode for process in running.values()):
             objects = [str(path) for path in sorted(Path(folder).glob("*/*.o"))]
             linked = subprocess.run([compiler, "-shared", *objects, "-lm", "-o", str(library)], capture_output=True, text=True)
             problems = [linked.stderr.strip() or "the linker failed"] if linked.returncode else []

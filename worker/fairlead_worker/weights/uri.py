@@ -62,7 +62,7 @@ def resolve(uri: str, progress: Progress = no_progress, cache: ModelCache | None
     if not (folder / required_file).is_file() and (folder / MODELS / required_file).is_file():
         folder = folder / MODELS  # of an image as KServe describes it, pulled here or mounted in a pod
     if not folder.exists():
-        raise ModelLoadError(uri, f"there is no {folder}; is the volume mounted?")
+        raise ModelLoadError(uri, f"there is no {folder}; correct the path, or mount its volume")
     if not folder.is_dir():
         raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds {required_file}")
     if not (folder / required_file).is_file():

@@ -3,6 +3,8 @@
 import os
 import signal
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -81,6 +83,21 @@ def test_tenants_cannot_reach_each_others_responses(shared: WorkerProcess) -> No
         refused = shared.client.post("/v1/responses", json=ASK | {"previous_response_id": made["id"]}, headers=headers)
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
     assert read(shared, made["id"], "first").json() == made
+
+
+def test_keys_of_a_worker_cannot_reach_each_others_responses(start: Start, redis: RedisServer, tmp_path: Path) -> None:
+    """Nor with the header in which a router names its tenants: no router is in front of a worker with keys."""
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    worker = start(
+        "--api-key-file", str(tmp_path / "keys"), FAIRLEAD_REDIS_URL=redis.url, FAIRLEAD_INDEX_NAMESPACE="test/keyed"
+    ).wait_ready()
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    made = worker.client.post("/v1/responses", json=ASK, headers=one).json()
+    url = f"/v1/responses/{made['id']}"
+    digest = sha256(b"one").hexdigest()
+    for headers in (two, two | {"x-fairlead-tenant": f"key {digest}"}):
+        assert worker.client.get(url, headers=headers).status_code == 404
+    assert worker.client.get(url, headers=one | {"x-fairlead-tenant": "other"}).json() == made
 
 
 @pytest.mark.parametrize("id", ["resp_1", "resp_0_" + "0" * 32, "resp_1:x_" + "0" * 32, "..", "resp_99999999_" + "0" * 32])

@@ -51,8 +51,9 @@ class RequireKey:
         scheme, _, key = context.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             key = context.headers.get(b"x-api-key", b"").decode("latin-1")
-        if key and self._keys.accepts(key.strip()):
-            await self._app(scope, receive, send)
+        key = key.strip()
+        if key and self._keys.accepts(key):
+            await self._app({**scope, "fairlead.key": sha256(key.encode()).hexdigest()}, receive, send)
             return
         message = "the API key is not valid" if key else "this server needs an API key: send Authorization: Bearer KEY"
         headers = {"www-authenticate": "Bearer"}

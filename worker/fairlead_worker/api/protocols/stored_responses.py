@@ -89,6 +89,11 @@ def _id(context: RequestContext) -> str:
 
 
 def _tenant(context: RequestContext) -> str:
-    """Return the tenant that the router has authenticated; empty without tenants. A client cannot set the header through a router."""
+    """Return who may read a response: the key of a worker with `--api-key-file`, which no router is in front of; else the router's tenant.
+
+    Empty without keys and tenants. A client cannot set the header through a router.
+    """
+    if context.key_digest:
+        return f"key {context.key_digest}"
     tenant: bytes = context.headers.get(TENANT, b"")
     return tenant.decode("latin-1")

@@ -167,7 +167,8 @@ class Registry:
             if answer.status_code in (401, 403):
                 login = f"docker login {self._source.registry}"
                 raise ModelLoadError(
-                    self._uri, f"the registry refuses access ({answer.status_code}): run `{login}`, or set DOCKER_CONFIG to its folder"
+                    self._uri,
+                    f"the registry refuses access ({answer.status_code}): run `{login}`, or set DOCKER_CONFIG to its folder",
                 )
             if answer.status_code == 404:
                 what = f"no {self._source.repository}:{self._source.reference}" if path.startswith("manifests/") else f"no {path}"
