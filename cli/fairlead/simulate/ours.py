@@ -105,7 +105,7 @@ class FromMirror:
         self._fleet, self._view, self._draw = fleet, view, draw
         self._addresses = [worker.address for worker in view.workers]
         self._ring = Ring(self._addresses)
-        self._snapshot: PrefixTable = pickle.loads(pickle.dumps(fleet.table))  # deepcopy would share the table's bound methods
+        self._snapshot = copy_table(fleet.table)
         self._sent = SentPrefixes()
 
     def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
@@ -158,6 +158,11 @@ class WithRedisOutage:
         if self._mirror is None:
             self._mirror = FromMirror(self._fleet, self._view, self._draw)
         return self._mirror
+
+
+def copy_table(table: PrefixTable) -> PrefixTable:
+    copy: PrefixTable = pickle.loads(pickle.dumps(table))  # deepcopy would share the table's bound methods
+    return copy
 
 
 def _untried(fleet: Fleet, tried: Collection[int]) -> list[int]:
