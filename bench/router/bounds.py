@@ -1,6 +1,7 @@
-"""What no routing could be better than, in the simulator: goodput of sessions, p99 TTFT, and an outage of Redis with known prefixes.
+"""What no routing could be better than, in the simulator.
 
-Each bound has one relaxed constraint, so no policy can reach more. Oracles know the future or the exact index.
+`goodput`: an oracle admits whole sessions. `p99`: lower bounds of its TTFT. `redis`: an outage with known prefixes. Each bound relaxes
+constraints, so no policy can reach more. Oracles know the future or the exact index.
 """
 
 import heapq
@@ -23,8 +24,8 @@ from fairlead.simulate.workloads.catalog import load, offered_load
 from fairlead.simulate.workloads.request import Request, necessary_each
 from fairlead_index import score
 
-SHARES = (1.0, 0.85, 0.7, 0.55, 0.45, 0.35, 0.3)
-"""Of the sessions that the oracle admits."""
+ADMITTED = (0.85, 1.0, 1.2)
+"""Loads of the sessions that the oracle admits."""
 SECONDS = 96.0
 MODEL = PodModel()
 
@@ -44,14 +45,17 @@ def main() -> None:
 
 
 def find_goodput(workload: str, speed: float, count: int | None) -> dict[str, float]:
-    """Return good requests per second: of our routers, of an oracle that admits a share of the sessions, and the upper bound."""
+    """Return good requests per second: of our routers, of those behind an oracle that admits some of the sessions, and the upper bound.
+
+    The bound: the turns with the least work that fill the pods, each with the context of the turns before it cached.
+    """
     (requests,) = load(workload, count=None, speed=speed, pods=PODS, model=MODEL, seeds=[0], seconds=SECONDS)
-    row = {"load": offered_load(requests, PODS, MODEL), "turns": _goodput(requests, requests, has_bounds=True)}
+    offered = offered_load(requests, PODS, MODEL)
+    row = {"load": offered, "turns": _goodput(requests, requests), "sessions": 0.0}
     sessions = {_session(request): random.Random(number).random() for number, request in enumerate(requests)}
-    for share in SHARES:
-        admitted = [request for request in requests if sessions[_session(request)] < share]
-        for name, has_bounds in (("sessions", False), ("sessions, then turns", True)):
-            row[name] = max(row.get(name, 0.0), _goodput(admitted, requests, has_bounds))
+    for wanted in ADMITTED:
+        admitted = [request for request in requests if sessions[_session(request)] < wanted / offered]
+        row["sessions"] = max(row["sessions"], _goodput(admitted, requests))
     works = sorted(MODEL.work_seconds(request, tokens) for request, tokens in zip(requests, necessary_each(requests), strict=True))
     left, good = PODS * (requests[-1].at - requests[0].at), 0
     while good < len(works) and works[good] <= left:
@@ -65,8 +69,8 @@ def _session(request: Request) -> int:
     return request.blocks[SYSTEM_BLOCKS]
 
 
-def _goodput(admitted: list[Request], requests: Sequence[Request], has_bounds: bool) -> float:
-    outcome = replay("fairlead", admitted, Scenario(PODS, MODEL, has_bounds=has_bounds))
+def _goodput(admitted: list[Request], requests: Sequence[Request]) -> float:
+    outcome = replay("fairlead", admitted, Scenario(PODS, MODEL, has_bounds=True))
     return outcome.met() / (requests[-1].at - requests[0].at)
 
 
@@ -78,7 +82,7 @@ def find_p99(workload: str, wanted: float, count: int | None) -> dict[str, float
     own = figures.pop("fairlead")
     tail = min(figures.values(), key=lambda each: each["ttft_p99"])
     works = [tokens / MODEL.rate for tokens in necessary_each(requests)]
-    front = {}
+    front: dict[str, float] = {}
     for share in (0.0, 0.5):
         with _price(share):
             found = replay("fairlead", requests, Scenario(PODS, MODEL)).figures()
