@@ -56,12 +56,12 @@ def main() -> None:
 
 def _play(workload: str, wanted: float, repeats: int, count: int) -> Cell:
     model = PodModel()
-    speed, played = _reach(workload, wanted, repeats, count, model)
+    speed, played = reach(workload, wanted, repeats, count, model)
     runs = {policy: [replay(policy, requests, Scenario(PODS, model), seed) for seed, requests in enumerate(played)] for policy in POLICIES}
     return Cell(speed, fmean(offered_load(requests, PODS, model) for requests in played), count, runs)
 
 
-def _reach(workload: str, wanted: float, repeats: int, count: int, model: PodModel) -> tuple[float, list[list[Request]]]:
+def reach(workload: str, wanted: float, repeats: int, count: int, model: PodModel) -> tuple[float, list[list[Request]]]:
     """Return the speed at which the workload has the wanted load, and the requests of each run."""
     speed, played = wanted, []
     for _ in range(MOST_TRIES):

@@ -66,8 +66,8 @@ class EnginePod:
         self._phase = phase
         self._numbers = count()
         self._arrivals = ArrivalRate()
-        self._inbox: list[Submit] = []
-        """Requests that arrived during the step in flight."""
+        self._inbox: list[Submit | str] = []
+        """Requests that arrived during the step in flight, and the ids of those to withdraw."""
         self._step: tuple[StepPlan, float, float] | None = None
         """The step in flight, its seconds and its end."""
         self._events: list[CacheEvent] = []
@@ -88,12 +88,16 @@ class EnginePod:
             self._step = plan, seconds + self.model.arrival_seconds, end + self.model.arrival_seconds
         return number
 
+    def withdraw(self, number: int, now: float) -> None:
+        """Take a request back, unless it has started when the step in flight ends."""
+        self._inbox.append(str(number))
+
     def next_event(self) -> float:
         """Return the end of the step in flight; infinity for an idle pod."""
         return self._step[2] if self._step is not None else float("inf")
 
     def advance(self, now: float) -> list[Progress]:
-        """End the step in flight if its time has come, and begin the next. Return the requests that got their first or last token."""
+        """End the step in flight if its time has come, and begin the next. Return what became of requests."""
         if self._step is None or now < self._step[2]:
             return []
         plan, seconds, _ = self._step
@@ -103,11 +107,10 @@ class EnginePod:
         ended = []
         for request, is_first in sampling:
             number, cached = int(request.id), request.history.first_cached or 0
-            ended += [Progress(number, cached, False)] if is_first else []
-            ended += [Progress(number, cached, True)] if request.finish is not None else []
+            ended += [Progress(number, cached)] if is_first else []
+            ended += [Progress(number, cached, is_last=True)] if request.finish is not None else []
         self._events += self._scheduler.drain_events()
-        self._begin(now, was_idle=False)
-        return ended
+        return ended + self._begin(now, was_idle=False)
 
     @property
     def is_idle(self) -> bool:
@@ -128,21 +131,27 @@ class EnginePod:
         """Return the load that the engine had reported at a past moment: that of the end of a step."""
         return self._loads[max(0, bisect.bisect_left(self._times, at) - 1)]
 
-    def _begin(self, now: float, was_idle: bool) -> None:
-        """Plan the next step, if there is work."""
+    def _begin(self, now: float, was_idle: bool) -> list[Progress]:
+        """Plan the next step, if there is work. Return the requests that were withdrawn before it."""
         self._note(now)
+        withdrawn, scheduler = list[Progress](), self._scheduler
         for message in self._inbox:
-            if (refused := self._scheduler.submit(message)) is not None:
+            if isinstance(message, str):
+                if scheduler.is_untouched(message):
+                    scheduler.abort(message)
+                    withdrawn.append(Progress(int(message), is_withdrawn=True))
+            elif (refused := scheduler.submit(message)) is not None:
                 raise ValueError(f"the modelled worker refuses a request: {refused.error}")
         self._inbox.clear()
-        plan = self._scheduler.plan()
+        plan = scheduler.plan()
         if not plan:
             self._step = None
-            return
+            return withdrawn
         context = sum(row.start for row in plan.rows if row.request.output_length)
         seconds = self.model.seconds((plan.prefill_work, plan.prefill_tokens, context, plan.decodes, 1.0))
         seconds = max(0.0, seconds - self.model.idle_credit) if was_idle else seconds
         self._step = plan, seconds, now + seconds + (0.0 if was_idle else self.model.between_seconds)
+        return withdrawn
 
     def _note(self, now: float) -> None:
         self._times.append(now)

@@ -10,6 +10,7 @@ from fairlead.simulate.pods import Pod
 from fairlead.simulate.workloads.request import Request
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
+from fairlead_router.serving.waiting_attempts import WaitingAttempt
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,10 @@ class InflightRequest:
     waiting: bool = True
     """Whether it has no first token."""
     first_token_at: float = 0.0
+    number: int = -1
+    """Its number at the pod."""
+    attempt: WaitingAttempt | None = None
+    """Its entry at its router while it may be withdrawn."""
 
 
 class InflightRequests:

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.router_view import RouterView
@@ -9,10 +10,11 @@ from fairlead.simulate.workloads.request import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
-from fairlead_index.score import ScoredWorker, rank_candidates
+from fairlead_index.score import ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.local_fallback import choose_soonest, score_locally
 from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.routing.ranking import rank_locally
 from fairlead_router.routing.sent_prefixes import SentPrefixes, expect_at_homes
 
 ARRIVAL_SECONDS = 0.25  # route.lua: the load includes reservations that are older than it by at least this time
@@ -29,10 +31,23 @@ class Fairlead:
         self._fleet, self._draw = fleet, draw
         self._ring = Ring(str(number) for number in range(len(fleet.pods)))
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
+        fleet = self._fleet
+        blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
+        pods = _untried(fleet, tried)
+        homes = [home for home in self._ring.homes(blocks[0], 2) if int(home) in pods] if blocks else ()
+        workers = self._score(request, now, pods)
+        best = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
+        return int(best.address), best.cached
+
+    def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
+        workers = self._score(request, now, self._fleet.usable)
+        return {int(start.address): start for start in rank_candidates(workers, b"", request.prompt_tokens, bytes(8), len(workers))}
+
+    def _score(self, request: Request, now: float, pods: Iterable[int]) -> list[ScoredWorker]:
         fleet, depths = self._fleet, self._fleet.depths(request.blocks)
         workers = []
-        for number in fleet.usable:
+        for number in pods:
             at, load = fleet.pods[number].load(now)
             workers.append(
                 ScoredWorker(
@@ -51,10 +66,7 @@ class Fairlead:
                     arrivals=load.arrival_rate,
                 )
             )
-        blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
-        homes = [home for home in self._ring.homes(blocks[0], 2) if int(home) in fleet.usable] if blocks else ()
-        best = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
-        return int(best.address), best.cached
+        return workers
 
 
 class WithoutRedis:
@@ -68,14 +80,20 @@ class WithoutRedis:
         self._ring = Ring(self._by_address)
         random.seed(draw.random())  # the router breaks ties at random: equal seeds must give equal choices
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
         whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
-        chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), self._view.usable(now), self._home, now)
+        workers = dict(zip(self._fleet.usable, self._view.usable(now), strict=True))
+        allowed = {workers[number].address: workers[number] for number in _untried(self._fleet, tried)}
+
+        def home_of(place: int) -> Worker | None:
+            return allowed.get(self._ring.homes(place, 1)[0])
+
+        chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), list(allowed.values()), home_of, now)
         return self._by_address[chosen.address], 0
 
-    def _home(self, place: int) -> Worker | None:
-        number = self._by_address[self._ring.homes(place, 1)[0]]
-        return self._view.workers[number] if number in self._fleet.usable else None
+    def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
+        starts = rank_locally(RoutingRequest(request.prompt_tokens), self._view.usable(now), now)
+        return {self._by_address[start.address]: start for start in starts}
 
 
 class FromMirror:
@@ -87,23 +105,34 @@ class FromMirror:
         self._fleet, self._view, self._draw = fleet, view, draw
         self._addresses = [worker.address for worker in view.workers]
         self._ring = Ring(self._addresses)
-        self._snapshot: PrefixTable = pickle.loads(pickle.dumps(fleet.table))  # deepcopy would share the table's bound methods
+        self._snapshot = copy_table(fleet.table)
         self._sent = SentPrefixes()
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
-        fleet, workers = self._fleet, dict(zip(self._fleet.usable, self._view.usable(now), strict=True))
-        whole = request.blocks[: request.prompt_tokens // fleet.block_tokens]
-        found = self._snapshot.match(whole)
-        snapshot = {worker.address: found.get(str(number), 0) * fleet.block_tokens for number, worker in workers.items()}
+    def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
+        whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
+        held, scored = self._score(whole, now, tried)
+        best = rank_candidates(scored, hash_bytes(whole), request.prompt_tokens, self._draw.randbytes(8), 1)[0]
+        number = self._addresses.index(best.address)
+        self._sent.add(self._view.workers[number], self._fleet.block_tokens, whole)
+        return number, min(best.cached, held.get(best.address, 0))
+
+    def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
+        _, scored = self._score(request.blocks[: request.prompt_tokens // self._fleet.block_tokens], now, ())
+        starts = rank_candidates(scored, b"", request.prompt_tokens, bytes(8), len(scored))
+        return {self._addresses.index(start.address): start for start in starts}
+
+    def _score(self, whole: Sequence[int], now: float, tried: Collection[int]) -> tuple[Mapping[str, int], list[ScoredWorker]]:
+        """Return the tokens that workers hold, as far as this router knows, and the input of the score."""
+        fleet, found = self._fleet, self._snapshot.match(whole)
+        usable = dict(zip(fleet.usable, self._view.usable(now), strict=True))
+        workers = {usable[number].address: usable[number] for number in _untried(fleet, tried)}
+        snapshot = {address: found.get(str(self._addresses.index(address)), 0) * fleet.block_tokens for address in workers}
         held = self._sent.add_to(snapshot, whole)
-        homes = {worker.address: worker for worker in workers.values()}
-        expected = expect_at_homes(held, whole, lambda _: fleet.block_tokens, lambda place: homes.get(self._ring.homes(place, 1)[0]))
+        expected = expect_at_homes(held, whole, lambda _: fleet.block_tokens, lambda place: workers.get(self._ring.homes(place, 1)[0]))
         scored = [score_locally(worker, fleet.block_tokens, now) for worker in workers.values()]
         for each in scored:
             each.depth = expected.get(each.address, 0) // fleet.block_tokens
-        best = rank_candidates(scored, hash_bytes(whole), request.prompt_tokens, self._draw.randbytes(8), 1)[0]
-        self._sent.add(homes[best.address], fleet.block_tokens, whole)
-        return self._addresses.index(best.address), min(best.cached, held.get(best.address, 0))
+        return held, scored
 
 
 class WithRedisOutage:
@@ -116,10 +145,26 @@ class WithRedisOutage:
         self._from, self._to = away[0], away[1] + RETURN_SECONDS
         self.reserves = True
 
-    def choose(self, request: Request, now: float) -> tuple[int, int]:
+    def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
+        return self._source(now).choose(request, now, tried)
+
+    def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
+        return self._source(now).rank(request, now)
+
+    def _source(self, now: float) -> Fairlead | FromMirror:
         self.reserves = not self._from <= now < self._to
         if self.reserves:
-            return self._with.choose(request, now)
+            return self._with
         if self._mirror is None:
             self._mirror = FromMirror(self._fleet, self._view, self._draw)
-        return self._mirror.choose(request, now)
+        return self._mirror
+
+
+def copy_table(table: PrefixTable) -> PrefixTable:
+    copy: PrefixTable = pickle.loads(pickle.dumps(table))  # deepcopy would share the table's bound methods
+    return copy
+
+
+def _untried(fleet: Fleet, tried: Collection[int]) -> list[int]:
+    """Return the usable pods that a request was not withdrawn from, or all if there is no other."""
+    return [number for number in fleet.usable if number not in tried] or fleet.usable

@@ -76,11 +76,12 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What became of a request: `is_last`: its last token, else its first. `cached`: prompt tokens from the cache."""
+    """What became of a request: `is_last`: its last token, `is_withdrawn`: it left, else its first token. `cached`: prompt tokens."""
 
     number: int
-    cached: int
-    is_last: bool
+    cached: int = 0
+    is_last: bool = False
+    is_withdrawn: bool = False
 
 
 class Pod:
@@ -95,7 +96,8 @@ class Pod:
         )
         self._queue = create_queue(engine, self.cache, model.cache_blocks)
         self._phase = phase  # workers report at different moments
-        self._requests: dict[int, Request] = {}  # waiting ones, by number
+        self._waiting: dict[int, tuple[Request, EngineRequest]] = {}
+        self._withdrawn: list[int] = []
         self._rounding = 0.0  # of their sizes in half blocks, in tokens
         self._numbers = count()
         self._arrivals = ArrivalRate()
@@ -116,15 +118,28 @@ class Pod:
         number = next(self._numbers)
         self._arrivals.record(now)
         tokens = array("I", request.blocks[: self.model.cache_blocks].tobytes()) or array("I", bytes(4 * PAGE))
-        self._requests[number] = request
+        engine_request = EngineRequest("", tokens, len(tokens), _SAMPLING, 0, number)
+        self._waiting[number] = request, engine_request
         self._rounding += request.prompt_tokens - len(tokens) * BLOCK_TOKENS / PAGE
-        self._queue.add(EngineRequest("", tokens, len(tokens), _SAMPLING, 0, number))
+        self._queue.add(engine_request)
         self._begin()
         self._note()
         return number
 
+    def withdraw(self, number: int, now: float) -> None:
+        """Take a request back that has not started. The next event says so. A request that has started stays."""
+        self._flow(now)
+        if number in self._waiting:
+            _, engine_request = self._waiting[number]
+            self._queue.withdraw(engine_request)
+            self._leave_queue(engine_request)
+            self._withdrawn.append(number)
+            self._note()
+
     def next_event(self) -> float:
         """Return when the next request gets its first or its last token; infinity for an idle pod."""
+        if self._withdrawn:
+            return self._now
         step, at = self._step_seconds, math.inf
         if self._prefill is not None:
             at = self._now + max(0.0, self._prefill.left) / self.model.chunk_tokens * step
@@ -133,14 +148,15 @@ class Pod:
         return at
 
     def advance(self, now: float) -> list[Progress]:
-        """Move on to `now`, at most the next event. Return the requests that got their first or last token."""
+        """Move on to `now`, at most the next event. Return the requests that got their first or last token, or were withdrawn."""
         self._flow(now)
-        ended = []
+        ended = [Progress(number, is_withdrawn=True) for number in self._withdrawn]
+        self._withdrawn.clear()
         while self._decodes and self._decodes[0].ends_at <= self._steps + _ALMOST:
             done = heapq.heappop(self._decodes)
             self._context = self._context - done.context if self._decodes else 0.0
             done.lease.release()
-            ended.append(Progress(done.number, done.cached, True))
+            ended.append(Progress(done.number, done.cached, is_last=True))
         if self._prefill is not None and self._prefill.left <= _ALMOST * self.model.chunk_tokens:
             ended.append(self._end_prefill(self._prefill))
         self._begin()
@@ -206,8 +222,7 @@ class Pod:
         if taken is None:
             return
         engine_request, lease = taken
-        request = self._requests.pop(engine_request.arrival)
-        self._rounding -= request.prompt_tokens - len(engine_request.tokens) * BLOCK_TOKENS / PAGE
+        request = self._leave_queue(engine_request)
         cached = min(lease.shared * BLOCK_TOKENS, request.prompt_tokens - 1)
         self.cache.grow(lease, PAGE * self._pages(engine_request, request))
         fresh = request.prompt_tokens - cached
@@ -224,10 +239,15 @@ class Pod:
         done.ends_at = self._steps + max(0, done.output_tokens - 1)
         heapq.heappush(self._decodes, done)
         self._context += done.context
-        return Progress(done.number, done.cached, False)
+        return Progress(done.number, done.cached)
+
+    def _leave_queue(self, engine_request: EngineRequest) -> Request:
+        request, _ = self._waiting.pop(engine_request.arrival)
+        self._rounding -= request.prompt_tokens - len(engine_request.tokens) * BLOCK_TOKENS / PAGE
+        return request
 
     def _pages_of(self, engine_request: EngineRequest) -> int:
-        return self._pages(engine_request, self._requests[engine_request.arrival])
+        return self._pages(engine_request, self._waiting[engine_request.arrival][0])
 
     def _pages(self, engine_request: EngineRequest, request: Request) -> int:
         """Return the pages of prompt and answer. A request that is longer than the cache gets all of it."""

@@ -1,15 +1,16 @@
 """The routing policies by name."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fairlead.simulate.fleet import Fleet, InflightRequests
 from fairlead.simulate.ours import Fairlead, WithoutRedis
 from fairlead.simulate.peers import BoundedLoad, DynamoLike, LeastLoad, LlmdLike, Random, RoundRobin, SglangLike
 from fairlead.simulate.queues import Engine
 from fairlead.simulate.workloads.request import Request
+from fairlead_index.score import StartEstimate
 
 
 class Policy(Protocol):
@@ -19,6 +20,17 @@ class Policy(Protocol):
 
     def choose(self, request: Request, now: float) -> tuple[int, int]:
         """Return one of the usable pods, of which there is at least one, and the prompt tokens expected in its cache."""
+
+
+@runtime_checkable
+class RankingPolicy(Policy, Protocol):
+    """A policy with a score, by which requests that wait at a pod move to another one."""
+
+    def choose(self, request: Request, now: float, tried: Collection[int] = ()) -> tuple[int, int]:
+        """`tried`: pods that the request was withdrawn from."""
+
+    def rank(self, request: Request, now: float) -> dict[int, StartEstimate]:
+        """Return the estimate of each usable pod."""
 
 
 Maker = Callable[[Fleet, InflightRequests, random.Random], Policy]

@@ -35,6 +35,9 @@ class PodQueue(Protocol):
 
     def add(self, request: Request) -> None: ...
 
+    def withdraw(self, request: Request) -> None:
+        """Remove a waiting request, which goes to another pod."""
+
     def take(self, pages_of: PagesOf) -> tuple[Request, Lease] | None:
         """Remove the next request that fits. Return it with a lease on the cached pages of its prompt; None if no request fits."""
 
@@ -65,6 +68,13 @@ class FairleadQueue:
         self._queue.add(request)
         self._queue.promise()
 
+    def withdraw(self, request: Request) -> None:
+        self._queue.remove(request)
+        if request.promised is not None:
+            match = self._cache.track(request.root, request.tokens)
+            self._cache.withdraw(request.promised, match)
+            self._cache.untrack(match)
+
     def take(self, pages_of: PagesOf) -> tuple[Request, Lease] | None:
         self._queue.refresh()
         with closing(self._queue.candidates()) as candidates:
@@ -93,6 +103,10 @@ class ArrivalQueue:
     def add(self, request: Request) -> None:
         self._requests.append(request)
         self.tokens += len(request.tokens)
+
+    def withdraw(self, request: Request) -> None:
+        self._requests.remove(request)
+        self.tokens -= len(request.tokens)
 
     def take(self, pages_of: PagesOf) -> tuple[Request, Lease] | None:
         request = self._requests[0]

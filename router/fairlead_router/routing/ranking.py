@@ -42,9 +42,11 @@ async def rank(
     return Ranking("local", rank_locally(request, table.soonest(CONSIDERED, (), request.model)))
 
 
-def rank_locally(request: RoutingRequest, workers: Iterable[Worker]) -> list[StartEstimate]:
+def rank_locally(request: RoutingRequest, workers: Iterable[Worker], now: float | None = None) -> list[StartEstimate]:
     """Return the workers by the loads that they report themselves, with no cached tokens."""
-    return rank_candidates([score_locally(worker, BLOCK_TOKENS) for worker in workers], b"", request.prompt_tokens, bytes(8), CONSIDERED)
+    return rank_candidates(
+        [score_locally(worker, BLOCK_TOKENS, now) for worker in workers], b"", request.prompt_tokens, bytes(8), CONSIDERED
+    )
 
 
 async def _rank_remotely(request: RoutingRequest, table: WorkerTable, reader: IndexReader | GroupedReader) -> list[StartEstimate]:

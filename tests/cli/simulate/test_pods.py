@@ -116,6 +116,18 @@ def test_the_index_is_what_pods_cache_and_promise() -> None:
         assert all(block % 100 == 1 or block - 1 in shown for block in shown), "prefix-closed"
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_withdrawn_request_leaves_nothing_behind_and_a_started_one_stays(engine: Engine) -> None:
+    pod = Pod(MODEL, 0.0, engine)
+    numbers = [pod.add(prompt(1, 2), 0.0), pod.add(prompt(5, 6, 7), 0.1)]
+    for number in (*numbers, numbers[1]):
+        pod.withdraw(number, 0.2)
+    assert pod.next_event() == 0.2
+    assert [(progress.number, progress.is_withdrawn) for progress in pod.advance(0.2)] == [(numbers[1], True)]
+    assert pod.load_at(0.3).waiting == 0 and order_of(pod, []) == [0]
+    assert pod.computed == 1024 and set(pod.cache.block_hashes()) == {1, 2}, "its promises have ended"
+
+
 def test_the_reported_step_is_the_mean_of_recent_ones_as_in_the_engine() -> None:
     model = PodModel(rate=512.0, cache_blocks=64, step_seconds=0.1, context_seconds=0.0, chunk_tokens=256, report_seconds=0.0)
     pod = Pod(model, 0.0)

@@ -12,9 +12,10 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, StandIn, dies_at_once, queues
 
 from fairlead_index.score import ScoredWorker, StartEstimate, rank_candidates
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.policies import RoutingRequest
-from fairlead_router.serving.withdrawal import WaitingAttempt, find_gain, remaining_tokens
+from fairlead_router.serving.waiting_attempts import LEAST_RATIO, WaitingAttempt, WaitingAttempts, find_gain, remaining_tokens
 
 LONG = {"backlog_tokens": 40_000, "prefill_rate": 2000.0}
 """Twenty seconds of work."""
@@ -145,25 +146,51 @@ def estimate(backlog: float, rate: float, step: float, tokens: int = 1000) -> St
 amounts, rates = st.floats(0, 1e6), st.floats(1, 1e5)
 
 
-@given(amounts, amounts, rates, st.floats(0, 100), st.floats(0, 100), amounts)
+@given(amounts, amounts, rates, st.floats(0, 100), st.floats(0, 100), amounts, amounts)
 def test_the_remaining_wait_never_grows_with_time_and_ends_with_the_requests_own_work(
-    own: float, ahead: float, rate: float, first: float, later: float, backlog: float
+    own: float, ahead: float, rate: float, first: float, later: float, backlog: float, longer: float
 ) -> None:
     attempt = WaitingAttempt(RoutingRequest(), Worker("127.0.0.1:1", lambda: 0.0), own, own + ahead, 0.0)
     known = ScoredWorker("127.0.0.1:1", 1, rate=rate, backlog=backlog)
-    early, late = (remaining_tokens(attempt, known, at) for at in (min(first, later), max(first, later)))
+    early, late = (remaining_tokens(attempt, known, longer, at) for at in (min(first, later), max(first, later)))
     assert late <= early <= backlog
-    assert remaining_tokens(attempt, known, 1e9) == min(own, backlog)
+    assert early <= max(own, backlog - longer), "longer prompts go later"
+    assert remaining_tokens(attempt, known, longer, 1e9) == min(own, backlog)
+
+
+def waiting_at(rate: float, *tokens: float) -> tuple[WaitingAttempts, list[WaitingAttempt]]:
+    """Attempts that were sent to one worker in this order, at 0 s."""
+    worker, waiting = Worker("127.0.0.1:1", lambda: 0.0), WaitingAttempts()
+    worker.load, worker.load_at = WorkerLoad(prefill_rate=rate), 0.0
+    attempts = []
+    for each in tokens:
+        worker.pending_tokens += int(each)
+        attempts.append(waiting.add(RoutingRequest(), worker, each, 0.0))
+    return waiting, attempts
+
+
+def test_a_short_prompt_waits_for_the_long_one_that_has_started_and_not_for_those_that_wait() -> None:
+    waiting, (started, long, short) = waiting_at(1000.0, 5000, 4000, 100)
+    assert waiting.remaining_tokens(short, 0.0) == 5000 + 100
+    assert waiting.remaining_tokens(long, 0.0) == 5000 + 4000
+    assert waiting.longest(0.0) == [long, short], "the first is next"
+    waiting.remove(long)
+    assert waiting.remaining_tokens(short, 0.0) == 9100, "removed attempts no longer count, and the backlog shows other requests"
+    waiting.remove(short)
+    waiting.remove(short)
+    waiting.remove(started)
+    assert not len(waiting) and waiting.longest(0.0) == []
 
 
 @given(amounts, rates, st.floats(0, 0.5), amounts, rates, st.floats(0, 0.5))
-def test_a_move_saves_more_than_it_costs_others(
+def test_a_move_more_than_halves_the_time_with_what_it_costs_others(
     tokens: float, rate: float, step: float, backlog: float, other_rate: float, other_step: float
 ) -> None:
     here, other = estimate(tokens, rate, step), estimate(backlog, other_rate, other_step)
     gain = find_gain(tokens, here, [other])
     staying = tokens / rate + step + 4 * step
-    assert gain == pytest.approx(staying - other.score - step)
+    assert gain == pytest.approx(staying - LEAST_RATIO * (other.score + step))
+    assert gain <= 0 or staying >= 2 * other.seconds
     assert find_gain(tokens, here, []) == 0
 
 
