@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from tests.operator.on_apiserver.causes.refused import REFUSED
 from tests.operator.on_apiserver.causes.row import Row
 from tests.operator.on_apiserver.causes.table import TABLE
 
@@ -26,9 +27,19 @@ controllers, and the errors of real workers and routers. What a kubelet reports 
 """
 
 
+REFUSALS = """## The API server refuses the manifest
+
+There is no service, and `kubectl apply` shows the answer. Examples of the rules:
+
+| Cause | Answer |
+| --- | --- |
+"""
+
+
 def page() -> str:
     """Return the page, with a table for each heading."""
-    return INTRODUCTION + "".join(f"## {heading}\n\n{_table(rows)}" for heading, rows in TABLE.items())
+    refused = "".join(f"| {row.cause} | {_words(row.answer)} |\n" for row in REFUSED)
+    return INTRODUCTION + "".join(f"## {heading}\n\n{_table(rows)}" for heading, rows in TABLE.items()) + REFUSALS + refused
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -44,5 +55,10 @@ def _table(rows: Iterable[Row]) -> str:
 
 def _line(row: Row) -> str:
     alerts = ", ".join(f"[{alert.removeprefix('Fairlead')}](alerts.md#{alert.lower()})" for alert in row.alerts)
-    words = re.sub(r"(spec(?:\.\w+)+|https://\S+)", r"`\1`", row.next_step[0].upper() + row.next_step[1:])
-    return f"| {row.cause} | `{row.condition}` {row.status} | `{row.reason}` | {row.event} | {alerts} | {words} |"
+    return f"| {row.cause} | `{row.condition}` {row.status} | `{row.reason}` | {row.event} | {alerts} | {_words(row.next_step)} |"
+
+
+def _words(text: str) -> str:
+    """Return a next step as a sentence, with its fields and URLs as code."""
+    text = text if text.startswith("spec.") else text[0].upper() + text[1:]
+    return re.sub(r"(spec(?:\.\w+)+|\w+://\S*)", r"`\1`", text)

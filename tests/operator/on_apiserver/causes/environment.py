@@ -5,7 +5,7 @@ Deadlines of minutes, after which the operator reports a component that does not
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.operator.support import apiserver, controllers
+from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 from tests.operator.support.stub_server import StubServer
 from tests.servers.redis_server import free_port
@@ -61,6 +62,12 @@ class Environment:
         with ThreadPoolExecutor(MANY) as pool:
             made = {name: pool.submit(self._produce, name, row) for name, row in rows}
         return {name: error if isinstance(error := one.exception(), Exception) else one.result() for name, one in made.items()}
+
+    def refusal(self, spec: Mapping[str, Any]) -> str:
+        """Return the API server's answer to a service with this spec; empty: it takes it."""
+        path = "/apis/fairlead.dev/v1alpha1/namespaces/default/inferenceservices?dryRun=All"
+        code, answer = self._server.request("POST", path, manifest("qwen", "default", **spec))
+        return "" if code < 300 else str(answer["message"])
 
     def scrape(self) -> str:
         """Return the operator's metrics."""
