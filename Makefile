@@ -172,7 +172,7 @@ chart-readme: install ## generate the chart's README from its values and their s
 	PYTHONPATH=. $(BIN)/python docs/generate/reference.py
 
 docs: install ## build the documentation site in build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build
 
 protos: install ## compile the endpoint picker's messages
 	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto

@@ -124,12 +124,14 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
     if serves:
         return [f"Nothing: the service is ready. kubectl fairlead top -n {namespace} shows its load."]
     reason = ready.get("reason")
+    read_log = f"Read the routers' log: kubectl logs -n {namespace} deployment/{name}-router"
     advice = {
         "Loading": "Wait: the model is loading (column LOADING of kubectl fairlead status).",
         "Starting": "Wait: pods are being created.",
         "RollingOut": "Wait: pods are being replaced, one after another.",
         "Probing": "Wait some seconds: the operator sends a test completion through the router.",
         "ScaledToZero": f"Scale it up: kubectl scale inferenceservices.fairlead.dev {name} -n {namespace} --replicas=1",
-        "RequestFailed": f"Read the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
+        "RequestFailed": read_log,
+        "RouterNotReady": read_log,
     }
     return [advice.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservices.fairlead.dev {name} -n {namespace}"))]

@@ -122,7 +122,7 @@ def list_references(service: Body) -> Iterable[tuple[str, str, str, str]]:
     ]
     for uri, where in claims:
         if str(uri).startswith("pvc://"):
-            yield "PersistentVolumeClaim", "persistentvolumeclaims", str(uri).removeprefix("pvc://").partition("/")[0], where
+            yield "PersistentVolumeClaim", "persistentvolumeclaims", _claim(str(uri)), where
     if claim := ((model.get("cache") or {}).get("persistentVolumeClaim") or {}).get("claimName"):
         yield "PersistentVolumeClaim", "persistentvolumeclaims", claim, "spec.model.cache.persistentVolumeClaim"
     for volume in template.get("volumes") or []:
@@ -134,8 +134,20 @@ def list_references(service: Body) -> Iterable[tuple[str, str, str, str]]:
         yield "Secret", "secrets", secret, "spec.model.secretRef"
     if secret := ((spec.get("access") or {}).get("keysSecretRef") or {}).get("name"):
         yield "Secret", "secrets", secret, "spec.access.keysSecretRef"
+    if secret := (((spec.get("router") or {}).get("tls")) or {}).get("secretName"):
+        yield "Secret", "secrets", secret, "spec.router.tls"
+    batch = spec.get("batch") or {}
+    if str(batch.get("storageURI")).startswith("pvc://"):
+        yield "PersistentVolumeClaim", "persistentvolumeclaims", _claim(batch["storageURI"]), "spec.batch.storageURI"
+    if secret := batch.get("secretName"):
+        yield "Secret", "secrets", secret, "spec.batch.secretName"
     for one in [*(spec.get("imagePullSecrets") or []), *(template.get("imagePullSecrets") or [])]:
         yield "Secret", "secrets", one["name"], "imagePullSecrets"
+
+
+def _claim(uri: str) -> str:
+    """Return the claim that a pvc:// URI names."""
+    return uri.removeprefix("pvc://").partition("/")[0]
 
 
 def find_gpu_resource(pods: Iterable[Body]) -> str | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fairlead_operator import names
 from fairlead_operator.causes import weights
 from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncate
 from fairlead_operator.causes.events import probe_message
@@ -19,6 +20,7 @@ _IMAGE_ADVICE = (
         r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
         "Give the pods a pull secret that may read it (imagePullSecrets).",
     ),
+    (r"no match for platform|exec format", "The image is not built for this node's processor: choose other nodes or another image."),
     (
         r"not found|manifest unknown|\b404\b",
         "Correct the image: the operator's --worker-image and --router-image, or the one in spec.podTemplate.",
@@ -28,7 +30,6 @@ _IMAGE_ADVICE = (
         r"no such host|timeout|timed out|refused|x509|unreachable|EOF",
         "The node cannot reach the registry: check its network, proxy and certificates.",
     ),
-    (r"no match for platform|exec format", "The image is not built for this node's processor: choose other nodes or another image."),
     (r"no space left", "The node's disk is full: free it, or choose other nodes."),
 )
 _CONFIG_ADVICE = (
@@ -39,6 +40,8 @@ _CONFIG_ADVICE = (
     (r"runAsNonRoot", "The image runs as root, which is forbidden here: use one with a numeric USER."),
     (r"nvidia", "The node's NVIDIA driver or container toolkit fails: see the GPU operator's pods there."),
 )
+
+_CRASH_ADVICE = ((r"--ssl-certfile .* cannot be used", "Put a certificate and its own key into the Secret of spec.router.tls."),)
 
 
 def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bool:
@@ -71,8 +74,10 @@ def find_container_cause(
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
         return _crashed(pod, container, ended, reason, event)
     if state.get("running") is not None:
-        if not served:
+        if not served and container.get("name") == names.WORKER:
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
+        if not served:
+            return Cause("Starting", f"pod {pod} runs and has not been ready yet", fault=False)
         seen = probe_message(event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"
         return Cause("NotReady", truncate(f"pod {pod} runs but is not ready{why}"), fault=False)
@@ -113,7 +118,8 @@ def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], w
         return make_cause("ProbeFailed", f"pod {pod}: {seen}", do)
     looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2
     what = f"pod {pod}: {container.get('name')} exited with code {code}: {message or 'it left no message'}"
-    return make_cause("CrashLoopBackOff" if looping else "Crashed", what, f"See kubectl logs {pod} -c {container.get('name')} --previous.")
+    do = _advice(_CRASH_ADVICE, message) or f"See kubectl logs {pod} -c {container.get('name')} --previous."
+    return make_cause("CrashLoopBackOff" if looping else "Crashed", what, do)
 
 
 def _advice(table: tuple[tuple[str, str], ...], words: str) -> str:

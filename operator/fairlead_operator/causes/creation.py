@@ -7,12 +7,17 @@ from fairlead_operator.causes.cause import Cause, make_cause
 PAUSED = "RolloutPaused"
 
 
+_QUOTA = re.compile(r"(?:exceeded|failed) quota: ([\w.-]+)")
+_CLASSES = (
+    (re.compile(r"no PriorityClass with name (\S+) was found"), "PriorityClass", "priorityClassName"),
+    (re.compile(r'RuntimeClass "([^"]+)" not found'), "RuntimeClass", "runtimeClassName"),
+)
+
+
 def make_failure_cause(reason: str, message: str) -> Cause:
     """Return the cause of a ReplicaFailure. Its message is that of the admission that refused the pod."""
-    if "exceeded quota" in message or "failed quota" in message:
-        quota = re.search(r"(?:exceeded|failed) quota: ([\w.-]+)", message)
-        which = quota[1] if quota else "of the namespace"
-        do = f"Raise the ResourceQuota {which} (kubectl describe quota), or lower spec.replicas or spec.resources."
+    if quota := _QUOTA.search(message):
+        do = f"Raise the ResourceQuota {quota[1]} (kubectl describe quota), or lower spec.replicas or spec.resources."
         return make_cause("QuotaExceeded", f"no pod can be created: {message}", do)
     if "violates PodSecurity" in message:
         do = "Remove the named settings from spec.podTemplate, or label the namespace with a level that allows them."
@@ -38,6 +43,10 @@ def make_failure_cause(reason: str, message: str) -> Cause:
             "Create that ServiceAccount, or remove serviceAccountName from spec.podTemplate.",
             template=True,
         )
+    for pattern, kind, field in _CLASSES:
+        if missing := pattern.search(message):
+            do = f"Create {kind} {missing[1]}, or correct {field} in spec.podTemplate."
+            return make_cause(reason, f"no pod can be created: {message}", do, template=True)
     invalid = "is invalid:" in message
     do = "Correct spec.podTemplate." if invalid else "The controller retries automatically; see kubectl describe replicaset."
     return make_cause(reason, f"no pod can be created: {message}", do, template=invalid)
@@ -57,6 +66,8 @@ def make_refusal_cause(child: str, words: str, *, template: bool) -> Cause:
         )
     if "forbidden" in words and "cannot" in words:
         do = "Grant the operator that permission: the chart's roles must be of the operator's version (helm upgrade)."
+    elif quota := _QUOTA.search(words):
+        do = f"Raise the ResourceQuota {quota[1]} (kubectl describe quota). The operator retries every 30 s."
     else:
         do = "The operator retries every 30 s."
     return make_cause("ApplyFailed", f"{child}: {words}", do)

@@ -21,6 +21,10 @@ _ADVICE = (
         r"cannot allocate all claims",
         "Free a device that the ResourceClaimTemplate selects, add a node with one, or correct its selectors (kubectl get resourceslices).",
     ),
+    (
+        r"volume node affinity conflict|didn't match PersistentVolume's node affinity",
+        "The claim's volume is on another node or zone: free room there, or use a claim that all nodes can mount.",
+    ),
     (r"Insufficient cpu", "Lower spec.resources.cpu, or add a node."),
     (r"Insufficient memory", "Lower spec.resources.memory, or add a node."),
     (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),
@@ -31,11 +35,11 @@ _ADVICE = (
         r"unbound immediate PersistentVolumeClaims",
         "See why the claim is not bound: kubectl describe pvc (no such StorageClass, or no volume).",
     ),
-    (
-        r"volume node affinity conflict",
-        "The claim's volume is on another node or zone: free room there, or use a claim that all nodes can mount.",
-    ),
     (r"untolerated taint \{([^}]+)\}", "Tolerate {0} in spec.podTemplate.spec.tolerations, if workers may run there."),
+    (
+        r"untolerated taint\(s\)",
+        "Tolerate the node's taints (kubectl describe node) in spec.podTemplate.spec.tolerations, if workers may run there.",
+    ),
     (
         r"match Pod's node affinity|node selector",
         "No node has the required labels: correct the nodeSelector or affinity, or label a node.",
@@ -44,6 +48,10 @@ _ADVICE = (
     (r"were unschedulable", "Nodes are cordoned: kubectl uncordon NODE when they may be used again."),
     (r"no nodes available", "The cluster has no node: add one."),
 )
+
+
+_PREEMPTION = re.compile(r"(?: no new claims to deallocate,)? preemption: .*", re.DOTALL)
+"""The end of a scheduler's message: it says that no other pod makes room either."""
 
 
 def find_cause(pod: str, reason: str, message: str) -> Cause:
@@ -55,7 +63,7 @@ def find_cause(pod: str, reason: str, message: str) -> Cause:
     words = message or "no node takes it"
     nodes = _OF.search(words)
     lacks = ", ".join(f"{name} on {count} of {nodes[1] if nodes else '?'} nodes" for count, name in _LACKS.findall(words)[:3])
-    what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {words.partition(' preemption:')[0]}"
+    what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {_PREEMPTION.sub('', words)}"
     return make_cause("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
 
 

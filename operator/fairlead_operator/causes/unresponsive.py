@@ -11,6 +11,7 @@ from fairlead_operator.causes.events import probe_message
 from fairlead_operator.observed import PodEvent
 
 Body = Mapping[str, Any]
+DEFAULT_SCHEDULER = "default-scheduler"
 GRACE = 60.0  # seconds; controllers and schedulers act within one second, also in clusters with thousands of pods
 NODE_GRACE = 120.0  # seconds from a pod's binding to its kubelet's first status
 NOT_READY_GRACE = 120.0  # seconds: a worker that catches up, or restarts its engine, is ready again by then
@@ -82,10 +83,12 @@ def _check_pod(pod: Body) -> _Late | None:
         since, grace, reason = metadata.get("creationTimestamp"), GRACE, "SchedulerNotResponding"
         what = f"pod {name}: no scheduler has handled it for {GRACE:.0f} s"
         do = "See whether kube-scheduler runs (kubectl -n kube-system get pods)."
+        if (own := (pod.get("spec") or {}).get("schedulerName", DEFAULT_SCHEDULER)) != DEFAULT_SCHEDULER:
+            do = f"See whether the scheduler {own} runs, or correct schedulerName in spec.podTemplate."
     elif scheduled.get("status") == "True":
         since, grace, reason = scheduled.get("lastTransitionTime"), NODE_GRACE, "NodeNotResponding"
         what = f"pod {name}: its kubelet has not started it for {NODE_GRACE:.0f} s"
-        do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
+        do = f"See whether its node is Ready (kubectl get nodes), and kubectl describe pod {name}."
     else:
         return None  # the scheduler has answered: the pod has no node
     at = _seconds(since)

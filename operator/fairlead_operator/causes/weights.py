@@ -4,20 +4,22 @@ import re
 
 from fairlead_operator.causes.cause import Cause, make_cause
 
-_LOAD_FAILURE = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
-OF_WORKERS = ("CacheNotWritable", "GpuOutOfMemory", "WeightsInvalid", "ModelUnsupported", "ModelLoadFailed")
+_LOAD_FAILURE = re.compile(
+    r"cannot load (?:model|LoRA adapter)|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b"
+)
+OF_WORKERS = ("CacheNotWritable", "GpuOutOfMemory", "WeightsInvalid", "ModelUnsupported", "AdapterLoadFailed", "ModelLoadFailed")
 """Reasons that depend on the worker's code or user, and not only on the model and its store."""
 _TOKEN = "in the Secret of spec.model.secretRef (kubectl create secret generic hub --from-literal=token=…)"
 
 # Pattern → reason and advice. The order matters: the hub answers 401 both for a private repository and for one that does not exist.
 _KINDS = (
     (
-        r"No space left|Errno 28\b|Errno 122\b|disk quota|is full \(",
+        r"No space left|Errno 28\b|Errno 122\b|disk quota|is full \(|are still to be downloaded, and ",
         "DiskFull",
         "Keep the model on a larger volume (spec.model.cache), or free disk on the node.",
     ),
     (
-        r"may not be written by",
+        r"may not be written by|, which cannot be written",
         "CacheNotWritable",
         "Let the worker's user write to the volume of spec.model.cache (fsGroup, or the path's owner on the node).",
     ),
@@ -53,6 +55,12 @@ _KINDS = (
         "Allow the pods to reach the hub (NetworkPolicy, proxy, DNS), or serve the model from a volume (pvc://CLAIM/PATH).",
     ),
     (
+        r"--max-model-len \d+ is more",
+        "ModelUnsupported",
+        "Lower spec.engine.maxModelLen, or remove it: the model's own limit then counts.",
+    ),
+    (r"cannot load LoRA adapter", "AdapterLoadFailed", "Correct spec.model.adapters: the URI, the adapter's base model, its rank."),
+    (
         r"there is no /|is not a folder|no config\.json",
         "ModelNotFound",
         "Correct the path in spec.model.uri: it names the folder that holds config.json.",
@@ -63,7 +71,7 @@ _KINDS = (
         "Use more or larger GPUs (spec.engine.tensorParallel), a smaller model, or less KV cache (spec.engine.kvCache.size).",
     ),
     (
-        r"missing weights|weights cannot be loaded|safetensors",
+        r"missing weights|weights cannot be loaded|safetensors|cannot be read: |its tokenizer cannot be loaded|is not a valid ",
         "WeightsInvalid",
         "Copy or download the model again: its files are incomplete or damaged.",
     ),

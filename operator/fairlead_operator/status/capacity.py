@@ -55,5 +55,5 @@ class Shortfall:
         if now < late_at:
             return None, late_at
         why = f": {pod_cause.message}" if pod_cause is not None else ""
-        do = "See kubectl fairlead explain, and the logs of the pods that are not ready."
+        do = "See the logs of the pods that are not ready. Delete a pod that makes no progress: another replaces it."
         return make_cause(reason, f"{self.what} since {self.since}{why}", do), None

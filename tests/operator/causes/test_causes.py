@@ -72,6 +72,22 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "Tolerate gpu: yes",
     ),
     (
+        "taints, as Kubernetes 1.36 reports them",
+        unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/2 nodes."),
+        None,
+        "FailedScheduling",
+        r"had untolerated taint\(s\)\. Tolerate the node's taints",
+    ),
+    (
+        "volume on another node",
+        unscheduled(
+            "0/9 nodes are available: 7 Too many pods, 1 Insufficient cpu, 1 node(s) didn't match PersistentVolume's node affinity."
+        ),
+        None,
+        "FailedScheduling",
+        "The claim's volume is on another node.*Lower spec.resources.cpu",
+    ),
+    (
         "no claim",
         unscheduled('persistentvolumeclaim "weights" not found'),
         None,
@@ -82,6 +98,13 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("gated", unscheduled("waits for Kueue", "SchedulingGated"), None, "SchedulingGated", "waits for its scheduling gates"),
     ("pull, 404", waiting("ErrImagePull", "manifest unknown"), None, "ImagePullBackOff", "worker:1: manifest unknown.*Correct the image"),
     ("pull, 401", waiting("ImagePullBackOff", "Back-off: ErrImagePull: 401 Unauthorized"), None, "ImagePullBackOff", "pull secret"),
+    (
+        "pull, platform",
+        waiting("ErrImagePull", "no match for platform in manifest: not found"),
+        None,
+        "ImagePullBackOff",
+        "node's processor",
+    ),
     ("pull, network", waiting("ErrImagePull", "dial tcp: no such host"), None, "ImagePullBackOff", "cannot reach the registry"),
     ("image name", waiting("InvalidImageName", "couldn't parse image name"), None, "InvalidImageName", "in lower case"),
     ("never pull", waiting("ErrImageNeverPull", "not present"), None, "ErrImageNeverPull", "imagePullPolicy"),
@@ -149,6 +172,30 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("store away", hub("the bucket cannot be reached: see spec.model.endpoint"), None, "StoreUnreachable", "DNS"),
     ("no bucket", hub("there is no such bucket (404): see spec.model.uri"), None, "ModelNotFound", "Correct the bucket"),
     ("cache full", hub("/var/cache/fairlead is full (0.1 GiB free): enlarge it"), None, "DiskFull", "larger volume"),
+    (
+        "cache too small",
+        hub("80.0 GiB are still to be downloaded, and /var/cache/fairlead has 60.1 GiB free: enlarge it"),
+        None,
+        "DiskFull",
+        "larger volume",
+    ),
+    ("cache empty", hub("it is not in /c, which cannot be written: make spec.model.cache writable"), None, "CacheNotWritable", "fsGroup"),
+    ("length", hub("--max-model-len 128 is more than the model's 64"), None, "ModelUnsupported", "Lower spec.engine.maxModelLen"),
+    ("config", hub("config.json cannot be read: Unterminated string"), None, "WeightsInvalid", "download the model again"),
+    (
+        "adapter",
+        ended("cannot load LoRA adapter sql from file:///m: no adapter_config.json in /m"),
+        None,
+        "AdapterLoadFailed",
+        r"Correct spec\.model\.adapters",
+    ),
+    (
+        "router certificate",
+        ended("fairlead-router: --ssl-certfile a with --ssl-keyfile b cannot be used: KEY_VALUES_MISMATCH", 2, restartCount=3),
+        None,
+        "CrashLoopBackOff",
+        "into the Secret of spec.router.tls",
+    ),
     ("cache read-only", hub("/var/cache/fairlead may not be written by user 65532"), None, "CacheNotWritable", "fsGroup"),
     ("other model fault", hub("something else"), None, "ModelLoadFailed", "kubectl logs"),
     ("killed for memory", ended(code=137, reason="OOMKilled"), None, "OOMKilled", r"Raise spec\.resources\.memory"),
@@ -217,6 +264,13 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         "preempting",
     ),
     ("loading", {"containerStatuses": [container({"running": {}}, started=False)]}, None, "Loading", "loading the model"),
+    (
+        "another container runs",
+        {"containerStatuses": [container({"running": {}}, name="router", started=False)]},
+        None,
+        "Starting",
+        "has not been ready yet",
+    ),
     ("creating", CREATING, None, "Starting", "is starting"),
 ]
 
@@ -250,6 +304,8 @@ def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
         ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "owner of that policy", True),
         ('pods "x" is forbidden: maximum memory usage per Container is 1Gi', "LimitRange", "kubectl describe limitrange", True),
         ('error looking up service account ns/own: serviceaccount "own" not found', "FailedCreate", "Create that ServiceAccount", True),
+        ('pods "x" is forbidden: no PriorityClass with name batch was found', "FailedCreate", "Create PriorityClass batch", True),
+        ('pods "x" is forbidden: pod rejected: RuntimeClass "kata" not found', "FailedCreate", "correct runtimeClassName", True),
         ('Pod "x" is invalid: spec.volumes[0]', "FailedCreate", r"Correct spec\.podTemplate", True),
         ("etcd timeout", "FailedCreate", "retries automatically", False),
     ],
@@ -258,6 +314,13 @@ def test_refused_pods_have_a_cause(message: str, reason: str, words: str, templa
     cause = creation.make_failure_cause("FailedCreate", message)
     assert (cause.reason, cause.fault, cause.template) == (reason, True, template)
     assert re.search(words, cause.message) and message in cause.message
+
+
+def test_a_refused_child_has_the_advice_of_its_refusal() -> None:
+    words = 'services "qwen" is forbidden: exceeded quota: team, requested: services=1, used: services=0, limited: services=0'
+    assert "Raise the ResourceQuota team" in creation.make_refusal_cause("Service/qwen", words, template=False).message
+    words = 'services is forbidden: User "operator" cannot create resource "services"'
+    assert "helm upgrade" in creation.make_refusal_cause("Service/qwen", words, template=False).message
 
 
 def test_a_long_description_is_truncated_and_the_advice_is_not() -> None:
@@ -338,3 +401,10 @@ def test_an_unresponsive_scheduler_or_kubelet_is_reported_after_its_grace(
     assert unresponsive.find_cause([], [one], at(late - 1)) == (None, NOW.timestamp() + late)
     cause, _ = unresponsive.find_cause([], [one], at(late))
     assert cause is not None and cause.reason == reason and re.search(words, cause.message)
+
+
+def test_an_own_scheduler_is_named() -> None:
+    one = pod() | {"spec": {"schedulerName": "gang"}}
+    one["metadata"] |= {"creationTimestamp": "2026-01-01T12:00:00Z"}
+    cause, _ = unresponsive.find_cause([], [one], at(60))
+    assert cause is not None and "whether the scheduler gang runs" in cause.message

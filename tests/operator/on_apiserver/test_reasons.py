@@ -39,7 +39,7 @@ def post(cluster: Cluster, pod: str, reason: str, message: str) -> None:
 def as_a_kubelet_writes_it(status: dict[str, Any]) -> dict[str, Any]:
     """With the fields that the API server requires."""
     whole = {"phase": "Pending", **status}
-    whole["containerStatuses"] = [{**one, "imageID": "", "name": "worker"} for one in status.get("containerStatuses", [])]
+    whole["containerStatuses"] = [{**one, "imageID": ""} for one in status.get("containerStatuses", [])]
     return whole
 
 

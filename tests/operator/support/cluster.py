@@ -65,15 +65,15 @@ class Cluster:
         self.patch("pods", name, {"status": status}, "status")
 
 
-def eventually(look: Callable[[], T], within: float = 45.0) -> T:
-    """Call `look` until its result is true, and return that. The failure contains the last result."""
+def eventually(look: Callable[[], T], within: float = 45.0, pause: float = 0.05) -> T:
+    """Call `look`, every `pause` seconds, until its result is true, and return that. The failure contains the last result."""
     deadline = time.monotonic() + within
     while True:
         found = look()
         if found:
             return found
         assert time.monotonic() < deadline, f"still {found!r} after {within} s"
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 CHILDREN = [

@@ -2,7 +2,7 @@
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from fairlead_operator.api.crd import custom_resource_definition
 
 MERGE = "application/merge-patch+json"
 NAMESPACE = "default"
+Process = subprocess.Popen[bytes]
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -29,23 +30,30 @@ def start(folder: Path) -> Iterator[apiserver.ApiServer]:
     with apiserver.start() as server:
         server.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", custom_resource_definition())
         wait_for_crd(server)
-        common = [f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--secure-port=0"]
-        quick = ["--kube-api-qps=500", "--kube-api-burst=1000"]
-        commands = {
-            "kube-controller-manager": [*common, *quick, "--controllers=deployment-controller,replicaset-controller"],
-            "kube-scheduler": [*common, *quick],
-        }
-        processes = []
-        try:
-            for name, flags in commands.items():
-                with (folder / f"{name}.log").open("wb") as log:
-                    processes.append(subprocess.Popen([str(apiserver.program(name)), *flags], stdout=log, stderr=log))
+        with run_components(server, folder, ("deployment-controller", "replicaset-controller")):
             yield server
-            assert all(process.poll() is None for process in processes), "a controller has ended"
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+
+
+@contextmanager
+def run_components(server: apiserver.ApiServer, folder: Path, controllers: Sequence[str], *flags: str) -> Iterator[dict[str, Process]]:
+    """Run kube-controller-manager, with these `controllers` and `flags`, and kube-scheduler. Yields them by name."""
+    common = [f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--secure-port=0"]
+    quick = ["--kube-api-qps=500", "--kube-api-burst=1000"]
+    commands = {
+        "kube-controller-manager": [*common, *quick, f"--controllers={','.join(controllers)}", *flags],
+        "kube-scheduler": [*common, *quick],
+    }
+    processes: dict[str, Process] = {}
+    try:
+        for name, arguments in commands.items():
+            with (folder / f"{name}.log").open("wb") as log:
+                processes[name] = subprocess.Popen([str(apiserver.program(name)), *arguments], stdout=log, stderr=log)
+        yield processes
+        assert all(process.poll() is None for process in processes.values()), "a controller has ended"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
 
 
 def make_node(server: apiserver.ApiServer, name: str, gpus: int) -> None:

@@ -51,8 +51,8 @@ class StubRouter:
 
 
 @contextmanager
-def run_operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object) -> Iterator[None]:
-    """Runs while the context lasts; an operator that ends by itself fails the test."""
+def run_operator(kubeconfig: Path, namespace: str, router_url: str, *, prober: Prober | None = None, **flags: object) -> Iterator[None]:
+    """Runs while the context lasts; an operator that ends by itself fails the test. `prober`: in place of one that asks `router_url`."""
     flags = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379", "hub_endpoint": "", **flags}
     flags = {"namespaces": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags}
     config = OperatorConfig(**cast(Any, flags))
@@ -61,7 +61,7 @@ def run_operator(kubeconfig: Path, namespace: str, router_url: str, **flags: obj
     def run() -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_until_complete(operate(config, stop, Prober("cluster.local", base_url=router_url)))
+            loop.run_until_complete(operate(config, stop, prober or Prober("cluster.local", base_url=router_url)))
         except BaseException as error:
             ended.append(error)
         finally:

@@ -19,7 +19,10 @@ _FILE = re.compile(r"/([\w.-]+/[\w.-]+)/resolve/([\w.%-]+)/(.+)$")
 
 
 class Hub:
-    """Serves `folder` as tiny/model (revisions main and v1), refuses gated/model (403), private/model (needs TOKEN) and any other (404)."""
+    """Serves `folder` as tiny/model (revisions main and v1), refuses gated/model (403), private/model (needs TOKEN) and any other (404).
+
+    limited/model gets 429, and for broken/model the connection ends without an answer.
+    """
 
     def __init__(self, folder: Path, rate: float = 0) -> None:
         """`rate`: bytes per second of each connection; 0: without a limit."""
@@ -54,6 +57,11 @@ class Hub:
         if not match:
             return self._send(request, 404, b"{}", {}, body)
         repository, revision = match[1], match[2] or "main"
+        if repository == "broken/model":
+            request.close_connection = True
+            return None
+        if repository == "limited/model":
+            return self._send(request, 429, b"{}", {}, body)
         if repository == "gated/model":
             return self._send(request, 403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask for access"}, body)
         allowed = repository == "tiny/model" or (

@@ -84,6 +84,8 @@ def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_
             "the repository is gated (403): accept its terms on the hub, and give a token of that account: HF_TOKEN (spec.model.secretRef)",
         ),
         ("hf://tiny/model@v9", "the repository has no revision 'v9' (404)"),
+        ("hf://limited/model", "the hub answered 429: try again later, or mirror the model and use file:///"),
+        ("hf://broken/model", "the hub cannot be reached (RemoteProtocolError: Server disconnected without sending a response.)"),
     ],
 )
 def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path, uri: str, message: str) -> None:

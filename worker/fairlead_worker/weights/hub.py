@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
 from huggingface_hub.errors import (
@@ -24,6 +23,8 @@ from fairlead_worker.weights.progress import Progress
 
 REFUSALS = (HFValidationError, GatedRepoError, RevisionNotFoundError, RepositoryNotFoundError)
 """Answers of the hub that no later attempt changes."""
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+"""The base of the errors of the client's HTTP library: httpx, or httpx2 in newer releases."""
 CHECK_SECONDS = 3.0
 
 
@@ -41,7 +42,7 @@ def check_exists(uri: str, source: HubModel) -> None:
         HfApi().model_info(source.repository, revision=source.revision, timeout=CHECK_SECONDS)
     except REFUSALS as error:
         raise _explain_refusal(uri, source, error) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError):
+    except (HTTP_ERROR, OSError):
         return  # the files may be in the cache
 
 
@@ -89,6 +90,8 @@ def _download(
         if isinstance(cause, HfHubHTTPError):
             raise ModelLoadError(uri, f"the hub answered {cause.response.status_code}{revision}: {_hint(cause)}") from error
         raise ModelLoadError(uri, f"the hub cannot be reached and the files are not cached here ({cause or error})") from error
+    except HTTP_ERROR as error:  # the connection broke: the client looks into its cache only if it cannot be opened
+        raise ModelLoadError(uri, f"the hub cannot be reached ({type(error).__name__}: {error})") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise cache.explain(uri, error) from error
