@@ -43,7 +43,9 @@ def page() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page to the site."""
+    """Replace the placeholder in the repository by the page."""
+    if placeholder := files.get_file_from_path(PAGE):
+        files.remove(placeholder)
     files.append(File.generated(config, PAGE, content=page()))
     return files
 
