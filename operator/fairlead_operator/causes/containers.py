@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fairlead_operator import names
 from fairlead_operator.causes import weights
 from fairlead_operator.causes.cause import Cause, last_line, make_cause, truncate
 from fairlead_operator.causes.events import probe_message
@@ -71,8 +72,10 @@ def find_container_cause(
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
         return _crashed(pod, container, ended, reason, event)
     if state.get("running") is not None:
-        if not served:
+        if not served and container.get("name") in (names.WORKER, names.ROUTER):
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
+        if not served:  # an init container, or the proxy of a mesh
+            return Cause("Starting", f"pod {pod}: container {container.get('name')} is not ready yet", fault=False)
         seen = probe_message(event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"
         return Cause("NotReady", truncate(f"pod {pod} runs but is not ready{why}"), fault=False)
