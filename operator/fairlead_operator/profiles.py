@@ -92,7 +92,8 @@ def merge_specs(profile: Mapping[str, Any], service: Mapping[str, Any]) -> dict[
 def _excluded_fields(profile: Mapping[str, Any], service: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the paths of the profile's fields that cannot be combined with what the service sets.
 
-    Conflicts over access, such as `batch` with `router.tls`, are not among them: a service does not lose protection without a message.
+    Conflicts over access, such as `access` with `routing.forwardingMode: Redirect`, are not among them: a service does not lose protection
+    without a message.
     """
     for path, names in ALTERNATIVES:
         theirs = _at(service, path)

@@ -46,7 +46,6 @@ _TLS_REDIRECT = (
 _REDIRECT_OTHERS = (
     "spec.routing.forwardingMode Redirect sends no request to other services: set it to Proxy, or remove spec.exposure.otherServices"
 )
-_TLS_BATCH = "spec.batch sends requests to routers over plain HTTP: remove spec.batch, or spec.router.tls"
 _ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
 _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageTokens: increase it, or remove it for the limit of the model"
 
@@ -250,7 +249,6 @@ class ServiceSpec(Part):
                 _REDIRECT_OTHERS,
                 path=".exposure.otherServices",
             ),
-            rule("!has(self.router.tls) || !has(self.batch)", _TLS_BATCH, path=".router.tls"),
             rule(
                 "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
                 _ROUTERS,
@@ -302,9 +300,7 @@ class ServiceSpec(Part):
         refuse(self.rollout.canary is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_CANARY)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
         refuse(bool(self.exposure.other_services) and self.routing.forwarding_mode == "Redirect", _REDIRECT_OTHERS)
-        encrypted = self.router.tls is not None
-        refuse(encrypted and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
-        refuse(encrypted and self.batch is not None, _TLS_BATCH)
+        refuse(self.router.tls is not None and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
         routers, autoscaling = self.routing.replicas, self.router.autoscaling
         refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
         return self

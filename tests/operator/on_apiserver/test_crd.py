@@ -106,7 +106,6 @@ REFUSED = [
         {"router": {"tls": {"secretName": "a"}}, "routing": {"forwardingMode": "Redirect"}},
         "forwardingMode Redirect sends clients to workers",
     ),
-    ({"router": {"tls": {"secretName": "a"}}, "batch": {"storageURI": "pvc://c"}}, "spec.batch sends requests to routers over plain HTTP"),
     ({"router": {"autoscaling": {"maxReplicas": 1}}}, "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas"),
     (
         {"scaling": {"maxReplicas": 2, "schedules": [{"name": "a", "start": "0 8 * * *", "end": "0 9 * * *", "minReplicas": 3}]}},

@@ -176,7 +176,6 @@ def test_a_changed_profile_is_another_revision_of_what_it_shapes() -> None:
             {"access": {"keysSecretRef": {"name": "k"}}},
             "together: spec.routing.forwardingMode Redirect bypasses spec.access",
         ),
-        ({"router": {"tls": {"secretName": "s"}}}, {"batch": {"storageURI": "s3://bucket/f"}}, "together: spec.batch sends"),
     ],
 )
 def test_what_does_not_fit_together_names_the_profile_and_the_field(shared: dict[str, Any], service: dict[str, Any], words: str) -> None:
