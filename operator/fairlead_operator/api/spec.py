@@ -10,7 +10,19 @@ from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloa
 from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, Image, ObjectName, Part, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import (
+    Argument,
+    Image,
+    ObjectName,
+    Part,
+    list_map,
+    list_set,
+    refuse,
+    rule,
+    rules,
+    uri_schema,
+    uri_validator,
+)
 from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
 from fairlead_operator.api.rollout import Rollout
@@ -200,6 +212,19 @@ class LocalObjectReference(Part):
     name: ObjectName = Field(description="Name of the object.")
 
 
+class ProfileRef(Part):
+    """The profile of the service."""
+
+    name: ObjectName = Field(description="Name of the InferenceProfile.")
+    excluded_fields: list[Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z]+(\.[a-zA-Z]+)*$")]] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Fields of the profile that do not apply here, such as routing.replicas: the service has its own value or the default.",
+        json_schema_extra=list_set(),
+    )
+
+
 class ServiceSpec(Part):
     """The desired service."""
 
@@ -257,7 +282,7 @@ class ServiceSpec(Part):
         )
     )
 
-    profile_ref: LocalObjectReference | None = Field(
+    profile_ref: ProfileRef | None = Field(
         None, description="InferenceProfile in the namespace of the service. It gives each field that has its default here."
     )
     model: Model = Field(description="The model to serve. model.uri alone is a complete spec.")

@@ -99,6 +99,7 @@ REFUSED = [
         "spec.exposure.otherServices needs routers that forward requests",
     ),
     ({"exposure": {"otherServices": ["b"]}, "routing": {"forwardingMode": "Redirect"}}, "sends no request to other services"),
+    ({"profileRef": {"name": "a", "excludedFields": ["routing..x"]}}, "spec.profileRef.excludedFields[0]"),
     ({"router": {"tls": {}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "issuerRef": {"name": "b"}}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "dnsNames": ["b"]}}}, "spec.router.tls.dnsNames are put into the certificate of issuerRef"),
