@@ -55,11 +55,17 @@ class Service:
         return eventually(check, seconds, f"{self.name} Ready with {replicas or 'its'} replicas")
 
     @contextmanager
-    def running(self, manifest: dict[str, Any], replicas: int) -> Iterator["Service"]:
+    def running(self, manifest: dict[str, Any], replicas: int | None = None) -> Iterator["Service"]:
         """Apply the manifest and wait for its first workers. The service is deleted after the block, or if they do not become ready."""
-        try:
+        with self.deleted_afterwards():
             self.system.apply(manifest)
             self.wait_ready(replicas=replicas, seconds=300)
+            yield self
+
+    @contextmanager
+    def deleted_afterwards(self) -> Iterator["Service"]:
+        """Delete the service after the block, whatever fails in it."""
+        try:
             yield self
         finally:
             self.delete()
@@ -91,7 +97,8 @@ class Service:
         return found
 
     def delete(self) -> None:
-        self.system.cluster.kubectl("delete", "infer", self.name, "-n", self.system.models, "--ignore-not-found", "--timeout=60s")
+        timeout = f"--timeout={60 * PATIENCE:.0f}s"
+        self.system.cluster.kubectl("delete", "infer", self.name, "-n", self.system.models, "--ignore-not-found", timeout)
 
 
 class Load:

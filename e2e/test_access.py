@@ -29,10 +29,12 @@ def service(installed: System, keys: dict[str, str], tmp_path: Path) -> Iterator
     service = Service(installed, "guarded")
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "guarded-keys", "namespace": installed.models}}
     installed.apply({**secret, "stringData": {"keys.yaml": (tmp_path / "keys.yaml").read_text()}})
-    installed.apply(service.manifest(access={"keysSecretRef": {"name": "guarded-keys"}}, routing={"replicas": 1}))
-    yield service
-    service.delete()
-    installed.cluster.kubectl("delete", "secret", "guarded-keys", "-n", installed.models)
+    try:
+        with service.deleted_afterwards():
+            installed.apply(service.manifest(access={"keysSecretRef": {"name": "guarded-keys"}}, routing={"replicas": 1}))
+            yield service
+    finally:
+        installed.cluster.kubectl("delete", "secret", "guarded-keys", "-n", installed.models)
 
 
 def test_keys_are_required_and_tenants_share_no_cache(service: Service, keys: dict[str, str]) -> None:

@@ -64,24 +64,22 @@ def test_a_pod_that_fits_no_node_is_reported(broken: Service) -> None:
 
 def test_malformed_requests_get_openai_errors_and_end_no_process(installed: System) -> None:
     service = Service(installed, "patient")
-    installed.apply(service.manifest())
-    service.wait_ready(replicas=1)
-    answers = read_result(installed.client("malformed_requests.py", service.url, service.name))
-    statuses = {mistake: status for mistake, (status, _) in answers.items()}
-    assert statuses == {
-        "bad json": 400,
-        "unknown model": 404,
-        "negative max_tokens": 400,
-        "prompt too long": 400,
-        "messages is a number": 400,
-        "100 MB": 413,
-        "good": 200,
-    }
-    errors = {mistake: body["error"] for mistake, (status, body) in answers.items() if status != 200}
-    assert all(set(error) == {"message", "type", "param", "code"} and error["message"] for error in errors.values())
-    assert errors["negative max_tokens"]["param"] == "max_tokens"
-    assert errors["unknown model"]["code"] == "model_not_found"
-    for component in ("worker", "router"):
-        for pod in service.pods(component):
-            assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
-    service.delete()
+    with service.running(service.manifest(), replicas=1):
+        answers = read_result(installed.client("malformed_requests.py", service.url, service.name))
+        statuses = {mistake: status for mistake, (status, _) in answers.items()}
+        assert statuses == {
+            "bad json": 400,
+            "unknown model": 404,
+            "negative max_tokens": 400,
+            "prompt too long": 400,
+            "messages is a number": 400,
+            "100 MB": 413,
+            "good": 200,
+        }
+        errors = {mistake: body["error"] for mistake, (status, body) in answers.items() if status != 200}
+        assert all(set(error) == {"message", "type", "param", "code"} and error["message"] for error in errors.values())
+        assert errors["negative max_tokens"]["param"] == "max_tokens"
+        assert errors["unknown model"]["code"] == "model_not_found"
+        for component in ("worker", "router"):
+            for pod in service.pods(component):
+                assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]

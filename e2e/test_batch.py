@@ -31,17 +31,15 @@ def claim(installed: System) -> Iterator[str]:
 
 def test_a_batch_survives_a_kill_of_its_server_and_delays_no_chat(installed: System, claim: str) -> None:
     service = Service(installed, "batched")
-    installed.apply(service.manifest(batch={"storageURI": f"pvc://{claim}/batches"}, slo=CLASSES))
-    service.wait_ready(replicas=1)
-    eventually(lambda: service.condition("BatchReady").get("status") == "True", 120, "BatchReady")
-    with Load(service, concurrency=1, max_tokens=4) as load:
-        batch = installed.client("batch.py", service.url, service.name, str(LINES))
-        assert batch.stderr is not None
-        assert "stored" in batch.stderr.readline()
-        (pod,) = service.pods("batch")
-        installed.cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", installed.models, "--grace-period=0", "--force")
-        result = read_result(batch)
-    assert (result["status"], result["error_file"], result["codes"]) == ("completed", None, [200]), result
-    assert sorted(result["ids"]) == sorted(f"line-{number}" for number in range(LINES)), "each line exactly once"
-    load.assert_answered()
-    service.delete()
+    with service.running(service.manifest(batch={"storageURI": f"pvc://{claim}/batches"}, slo=CLASSES), replicas=1):
+        eventually(lambda: service.condition("BatchReady").get("status") == "True", 120, "BatchReady")
+        with Load(service, concurrency=1, max_tokens=4) as load:
+            batch = installed.client("batch.py", service.url, service.name, str(LINES))
+            assert batch.stderr is not None
+            assert "stored" in batch.stderr.readline()
+            (pod,) = service.pods("batch")
+            installed.cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", installed.models, "--grace-period=0", "--force")
+            result = read_result(batch)
+        assert (result["status"], result["error_file"], result["codes"]) == ("completed", None, [200]), result
+        assert sorted(result["ids"]) == sorted(f"line-{number}" for number in range(LINES)), "each line exactly once"
+        load.assert_answered()

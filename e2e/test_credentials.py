@@ -77,12 +77,11 @@ class Redis:
 @pytest.fixture(scope="module")
 def services(installed: System) -> Iterator[list[Service]]:
     made = [Service(installed, "mine"), Service(installed, "theirs")]
-    installed.apply(*(service.manifest(routing={"replicas": 1}) for service in made))
-    for service in made:
-        service.wait_ready(replicas=1, seconds=300)
-    yield made
-    for service in made:
-        service.delete()
+    with made[0].deleted_afterwards(), made[1].deleted_afterwards():
+        installed.apply(*(service.manifest(routing={"replicas": 1}) for service in made))
+        for service in made:
+            service.wait_ready(replicas=1, seconds=300)
+        yield made
 
 
 def files_of(service: Service, role: str) -> dict[str, str]:

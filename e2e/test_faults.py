@@ -40,10 +40,8 @@ asyncio.run(main(*sys.argv[1:]))
 def service(installed: System) -> Iterator[Service]:
     """Two workers whose processes can be killed from inside their pod: a container's first process cannot kill itself."""
     service = Service(installed, "sturdy")
-    installed.apply(service.manifest(replicas=2, podTemplate={"spec": {"shareProcessNamespace": True}}))
-    service.wait_ready(replicas=2, seconds=300)
-    yield service
-    service.delete()
+    with service.running(service.manifest(replicas=2, podTemplate={"spec": {"shareProcessNamespace": True}}), replicas=2):
+        yield service
 
 
 def indexed(service: Service) -> list[dict[str, Any]]:

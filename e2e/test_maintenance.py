@@ -16,10 +16,8 @@ from e2e.system import HERE, System, eventually
 @pytest.fixture(scope="module")
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "steady")
-    installed.apply(service.manifest(replicas=2))
-    service.wait_ready(replicas=2, seconds=300)
-    yield service
-    service.delete()
+    with service.running(service.manifest(replicas=2), replicas=2):
+        yield service
 
 
 def uids(service: Service) -> set[str]:

@@ -107,10 +107,10 @@ def service(operators: Operators, installed: System) -> Iterator[Service]:
     """A service whose operator is killed while it creates the children."""
     service = Service(installed, "tenacious")
     first = partial(find_deployment, service, "worker")
-    kill_during(operators, lambda: installed.apply(service.manifest(replicas=2)), first, "the first child")
-    service.wait_ready(replicas=2, seconds=300)
-    yield service
-    service.delete()
+    with service.deleted_afterwards():
+        kill_during(operators, lambda: installed.apply(service.manifest(replicas=2)), first, "the first child")
+        service.wait_ready(replicas=2, seconds=300)
+        yield service
 
 
 @pytest.mark.parametrize(

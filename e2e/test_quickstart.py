@@ -1,5 +1,7 @@
 """The quick start: install the chart, apply six lines, call the endpoint. Then scale, delete a pod, edit a child, delete the service."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from e2e.service import Load, Service
@@ -9,14 +11,15 @@ PROMPT = "A fairlead is a ring that guides a rope and keeps it from chafing on t
 
 
 @pytest.fixture(scope="module")
-def service(system: System) -> Service:
+def service(system: System) -> Iterator[Service]:
     """Apply the six-line manifest right after `helm install`, before the operator runs."""
     system.install()
     service = Service(system, "tiny")
     manifest = f"apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata:\n  name: {service.name}\nspec:\n  model: {{uri: 'file:///models/tiny'}}\n"
     assert len(manifest.strip().splitlines()) == 6
-    system.cluster.kubectl("apply", "-n", system.models, "-f", "-", input=manifest)
-    return service
+    with service.deleted_afterwards():
+        system.cluster.kubectl("apply", "-n", system.models, "-f", "-", input=manifest)
+        yield service
 
 
 def test_six_lines_become_ready(service: Service) -> None:

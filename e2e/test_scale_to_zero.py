@@ -15,10 +15,8 @@ QUEUE = 40  # requests that each of the two routers may hold: a burst of 200 is 
 def service(installed: System) -> Iterator[Service]:
     service = Service(installed, "scaled")
     scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"ttftMilliseconds": 2000}, "idleTimeoutSeconds": 15}
-    installed.apply(service.manifest(scaling=scaling, routing={"args": [f"--max-queue-requests={QUEUE}", "--hold-keepalive=2"]}))
-    service.wait_ready(seconds=300)
-    yield service
-    service.delete()
+    with service.running(service.manifest(scaling=scaling, routing={"args": [f"--max-queue-requests={QUEUE}", "--hold-keepalive=2"]})):
+        yield service
 
 
 @pytest.fixture

@@ -25,10 +25,8 @@ def claim(installed: System) -> Iterator[str]:
 
 def test_a_model_on_a_claim_is_served(installed: System, claim: str) -> None:
     service = Service(installed, "claimed")
-    installed.apply(service.manifest(model={"uri": f"pvc://{claim}/family/tiny"}))
-    service.wait_ready(replicas=1)
-    assert service.chat("From a volume?")["finish"] == "length"
-    service.delete()
+    with service.running(service.manifest(model={"uri": f"pvc://{claim}/family/tiny"}), replicas=1):
+        assert service.chat("From a volume?")["finish"] == "length"
 
 
 class Copier:

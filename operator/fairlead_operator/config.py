@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from fairlead_common.telemetry.logs import LogFormat, LogLevel
 from fairlead_index.redis.access import has_password, parse_url
 from fairlead_operator.api.fields import PERCENTAGE, percentage
-from fairlead_operator.settings import Settings, WaveLimits
+from fairlead_operator.settings import Mesh, Settings, WaveLimits
 
 
 class OperatorConfig(BaseSettings):
@@ -51,6 +51,9 @@ class OperatorConfig(BaseSettings):
     lease_name: str = Field("fairlead-operator", min_length=1, description="Lease name; of the operators that share a Lease, one leads.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
     monitoring_namespaces: str = Field("", description="Comma-separated namespaces that NetworkPolicies let read /metrics of the pods.")
+    mesh: Mesh = Field(
+        "", description="Service mesh whose tunnel NetworkPolicies let in: istio-ambient or linkerd; empty: none, or Istio with sidecars."
+    )
     otlp_endpoint: str = Field(
         "",
         pattern="^(https?://[^/\\s]+.*)?$",
@@ -132,6 +135,7 @@ class OperatorConfig(BaseSettings):
             cluster_domain=self.cluster_domain,
             operator_namespace=self.lease_namespace,
             monitoring_namespaces=_names(self.monitoring_namespaces),
+            mesh=self.mesh,
             otlp_endpoint=self.otlp_endpoint,
             waves=WaveLimits(
                 self.rollout_paused,

@@ -1,7 +1,7 @@
 """Services with the defaults of their InferenceProfile: which one a service names, and the merged spec. Pure.
 
 The API server writes the defaults of the CRD into each service, so it does not show which fields a user left out. A field with its default
-value therefore counts as left out, and the profile's value applies.
+value therefore counts as left out, and the profile's value applies. `profileRef.excludedFields` is how a service keeps a default.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceSpec
 from fairlead_operator.api.cache import is_downloaded, is_in_bucket
-from fairlead_operator.api.profile import PROFILE_KIND, find_own_fields
+from fairlead_operator.api.profile import PROFILE_KIND, find_own_fields, has_field
 from fairlead_operator.api.resources import NVIDIA, PRODUCT_LABELS
 from fairlead_operator.api.service import describe
 from fairlead_operator.kube.merge import merge
@@ -52,11 +52,27 @@ def parse_service(body: Mapping[str, Any], profile: Mapping[str, Any] | None) ->
     where = f"{PROFILE_KIND} {name} and this service together"
     if own := next(find_own_fields(defaults), ""):
         raise InvalidManifest(f"{PROFILE_KIND} {name}: spec.{own} belongs to one service: move it from the profile to the services")
+    defaults = _exclude(defaults, service.spec.profile_ref.excluded_fields or ())
     try:
         spec = ServiceSpec.model_validate(merge_specs(defaults, given_fields(service.spec)))
     except ValidationError as error:
         raise InvalidManifest(f"{where}: {describe(error)}") from None
     return replace(service, spec=spec)
+
+
+def _exclude(profile: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return the profile without these fields. Raises InvalidManifest for a field that no profile can have."""
+    left: dict[str, Any] = deepcopy(dict(profile))
+    for path in paths:
+        if not has_field(path):
+            raise InvalidManifest(
+                f"spec.profileRef.excludedFields names {path}, which no {PROFILE_KIND} has: see kubectl explain inferenceprofile.spec"
+            )
+        *parents, last = path.split(".")
+        node = _at(left, parents)
+        if last in node:
+            del node[last]
+    return left
 
 
 def merge_profile(body: Mapping[str, Any], profile: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -92,7 +108,8 @@ def merge_specs(profile: Mapping[str, Any], service: Mapping[str, Any]) -> dict[
 def _excluded_fields(profile: Mapping[str, Any], service: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the paths of the profile's fields that cannot be combined with what the service sets.
 
-    Conflicts over access, such as `batch` with `router.tls`, are not among them: a service does not lose protection without a message.
+    Conflicts over access, such as `access` with `routing.forwardingMode: Redirect`, are not among them: a service does not lose protection
+    without a message.
     """
     for path, names in ALTERNATIVES:
         theirs = _at(service, path)

@@ -100,6 +100,8 @@ def router_revision(service: InferenceService) -> str:
 def batch_revision(service: InferenceService) -> str:
     """Return a digest of what the spec says about the pod of the batch server."""
     parts = non_default_fields(service.spec, "batch", "image_pull_secrets") | non_default_fields(service.spec.routing, "image")
+    if service.spec.router.tls is not None:
+        parts |= {"tls": names.router_tls_secret(service)}
     return names.digest([parts, non_default_fields(service.spec.rollout, "drain_timeout_seconds")])
 
 

@@ -1,6 +1,10 @@
 """The part of the operator's configuration that desired state depends on. Pure data; `fairlead up` builds one too."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+Mesh = Literal["", "istio-ambient", "linkerd"]
+"""A service mesh that sends its traffic to a port of its own."""
 
 
 @dataclass(frozen=True)
@@ -30,4 +34,5 @@ class Settings:
     operator_namespace: str = ""  # from which the operator polls workers and routers; empty: any
     monitoring_namespaces: tuple[str, ...] = ()  # that may read /metrics of all pods
     waves: WaveLimits = field(default_factory=WaveLimits)
+    mesh: Mesh = ""  # whose tunnel NetworkPolicies let in; empty: none, or one that keeps the ports, as Istio's sidecars do
     otlp_endpoint: str = ""  # of the collector of traces; empty: workers and routers send none

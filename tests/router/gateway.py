@@ -130,9 +130,53 @@ class Gateway:
         return Exchange(self._process(), request_mode, response_mode)
 
 
+class Balancer:
+    """Passes each new connection to the first of `ports`, as a Kubernetes Service does, and what the server sends after a delay."""
+
+    DELAY = 0.05  # seconds
+
+    def __init__(self, ports: list[int]) -> None:
+        self.ports = ports
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Balancer":
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection("127.0.0.1", self.ports[0])
+        for source, target, delay in ((reader, ours, 0.0), (theirs, writer, self.DELAY)):
+            task = asyncio.create_task(self._copy(source, target, delay))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, delay: float) -> None:
+        try:
+            while data := await source.read(1 << 16):
+                await asyncio.sleep(delay)
+                target.write(data)
+                await target.drain()
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+
 @asynccontextmanager
-async def gateway(port: int, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[Gateway]:
-    options: Iterable[tuple[str, Any]] = [("grpc.max_send_message_length", -1)]
+async def gateway(
+    port: int, credentials: grpc.ChannelCredentials | None = None, options: Iterable[tuple[str, Any]] = ()
+) -> AsyncIterator[Gateway]:
+    options = [("grpc.max_send_message_length", -1), *options]
     if credentials is None:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options)
     else:

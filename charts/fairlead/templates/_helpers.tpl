@@ -73,6 +73,18 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{- /* A port in a NetworkPolicy, and that of the mesh's tunnel, to which a mesh sends all traffic. */}}
+{{- define "fairlead.policyPorts" -}}
+{{- $tunnel := get (dict "istio-ambient" 15008 "linkerd" 4143) (.root.Values.networkPolicy.mesh | default "") }}
+[{protocol: TCP, port: {{ .port }}}{{ with $tunnel }}, {protocol: TCP, port: {{ . }}}{{ end }}]
+{{- end }}
+
+{{- /* The addresses that the kubelet's probes have in Istio's ambient mode. */}}
+{{- define "fairlead.ambientProbes" -}}
+- ipBlock: {cidr: 169.254.7.127/32}
+- ipBlock: {cidr: "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}
+{{- end }}
+
 {{- define "fairlead.watched" -}}
 {{- with .Values.watch.namespaces }}{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: [{{ join ", " . }}]}]}{{ else }}{}{{ end }}
 {{- end }}

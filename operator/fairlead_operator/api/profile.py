@@ -6,6 +6,7 @@ not those of one model or one rollout.
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 from fairlead_operator.api.schema import Schema, structural_schema
@@ -38,6 +39,23 @@ def find_own_fields(spec: Mapping[str, Any]) -> Iterator[str]:
             node = node.get(name) if isinstance(node, Mapping) else None
         if node is not None:
             yield path
+
+
+def has_field(path: str) -> bool:
+    """Return whether a profile may have the field, such as `routing.replicas`."""
+    node = _schema()
+    for name in path.split("."):
+        if node.get("x-kubernetes-preserve-unknown-fields"):
+            return True
+        node = node.get("properties", {}).get(name)
+        if node is None:
+            return False
+    return True
+
+
+@cache
+def _schema() -> Schema:
+    return profile_schema()
 
 
 def profile_schema() -> Schema:

@@ -10,7 +10,19 @@ from fairlead_operator.api.cache import Endpoint, ModelCache, Region, is_downloa
 from fairlead_operator.api.disruption import PodDisruptionBudget
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
-from fairlead_operator.api.fields import Argument, Image, ObjectName, Part, list_map, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.fields import (
+    Argument,
+    Image,
+    ObjectName,
+    Part,
+    list_map,
+    list_set,
+    refuse,
+    rule,
+    rules,
+    uri_schema,
+    uri_validator,
+)
 from fairlead_operator.api.pod_template import PodTemplate
 from fairlead_operator.api.resources import MIG, MIG_PARALLEL, Resources
 from fairlead_operator.api.rollout import Rollout
@@ -46,7 +58,6 @@ _TLS_REDIRECT = (
 _REDIRECT_OTHERS = (
     "spec.routing.forwardingMode Redirect sends no request to other services: set it to Proxy, or remove spec.exposure.otherServices"
 )
-_TLS_BATCH = "spec.batch sends requests to routers over plain HTTP: remove spec.batch, or spec.router.tls"
 _ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
 _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageTokens: increase it, or remove it for the limit of the model"
 
@@ -201,6 +212,19 @@ class LocalObjectReference(Part):
     name: ObjectName = Field(description="Name of the object.")
 
 
+class ProfileRef(Part):
+    """The profile of the service."""
+
+    name: ObjectName = Field(description="Name of the InferenceProfile.")
+    excluded_fields: list[Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z]+(\.[a-zA-Z]+)*$")]] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Fields of the profile that do not apply here, such as routing.replicas: the service has its own value or the default.",
+        json_schema_extra=list_set(),
+    )
+
+
 class ServiceSpec(Part):
     """The desired service."""
 
@@ -250,7 +274,6 @@ class ServiceSpec(Part):
                 _REDIRECT_OTHERS,
                 path=".exposure.otherServices",
             ),
-            rule("!has(self.router.tls) || !has(self.batch)", _TLS_BATCH, path=".router.tls"),
             rule(
                 "!has(self.router.autoscaling) || self.router.autoscaling.maxReplicas >= self.routing.replicas",
                 _ROUTERS,
@@ -259,7 +282,7 @@ class ServiceSpec(Part):
         )
     )
 
-    profile_ref: LocalObjectReference | None = Field(
+    profile_ref: ProfileRef | None = Field(
         None, description="InferenceProfile in the namespace of the service. It gives each field that has its default here."
     )
     model: Model = Field(description="The model to serve. model.uri alone is a complete spec.")
@@ -302,9 +325,7 @@ class ServiceSpec(Part):
         refuse(self.rollout.canary is not None and self.routing.forwarding_mode == "Redirect", _REDIRECT_CANARY)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
         refuse(bool(self.exposure.other_services) and self.routing.forwarding_mode == "Redirect", _REDIRECT_OTHERS)
-        encrypted = self.router.tls is not None
-        refuse(encrypted and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
-        refuse(encrypted and self.batch is not None, _TLS_BATCH)
+        refuse(self.router.tls is not None and self.routing.forwarding_mode == "Redirect", _TLS_REDIRECT)
         routers, autoscaling = self.routing.replicas, self.router.autoscaling
         refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
         return self

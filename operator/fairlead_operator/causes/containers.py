@@ -76,8 +76,8 @@ def find_container_cause(
     if state.get("running") is not None:
         if not served and container.get("name") == names.WORKER:
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
-        if not served:
-            return Cause("Starting", f"pod {pod} runs and has not been ready yet", fault=False)
+        if not served:  # a router, an init container, or the proxy of a mesh
+            return Cause("Starting", f"pod {pod}: container {container.get('name')} is not ready yet", fault=False)
         seen = probe_message(event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"
         return Cause("NotReady", truncate(f"pod {pod} runs but is not ready{why}"), fault=False)

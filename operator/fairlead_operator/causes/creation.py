@@ -22,7 +22,7 @@ def make_failure_cause(reason: str, message: str) -> Cause:
     if "violates PodSecurity" in message:
         do = "Remove the named settings from spec.podTemplate, or label the namespace with a level that allows them."
         return make_cause("PodSecurity", f"no pod can be created: {message}", do, template=True)
-    if "admission webhook" in message or "ValidatingAdmissionPolicy" in message:
+    if _is_denied(message):
         return make_cause(
             "AdmissionDenied",
             f"no pod can be created: {message}",
@@ -64,6 +64,10 @@ def make_refusal_cause(child: str, words: str, *, template: bool) -> Cause:
             "Correct spec.podTemplate: the running pods stay unchanged until then.",
             template=True,
         )
+    if _is_denied(words):
+        do = "Use images and settings that the policy allows, or ask its owner. The operator retries every 30 s."
+        workload = child.startswith(("Deployment/", "LeaderWorkerSet/"))
+        return make_cause("AdmissionDenied" if workload else "ApplyFailed", f"{child}: {words}", do)
     if "forbidden" in words and "cannot" in words:
         do = "Grant the operator that permission: the chart's roles must be of the operator's version (helm upgrade)."
     elif quota := _QUOTA.search(words):
@@ -71,6 +75,11 @@ def make_refusal_cause(child: str, words: str, *, template: bool) -> Cause:
     else:
         do = "The operator retries every 30 s."
     return make_cause("ApplyFailed", f"{child}: {words}", do)
+
+
+def _is_denied(message: str) -> bool:
+    """Return whether a policy refused the object, and not the API server itself."""
+    return "admission webhook" in message or "ValidatingAdmissionPolicy" in message
 
 
 def make_pause_cause(deployment: str) -> Cause:

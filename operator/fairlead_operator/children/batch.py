@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.batch import Batch
-from fairlead_operator.children import pods, secrets, security
+from fairlead_operator.children import pods, router_tls, secrets, security
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import batch_revision, pin
@@ -74,7 +74,8 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
         "host": "0.0.0.0",
         "port": names.BATCH_PORT,
         "storage": f"file://{STORAGE_MOUNT}/{batch.claim_folder}".rstrip("/") if batch.claim else batch.storage_uri,
-        "router-url": f"http://{service.name}.{service.namespace}.svc.{settings.cluster_domain}:{names.SERVICE_PORT}",
+        "router-url": f"{names.scheme(service)}://{service.name}.{service.namespace}.svc.{settings.cluster_domain}:{router_tls.service_port(service)}",
+        **router_tls.certificate_flags(service),
         "secret-file": SECRET_FILE,
         "max-concurrency": batch.max_concurrency,
     }
@@ -89,13 +90,13 @@ def _template(service: InferenceService, batch: Batch, settings: Settings) -> Ob
         "ports": [{"name": "admin", "containerPort": names.BATCH_PORT, "protocol": "TCP"}],  # the PodMonitor's and the probes' name
         "resources": pods.CONTROL_RESOURCES,
         "securityContext": security.container_context(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *secret_mounts(service), *mounts],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *secret_mounts(service), *router_tls.mounts(service), *mounts],
         "startupProbe": pods.probe("/health", period=2, failures=60),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    volumes = [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *volumes]
+    volumes = [{"name": "tmp", "emptyDir": {}}, *secret_volumes(service), *router_tls.certificate_volumes(service), *volumes]
     spec = pods.pod_spec(service, settings, names.BATCH, container, volumes)
     return pods.add_labels(service, names.BATCH, batch_revision(service), {"spec": spec})
 

@@ -2,6 +2,9 @@
 
 Policies do not affect the kubelet's probes, which come from the node of the pod. Without a policy engine in the cluster these objects have
 no effect. In a namespace that denies everything by default, the service needs them to work.
+
+Some service meshes send all traffic to one port of a pod, and the policy sees that port. A caller of one port is let into it, so the mesh's
+own policies must separate the ports (docs/guides/mesh.md).
 """
 
 from fairlead_operator import names
@@ -9,10 +12,13 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.children import groups, router_tls
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
-from fairlead_operator.settings import Settings
+from fairlead_operator.settings import Mesh, Settings
 
 _NAMESPACE = "kubernetes.io/metadata.name"  # the API server sets this label on every namespace and refuses changes
 _ANY_POD: Object = {"namespaceSelector": {}}
+_TUNNEL_PORTS: dict[Mesh, int] = {"istio-ambient": 15008, "linkerd": 4143}
+_AMBIENT_PROBES = ("169.254.7.127/32", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128")
+"""Addresses to which Istio's ambient mode changes the source of the kubelet's probes."""
 
 
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
@@ -35,7 +41,8 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
     if service.spec.exposure.picks_endpoints:
         inference += _proxies(service)
     admin = [routers, workers, *_operator_and_monitoring(settings)]
-    ingress = [_from(inference, names.WORKER_PORT), _from(admin, names.WORKER_ADMIN_PORT)]
+    ingress = [_from(inference, names.WORKER_PORT, settings), _from(admin, names.WORKER_ADMIN_PORT, settings)]
+    ingress += _probes(names.WORKER_ADMIN_PORT, settings)
     return _policy(service, names.WORKER, [*ingress, *([_group(service)] if groups.is_grouped(service) else [])])
 
 
@@ -56,10 +63,11 @@ def _routers(service: InferenceService, settings: Settings, observed: Observed) 
     clients = _clients(service)
     if clients != [_ANY_POD]:
         clients += [*_proxies(service), _operator(settings)]  # the operator probes the service with a completion
-    ingress = [_from(clients, port) for port in router_tls.served_ports(service, observed)]
-    ingress.append(_from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT))
+    ingress = [_from(clients, port, settings) for port in router_tls.served_ports(service, observed)]
+    ingress.append(_from(_operator_and_monitoring(settings), names.ROUTER_ADMIN_PORT, settings))
+    ingress += _probes(names.ROUTER_ADMIN_PORT, settings)
     if service.spec.exposure.picks_endpoints:
-        ingress.append(_from(_proxies(service), names.PICKER_PORT))
+        ingress.append(_from(_proxies(service), names.PICKER_PORT, settings))
     return _policy(service, names.ROUTER, ingress)
 
 
@@ -69,7 +77,8 @@ def _batch(service: InferenceService, settings: Settings) -> list[Object]:
         return []
     routers = {"podSelector": {"matchLabels": names.selector(service, names.ROUTER)}}
     allowed = [routers, *_operator_and_monitoring(settings)]
-    return [_policy(service, names.BATCH, [_from(allowed, names.BATCH_PORT)])]
+    ingress = [_from(allowed, names.BATCH_PORT, settings), *_probes(names.BATCH_PORT, settings)]
+    return [_policy(service, names.BATCH, ingress)]
 
 
 def _clients(service: InferenceService) -> list[Object]:
@@ -97,9 +106,17 @@ def _namespaces(chosen: "list[str] | tuple[str, ...]") -> list[Object]:
     return [{"namespaceSelector": {"matchLabels": {_NAMESPACE: name}}} for name in chosen]
 
 
-def _from(allowed: list[Object], port: int) -> Object:
+def _probes(port: int, settings: Settings) -> list[Object]:
+    """Return the rule for the kubelet's probes where a mesh changes their source; none elsewhere."""
+    if settings.mesh != "istio-ambient":
+        return []
+    return [{"from": [{"ipBlock": {"cidr": cidr}} for cidr in _AMBIENT_PROBES], "ports": [{"protocol": "TCP", "port": port}]}]
+
+
+def _from(allowed: list[Object], port: int, settings: Settings) -> Object:
     # Without `from`, all sources are allowed. A namespaceSelector would exclude sources outside the cluster, such as a load balancer.
-    ports = [{"protocol": "TCP", "port": port}]
+    tunnel = _TUNNEL_PORTS.get(settings.mesh)
+    ports = [{"protocol": "TCP", "port": one} for one in (port, tunnel) if one is not None]
     return {"ports": ports} if _ANY_POD in allowed else {"from": allowed, "ports": ports}
 
 

@@ -22,6 +22,8 @@ from fairlead_operator.settings import Settings
 
 RETRIES = 100
 """Restarts of the container with the kubelet's backoff (5 minutes at most), so about eight hours: a hub may be away for a while."""
+_NO_SIDECAR_LABEL, _NO_SIDECAR_ANNOTATION = {"sidecar.istio.io/inject": "false"}, {"linkerd.io/inject": "disabled"}
+"""A mesh's proxy may keep the pod from ending, and a download accepts no connections."""
 _OF_WORKERS_ONLY = ("affinity", "resourceClaims", "topologySpreadConstraints", "initContainers", "runtimeClassName", "priorityClassName")
 
 
@@ -41,7 +43,8 @@ def objects(service: InferenceService, settings: Settings, observed: Observed, c
     # The operator's newest image comes to a service that has workers in its wave, not with a Job.
     image = service.spec.engine.image or live_images(observed).worker or settings.worker_image
     spec = _pod_spec(service, settings, source, template, image)
-    job = {"backoffLimit": RETRIES, "template": {"metadata": {"labels": labels}, "spec": spec}}
+    pod_metadata = {"labels": labels | _NO_SIDECAR_LABEL, "annotations": dict(_NO_SIDECAR_ANNOTATION)}
+    job = {"backoffLimit": RETRIES, "template": {"metadata": pod_metadata, "spec": spec}}
     made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}
     live = next((one for one in observed.jobs if one["metadata"]["name"] == metadata["name"]), None)
     if live is None or (live["metadata"].get("annotations") or {}).get(APPLIED) == names.digest(made):

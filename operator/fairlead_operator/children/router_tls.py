@@ -28,6 +28,11 @@ def port_number(service: InferenceService) -> int:
     return _PORTS[names.scheme(service)][1]
 
 
+def service_port(service: InferenceService) -> int:
+    """Return the port of the Service that leads to routers of this spec."""
+    return _PORTS[names.scheme(service)][0]
+
+
 def served_ports(service: InferenceService, observed: Observed) -> list[int]:
     """Return the ports on which routers listen for clients: during a change of TLS those of both revisions."""
     return [_PORTS[scheme][1] for scheme in _served_schemes(service, observed)]
@@ -84,6 +89,19 @@ def volumes(service: InferenceService) -> list[Object]:
     if service.spec.router.tls is None:
         return []
     items = [{"key": key, "path": key} for key in ("tls.crt", "tls.key")]
+    return [{"name": "tls", "secret": {"secretName": names.router_tls_secret(service), "items": items, "defaultMode": 0o440}}]
+
+
+def certificate_flags(service: InferenceService) -> dict[str, object]:
+    """Return the batch server's flag; none without TLS."""
+    return {} if service.spec.router.tls is None else {"router-certfile": FOLDER / "tls.crt"}
+
+
+def certificate_volumes(service: InferenceService) -> list[Object]:
+    """Return the volume with the certificate alone, for pods that connect to routers."""
+    if service.spec.router.tls is None:
+        return []
+    items = [{"key": "tls.crt", "path": "tls.crt"}]
     return [{"name": "tls", "secret": {"secretName": names.router_tls_secret(service), "items": items, "defaultMode": 0o440}}]
 
 

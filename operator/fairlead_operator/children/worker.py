@@ -70,7 +70,9 @@ def _headless_service(service: InferenceService) -> Object:
         "spec": {
             "clusterIP": "None",
             "selector": names.selector(service, names.WORKER),
-            "ports": [{"name": "http", "port": names.WORKER_PORT, "targetPort": "http", "protocol": "TCP"}],
+            # Routers connect to addresses of pods. For HTTP, Istio's sidecars route by the Host header, which is no name of a service then,
+            # and send plain text, which STRICT refuses (istio#34679). For TCP they have a listener with mTLS for each pod.
+            "ports": [{"name": "http", "port": names.WORKER_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "tcp"}],
         },
     }
 

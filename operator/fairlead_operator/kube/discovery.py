@@ -1,22 +1,25 @@
-"""Discovers the optional kinds that the cluster serves, and lists our objects of them.
+"""Discovers the optional kinds that the cluster serves, and follows our objects of them.
 
-These kinds come and go with other installations. They are queried every 30 seconds while a service needs or has one: one GET per kind, and
-one list of our objects. A kind without any answer so far is unknown: no object is deleted for it.
+These kinds come and go with other installations. They are queried every 30 seconds while a service needs or has one. Our objects of those
+that are served are listed and watched as other children are; a kind whose watch does not answer is listed with each query. A kind without
+any answer so far is unknown: no object is deleted for it.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.kube.cache import Cache
 from fairlead_operator.kube.client import ApiError, Cluster
 from fairlead_operator.kube.kinds import OPTIONAL, Kind
-from fairlead_operator.kube.reflector import NotServed, relist
+from fairlead_operator.kube.reflector import NotServed, Reflector, relist
 
 log = logging.getLogger(__name__)
 PERIOD = 30.0  # seconds between two queries
 TIMEOUT = 5.0  # seconds for one kind
+WATCH_TIMEOUT = 75.0  # seconds without an answer after which a watch counts as lost; a bookmark comes every minute
 FIRST, RETRY = 3, 1.0  # queries before reconcilers start without knowing every kind; seconds between these queries
 
 
@@ -34,18 +37,43 @@ class KindDiscovery:
         self.served: frozenset[str] = frozenset()
         self.unknown = frozenset(kind.kind for kind in OPTIONAL)
         self.discovered = asyncio.Event()
+        self._listing = asyncio.Lock()
+        self._watches: dict[Kind, list[tuple[Reflector, asyncio.Task[None]]]] = {}
 
     async def run(self) -> None:
-        for _ in range(FIRST):
-            await self.discover()
-            if not self.unknown:
-                break
-            await asyncio.sleep(RETRY)
-        self.discovered.set()
-        while True:
-            await asyncio.sleep(PERIOD)
-            if self._is_needed():
+        try:
+            for _ in range(FIRST):
                 await self.discover()
+                if not self.unknown:
+                    break
+                await asyncio.sleep(RETRY)
+            self.discovered.set()
+            while True:
+                await asyncio.sleep(PERIOD)
+                if self._is_needed():
+                    await self.discover()
+                    self._watch_served()
+        finally:
+            for kind in tuple(self._watches):
+                self._stop_watching(kind)
+
+    def _watch_served(self) -> None:
+        """Watch the kinds that are served, and no others."""
+        for kind in OPTIONAL:
+            if kind.kind not in self.served:
+                self._stop_watching(kind)
+            elif kind not in self._watches:
+                reflectors = [Reflector(self._cluster, self._cache, kind, namespace, self._listing) for namespace in self._namespaces]
+                self._watches[kind] = [(one, asyncio.create_task(one.run(), name=f"watch of {kind.plural}")) for one in reflectors]
+
+    def _stop_watching(self, kind: Kind) -> None:
+        for _, task in self._watches.pop(kind, []):
+            task.cancel()
+
+    def _is_watched(self, kind: Kind) -> bool:
+        """Return whether watches deliver the objects of this kind."""
+        watches, now = self._watches.get(kind, []), time.monotonic()
+        return bool(watches) and all(one.synced.is_set() and now - one.last_response_at < WATCH_TIMEOUT for one, _ in watches)
 
     async def discover(self) -> None:
         """Query all kinds, in bounded time. Where a query fails (an older chart's roles, a busy API server) the last answer stays."""
@@ -53,7 +81,7 @@ class KindDiscovery:
         for kind in OPTIONAL:
             try:
                 async with asyncio.timeout(TIMEOUT):
-                    is_served = await self._is_served(kind) and await self._list_objects(kind)
+                    is_served = await self._is_served(kind) and (self._is_watched(kind) or await self._list_objects(kind))
             except Exception as error:
                 log.warning("cannot tell whether the cluster serves %s: %s: %s", kind.kind, type(error).__name__, error)
                 continue

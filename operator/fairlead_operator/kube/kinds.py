@@ -46,7 +46,7 @@ WRITTEN = (
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
 )
-# Kinds that a cluster may not serve. They are not watched: see `discovery`.
+# Kinds that a cluster may not serve. They are watched only where it does: see `discovery`.
 OPTIONAL = (
     Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),

@@ -15,7 +15,7 @@ from fairlead_operator.api.revisions import ImageUpdateStatus, UpdatePhase
 from fairlead_operator.api.status import CanaryStatus, Condition
 from fairlead_operator.objects import parse_time
 from fairlead_operator.observed import Observed, Replicas
-from fairlead_operator.rollout.image_faults import find_image_fault, find_obstacle, find_other_fault
+from fairlead_operator.rollout.image_faults import describe, find_image_fault, find_obstacle, find_other_fault
 from fairlead_operator.rollout.images import (
     GOING_BACK,
     UPDATING,
@@ -99,7 +99,7 @@ class _Update:
 
     def follow(self, before: ImageUpdateStatus) -> tuple[ImageUpdateStatus, float | None]:
         """Return the next status of an update that has begun."""
-        fault = find_image_fault(self.health.degraded, self.health.progressing) or self._error_fault(before)
+        fault = find_image_fault(self.health.degraded, self.health.progressing) or self._error_fault(before) or self._apply_fault(before)
         if fault and self.service.spec.rollout.revision is None:  # otherwise the pods are of a revision that the user chose
             return self._fail(before, fault), None
         waves = self.settings.waves
@@ -118,10 +118,8 @@ class _Update:
         """Return the status of an update whose pods do not all run the new images yet."""
         held = self._is_held
         gpus = before.surge_gpus
-        if held and not has_surge(self.observed):
-            gpus = 0
-        elif before.held and not held:
-            gpus = surge_gpus(self.service, self.settings)
+        if held or before.held:  # a rollout to spec.rollout.revision may get a surge worker after the update was held
+            gpus = surge_gpus(self.service, self.settings) if has_surge(self.observed) or not held else 0
         message = self._reason("Held") if held else self._hindrance()
         return before.model_copy(update={"held": held, "surge_gpus": gpus, "message": message[:512]})
 
@@ -191,6 +189,13 @@ class _Update:
         if rate <= known + self.settings.waves.max_error_rate_increase:
             return ""
         return f"ErrorRate: {100 * rate:.3g} % of {seen.requests} requests failed since the update began, {100 * known:.3g} % before it"
+
+    def _apply_fault(self, before: ImageUpdateStatus) -> str:
+        """Return the refusal of an object that has kept the update from its pods for too long. No Deployment reports a deadline then."""
+        degraded, late = self.health.degraded, parse_time(before.start_time) + self.service.spec.rollout.progress_deadline_seconds
+        refused = degraded is not None and degraded.status == "True" and degraded.reason == "ApplyFailed"
+        held = before.phase != "RollingOut" or self._is_held
+        return describe(degraded) if degraded is not None and refused and not held and self.now.timestamp() > late else ""
 
     def _runs(self, images: Images) -> bool:
         """Return whether all pods run these images, and serve."""

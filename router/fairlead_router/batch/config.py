@@ -23,6 +23,10 @@ class BatchConfig(BaseSettings):
 
     storage: str = Field(description="file:///FOLDER or s3://BUCKET/FOLDER with files, batches and results; only one process may use it")
     router_url: str = Field(description="URL of the service's routers, to which the lines of batches are sent")
+    router_certfile: str = Field(
+        "",
+        description="PEM file with the certificate that https routers present, the only one accepted (empty: the system's authorities)",
+    )
     secret_file: str = Field("", description="file with the secret shared with the routers (empty: every request is trusted)")
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8090, ge=0, le=65535, description="port to listen on (0: any free one)")

@@ -7,6 +7,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from fairlead_router.batch.router_certificate import RouterCertificate
 from fairlead_router.batch.validation import Line
 from fairlead_router.request.client_request import OPT_OUT
 from fairlead_router.tenancy.shared_secret import SharedSecret
@@ -51,8 +52,9 @@ class Retry:
 class LineClient:
     """HTTP client of the routers. Use it as an async context manager."""
 
-    def __init__(self, router_url: str, secret: SharedSecret) -> None:
-        self._url, self._secret = router_url, secret
+    def __init__(self, router_url: str, secret: SharedSecret, certificate: RouterCertificate | None = None) -> None:
+        """`certificate`: of routers with TLS; None: the system's authorities verify them."""
+        self._url, self._secret, self._certificate = router_url, secret, certificate
 
     async def __aenter__(self) -> "LineClient":
         timeout = aiohttp.ClientTimeout(total=SECONDS, sock_connect=5)
@@ -67,10 +69,11 @@ class LineClient:
         headers = {"content-type": "application/json", "x-request-id": id, "x-slo-class": "batch", OPT_OUT.decode(): "proxy"}
         try:
             headers |= self._secret.headers(tenant)
-            async with self._session.post(self._url + endpoint, data=bytes(line.body), headers=headers) as response:
+            trust = True if self._certificate is None else self._certificate.context()
+            async with self._session.post(self._url + endpoint, data=bytes(line.body), headers=headers, ssl=trust) as response:
                 body = await _read(response)
                 status, retry_after = response.status, response.headers.get("retry-after", "")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: the secret's file is incomplete
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: a mounted file is incomplete
             return Retry(_backoff(tries), f"{type(error).__name__}: {error}"[:300])
         if body is None:
             return Answer(500, id, _error(f"The answer exceeds {MAX_ANSWER_BYTES} bytes."))

@@ -12,6 +12,7 @@ from fairlead_router.batch.config import BatchConfig
 from fairlead_router.batch.line_client import LineClient
 from fairlead_router.batch.metrics import BatchMetrics
 from fairlead_router.batch.pacing import ConcurrencyLimit, Slots
+from fairlead_router.batch.router_certificate import RouterCertificate
 from fairlead_router.batch.runner import Runner
 from fairlead_router.batch.storage.base import StorageConflict, StorageError
 from fairlead_router.batch.storage.choose import create_storage
@@ -43,7 +44,8 @@ async def serve(config: BatchConfig) -> None:
     store = Store(create_storage(config.storage), config)
     await store.load()
     slots = Slots(limit)
-    async with LineClient(config.router_url, secret) as client:
+    certificate = RouterCertificate(config.router_certfile) if config.router_certfile else None
+    async with LineClient(config.router_url, secret, certificate) as client:
         runner = Runner(store, client, slots, config, metrics, on_conflict)
         app = BatchApp(store, runner, config, secret, metrics, on_conflict).create()
         http = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)

@@ -269,7 +269,24 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
         {"containerStatuses": [container({"running": {}}, name="router", started=False)]},
         None,
         "Starting",
-        "has not been ready yet",
+        "container router is not ready yet",
+    ),
+    (
+        "a sidecar that is not ready",
+        {"initContainerStatuses": [container({"running": {}}, started=False) | {"name": "istio-proxy"}]},
+        None,
+        "Starting",
+        "container istio-proxy is not ready yet",
+    ),
+    (
+        "a worker beside a sidecar",
+        {
+            "initContainerStatuses": [container({"running": {}}) | {"name": "istio-proxy", "ready": True, "started": True}],
+            "containerStatuses": [container({"running": {}}, started=False)],
+        },
+        None,
+        "Loading",
+        "loading the model",
     ),
     ("creating", CREATING, None, "Starting", "is starting"),
 ]

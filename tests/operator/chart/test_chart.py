@@ -58,6 +58,7 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "test.timeoutSeconds=soon",
         "watch.namespaces[0]=Prod",
         "monitoring.interval=0s",
+        "networkPolicy.mesh=istio",
     ],
 )
 def test_invalid_values_are_refused(wrong: str) -> None:
@@ -289,6 +290,20 @@ def test_every_pod_is_restricted() -> None:
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
             assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(("mesh", "tunnel", "probed"), [("istio-ambient", 15008, True), ("linkerd", 4143, False)])
+def test_a_mesh_gets_its_tunnel_into_the_policies(mesh: str, tunnel: int, probed: bool) -> None:
+    made = template(f"--set=networkPolicy.mesh={mesh}")
+    policies = {one["metadata"]["name"]: one["spec"]["ingress"] for one in made if one["kind"] == "NetworkPolicy"}
+    (redis_rule,), (metrics, *probes) = policies["fl-fairlead-redis"], policies["fl-fairlead-operator"]
+    assert redis_rule["ports"] == [{"protocol": "TCP", "port": 6379}, {"protocol": "TCP", "port": tunnel}]
+    assert metrics["ports"] == [{"protocol": "TCP", "port": 8081}, {"protocol": "TCP", "port": tunnel}]
+    assert [rule["ports"] for rule in probes] == ([[{"protocol": "TCP", "port": 8081}]] if probed else [])
+    (operator_pod,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-operator")]
+    assert f"--mesh={mesh}" in operator_pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    (port,) = next(one for one in made if one["kind"] == "Service" and one["metadata"]["name"].endswith("-redis"))["spec"]["ports"]
+    assert port["appProtocol"] == "tcp", "its TLS is Redis' own"
 
 
 def test_redis_is_reached_by_workers_routers_and_the_operator_only() -> None:

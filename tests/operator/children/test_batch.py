@@ -59,6 +59,17 @@ def test_one_pod_at_a_time_with_the_claim_and_the_routers_secret() -> None:
     assert made["Service", "qwen-batch"]["spec"]["ports"][0]["port"] == 8090
 
 
+def test_it_trusts_the_certificate_of_routers_with_tls_and_never_gets_their_key() -> None:
+    one = service(batch=CLAIM, router={"tls": {"secretName": "llm-tls"}})
+    config = read_config(pod(one)["containers"][0]["args"])
+    assert config.router_url == "https://qwen.default.svc.cluster.local:443" and config.router_certfile == "/etc/fairlead/tls/tls.crt"
+    (volume,) = [each["secret"] for each in pod(one)["volumes"] if each["name"] == "tls"]
+    assert volume["secretName"] == "llm-tls" and [each["key"] for each in volume["items"]] == ["tls.crt"]
+    mount = next(each for each in pod(one)["containers"][0]["volumeMounts"] if each["name"] == "tls")
+    assert mount["mountPath"] == "/etc/fairlead/tls" and "subPath" not in mount
+    assert batch_revision(one) != batch_revision(service(batch=CLAIM)) == "35d8b528e7", "without TLS as before"
+
+
 def test_a_bucket_takes_its_keys_from_the_secret_and_is_no_volume() -> None:
     one = service(batch={"storageURI": "s3://batches/chat", "secretName": "keys", "maxConcurrency": 7})
     (container,) = pod(one)["containers"]

@@ -99,6 +99,7 @@ REFUSED = [
         "spec.exposure.otherServices needs routers that forward requests",
     ),
     ({"exposure": {"otherServices": ["b"]}, "routing": {"forwardingMode": "Redirect"}}, "sends no request to other services"),
+    ({"profileRef": {"name": "a", "excludedFields": ["routing..x"]}}, "spec.profileRef.excludedFields[0]"),
     ({"router": {"tls": {}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "issuerRef": {"name": "b"}}}}, "spec.router.tls needs exactly one of secretName and issuerRef"),
     ({"router": {"tls": {"secretName": "a", "dnsNames": ["b"]}}}, "spec.router.tls.dnsNames are put into the certificate of issuerRef"),
@@ -106,7 +107,6 @@ REFUSED = [
         {"router": {"tls": {"secretName": "a"}}, "routing": {"forwardingMode": "Redirect"}},
         "forwardingMode Redirect sends clients to workers",
     ),
-    ({"router": {"tls": {"secretName": "a"}}, "batch": {"storageURI": "pvc://c"}}, "spec.batch sends requests to routers over plain HTTP"),
     ({"router": {"autoscaling": {"maxReplicas": 1}}}, "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas"),
     (
         {"scaling": {"maxReplicas": 2, "schedules": [{"name": "a", "start": "0 8 * * *", "end": "0 9 * * *", "minReplicas": 3}]}},

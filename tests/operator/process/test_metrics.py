@@ -103,6 +103,43 @@ class Served:
         yield [], 1
 
 
+class Watched(Served):
+    """A cluster whose watches deliver `events`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = self.queries = 0
+        self.watching, self.events = asyncio.Event(), asyncio.Queue[tuple[str, dict[str, Any]]]()
+
+    async def resources(self, api_version: str) -> list[dict[str, Any]]:
+        self.queries += 1
+        return await super().resources(api_version)
+
+    async def pages(self, kind: Kind, namespace: str, *, labelled: bool) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
+        self.lists += 1
+        yield [], 1
+
+    async def watch(self, kind: Kind, namespace: str, version: int) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        self.watching.set()
+        try:
+            while True:
+                yield await self.events.get()
+        finally:
+            self.watching.clear()
+
+
+def route() -> dict[str, Any]:
+    labels = {"app.kubernetes.io/instance": "qwen"}
+    metadata = {"name": "qwen", "namespace": "ml", "uid": "r", "resourceVersion": "7", "labels": labels}
+    return {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": metadata}
+
+
+def service_with_gateway() -> dict[str, Any]:
+    body = manifest("qwen", "ml", exposure={"gateway": {"parentRef": {"name": "web"}}})
+    body["metadata"] |= {"uid": "s", "resourceVersion": "1", "generation": 1}
+    return body
+
+
 async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.LogCaptureFixture) -> None:
     cluster, changes = Served(), []
     optional = KindDiscovery(cast(Cluster, cluster), Cache(lambda owner: None), ("",), lambda: changes.append(optional.served))
@@ -133,6 +170,29 @@ async def test_a_kind_without_an_answer_is_unknown(monkeypatch: pytest.MonkeyPat
     cluster.busy = {"inferencepools"}
     await optional.discover()
     assert (optional.served, optional.unknown) == ({"HTTPRoute", "InferencePool"}, frozenset()), "what was known stays"
+
+
+async def test_objects_of_optional_kinds_are_watched_and_not_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
+    cluster, woken = Watched(), asyncio.Event()
+    cache = Cache(lambda owner: woken.set())
+    looking = KindDiscovery(cast(Cluster, cluster), cache, ("",))
+    cache.put(service_with_gateway())
+    task = asyncio.create_task(looking.run())
+    async with asyncio.timeout(10):
+        await cluster.watching.wait()
+        lists = cluster.lists
+        while cluster.queries < 50:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        woken.clear()
+        cluster.events.put_nowait(("MODIFIED", route()))
+        await woken.wait()
+    assert ("HTTPRoute", "qwen") in cache.keys(("ml", "qwen")) and cluster.lists == lists
+    cluster.plurals = set()
+    async with asyncio.timeout(10):
+        while cache.keys(("ml", "qwen")) or cluster.watching.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    task.cancel()
 
 
 async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,34 @@ def test_defaults_that_the_api_server_wrote_do_not_hide_the_profile() -> None:
     assert one == parse_service(plain, shared)
 
 
+def test_a_service_keeps_a_default_by_excluding_the_field_of_the_profile() -> None:
+    shared = profile(
+        routing={"replicas": 3},
+        engine={"maxNumSeqs": 64, "dtype": "BFloat16"},
+        podTemplate={"spec": {"nodeSelector": {"pool": "h100"}, "priorityClassName": "low"}},
+    )
+    before = json.dumps(shared)
+
+    def parse(*excluded: str, **spec: Any) -> InferenceService:
+        reference = {"name": "h100", **({"excludedFields": list(excluded)} if excluded else {})}
+        return parse_service(manifest(profileRef=reference, **spec), shared)
+
+    assert parse(routing={"replicas": 2}).spec.routing.replicas == 3, "the API server may have written it"
+    one = parse("routing.replicas", "engine", "podTemplate.spec.nodeSelector", "access").spec
+    assert (one.routing.replicas, one.engine.max_num_seqs, one.engine.dtype) == (2, 256, "Auto")
+    assert one.pod_template is not None and one.pod_template.spec == {"priorityClassName": "low"}
+    assert parse("engine.dtype").spec.engine.max_num_seqs == 64, "and nothing else is left out"
+    assert parse("routing.replicas", routing={"replicas": 5}).spec.routing.replicas == 5
+    assert worker_revision(parse("routing.replicas")) == worker_revision(parse()), "that restarts no worker"
+    assert json.dumps(shared) == before
+
+
+@pytest.mark.parametrize("path", ["routing.replica", "replicas", "engine.nodes", "routing.replicas.x", "podTemplat"])
+def test_an_excluded_field_that_no_profile_has_is_named(path: str) -> None:
+    with pytest.raises(InvalidManifest, match=rf"excludedFields names {path}, which no InferenceProfile has"):
+        parse_service(manifest(profileRef={"name": "h100", "excludedFields": [path]}), profile())
+
+
 def test_lists_merge_as_in_a_pod_template() -> None:
     shared = {
         "podTemplate": {
@@ -176,7 +204,6 @@ def test_a_changed_profile_is_another_revision_of_what_it_shapes() -> None:
             {"access": {"keysSecretRef": {"name": "k"}}},
             "together: spec.routing.forwardingMode Redirect bypasses spec.access",
         ),
-        ({"router": {"tls": {"secretName": "s"}}}, {"batch": {"storageURI": "s3://bucket/f"}}, "together: spec.batch sends"),
     ],
 )
 def test_what_does_not_fit_together_names_the_profile_and_the_field(shared: dict[str, Any], service: dict[str, Any], words: str) -> None:

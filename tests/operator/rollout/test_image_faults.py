@@ -94,6 +94,27 @@ def test_a_fault_that_no_image_causes_is_not_judged(reason: str) -> None:
     assert find_image_fault(degraded, late) == "ProgressDeadlineExceeded: x"
 
 
+DENIED = "deployments.apps \"x\" is forbidden: ValidatingAdmissionPolicy 'images' with binding 'images' denied request: cannot be used"
+
+
+@pytest.mark.parametrize(("words", "reason"), [(DENIED, "AdmissionDenied"), ("the server is in read-only mode", "ApplyFailed")])
+def test_images_with_which_no_deployment_can_be_written_give_their_place_back(words: str, reason: str) -> None:
+    """No pod is of the new images, so no Deployment ever reports a deadline."""
+    fleet = Fleet(random.Random(8), 8, WaveLimits(max_services=1, observation_seconds=0.0))
+    rollout = {"engineVersion": "Auto", "progressDeadlineSeconds": 600}
+    fleet.create_all({name: {"replicas": 1, "rollout": rollout, "routing": {"replicas": 1}} for name in ("a", "b")})
+    fleet.run(200.0)
+    fleet.api.refuse = lambda body: words if body["kind"] == "Deployment" and "control:2" in str(body) else ""
+    fleet.restart(router_image="control:2")
+    fleet.run(60.0)
+    begun = fleet.phases()
+    assert begun == ({"Failed": 1, "Waiting": 1} if reason == "AdmissionDenied" else {"RollingOut": 1, "Waiting": 1})
+    fleet.run(900.0)
+    failed = next(name for name in ("a", "b") if fleet.update(name)["phase"] == "Failed")
+    assert reason in fleet.update(failed)["message"] and fleet.phases() == {"Failed": 1, "Waiting": 1}
+    assert all(fleet.images(name, "router") == {"control:1"} and fleet.serving(name) == 1 for name in ("a", "b"))
+
+
 def test_an_update_waits_out_a_fault_that_no_image_causes_and_says_so() -> None:
     fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, observation_seconds=0.0))
     rollout = {"engineVersion": "Auto", "strategy": "Surge", "progressDeadlineSeconds": 600}

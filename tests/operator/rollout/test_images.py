@@ -143,6 +143,27 @@ def test_an_update_that_its_spec_holds_up_says_so_frees_its_place_and_goes_on_af
     assert fleet.phases() == {"Current": 2} and fleet.images("a") == {"worker:2"} and not fleet.update("a").get("message")
 
 
+def test_a_held_update_counts_the_gpu_of_a_surge_worker_that_comes_later() -> None:
+    """The update is held as soon as it begins, and then the user rolls the service to an earlier revision."""
+    fleet = Fleet(random.Random(7), 8, WaveLimits(max_surge_gpus=1, observation_seconds=0.0))
+    rollout = {"engineVersion": "Auto", "strategy": "Surge"}
+    fleet.create_all({"a": {"replicas": 2, "rollout": rollout, "engine": {"maxNumSeqs": 32}}})
+    fleet.run(200.0)
+    earlier = fleet.status("a")["revision"]
+    fleet.edit("a", engine={"maxNumSeqs": 48})
+    fleet.run(200.0)
+    fleet.restart(**NEW)
+    fleet.run(100.0, until=lambda: fleet.update("a").get("phase") == "RollingOut")
+    fleet.edit("a", rollout={"paused": True})
+    fleet.run(60.0, until=lambda: fleet.update("a").get("held"))
+    assert fleet.update("a")["held"]
+    counted: set[tuple[int, int]] = set()
+    fleet.edit("a", rollout={"paused": False, "revision": earlier})
+    fleet.run(400.0, check=lambda: counted.add((len(fleet.pods("a")), fleet.update("a").get("surgeGPUs", 0))))
+    assert (3, 1) in counted, counted
+    assert fleet.update("a")["held"] and fleet.update("a")["surgeGPUs"] == 0, "it is given back with the worker"
+
+
 def test_a_fleet_with_canaries_goes_back_from_a_bad_image_and_takes_a_good_one() -> None:
     fleet = begin(WaveLimits(observation_seconds=0.0), rollout={"engineVersion": "Auto", "canary": CANARY, "progressDeadlineSeconds": 120})
     fleet.restart(worker_image="worker:bad", router_image="control:1")

@@ -22,6 +22,7 @@ class Api:
         self._of_kind: dict[str, dict[str, Body]] = {}
         self.clients: list[Callable[[str, Body], None]] = []
         self.writes: list[tuple[float, str, Key]] = []  # of the operator
+        self.refusals: set[str] = set()  # messages with which writes were refused, as a test wanted
         self._version = 0
         self._uids = 0
 

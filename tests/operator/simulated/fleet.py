@@ -12,6 +12,7 @@ from tests.operator.simulated.operator import Operator
 from tests.operator.support.manifests import SETTINGS, manifest
 
 from fairlead_operator.kube.cache import Cache, Owner
+from fairlead_operator.kube.client import ApiError
 from fairlead_operator.observed import ObservedErrors
 from fairlead_operator.reconcile.fleet import FleetRollout
 from fairlead_operator.settings import WaveLimits
@@ -30,12 +31,16 @@ class FleetApi(Api):
         super().__init__()
         self.kill_at, self.kill_before = -1, False
         self.observe: Callable[[str, Body], None] = lambda event, body: None  # as a client, without copies
+        self.refuse: Callable[[Mapping[str, Any]], str] = lambda body: ""  # why an object is not accepted; empty: it is
 
     def _tell(self, event: str, body: Body) -> None:
         self.observe(event, body)
         super()._tell(event, body)
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
+        if words := self.refuse(body):
+            self.refusals.add(words)
+            raise ApiError(403, words)
         return await self._killable(super().apply, body)
 
     async def patch_status(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> Body:

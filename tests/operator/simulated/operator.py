@@ -81,7 +81,8 @@ class Operator:
             self._applier = Applier(cluster, self._cache, *self._owner, service.uid)
         before, plan = self._cache.versions(self._owner), self._desired(service)
         refused = finished(self._applier.converge(plan.objects))
-        assert all("garbage collector" in words for words in refused.values()), refused
+        expected = ("garbage collector", *self._api.refusals)
+        assert all(any(part in words for part in expected) for words in refused.values()), refused
         if refused or self._cache.versions(self._owner) != before:
             plan = self._desired(service, refusals=refused)
         if plan.probe_due:

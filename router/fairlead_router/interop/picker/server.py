@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from time import monotonic
 
 import grpc
 
@@ -18,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 1000
 """Concurrent requests on one connection. A gateway opens further connections for more."""
+CONNECTION_AGE = 5.0
+"""Seconds after which a connection gets a GOAWAY: a proxy finishes its streams there and connects again, to any router that is ready.
+
+Without it a proxy keeps its connection to a router that ends. gRPC's stop() sends a GOAWAY too, but fails streams that cross it.
+"""
+QUIET = 1.1 * CONNECTION_AGE + 1.0
+"""Seconds without a new stream after which no proxy has a connection left. gRPC varies the age by a tenth."""
 MESSAGE_MARGIN = 1024 * 1024
 """Bytes of a message beside a complete body (BUFFERED mode)."""
 
@@ -36,6 +44,7 @@ class PickerServer:
             raise ValueError(f"--picker-tls {config.picker_tls!r}: {error}; {hint}") from error
         self._server: grpc.aio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._last_stream = -QUIET  # when the newest stream began, as time.monotonic()
         self.port = config.picker_port
 
     async def start(self) -> None:
@@ -44,6 +53,7 @@ class PickerServer:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self._config.max_body_bytes + MESSAGE_MARGIN),
             ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.max_connection_age_ms", round(1000 * CONNECTION_AGE)),  # streams may last longer than their connection accepts new ones
         ]
         self._server = server = grpc.aio.server(options=options)  # bound to the loop that runs now
         process = grpc.stream_stream_rpc_method_handler(
@@ -61,9 +71,15 @@ class PickerServer:
         logger.info("endpoint picker on %s:%d, TLS %s", host, self.port, self._config.picker_tls)
 
     def drain(self) -> None:
-        """Refuse new streams. Current ones may finish within the drain timeout."""
+        """Accept streams until proxies have gone to other routers. All streams may finish within the drain timeout."""
         if self._stopping is None and self._server is not None:
-            self._stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout), name="picker drain")
+            self._stopping = asyncio.create_task(self._drain(self._server), name="picker drain")
+
+    async def _drain(self, server: grpc.aio.Server) -> None:
+        end = monotonic() + self._config.drain_timeout
+        while (rest := min(self._last_stream + QUIET, end) - monotonic()) > 0:  # noqa: ASYNC110 - streams move the time
+            await asyncio.sleep(rest)
+        await server.stop(max(0.0, end - monotonic()))
 
     async def close(self) -> None:
         """Wait for the drain, or stop immediately without one."""
@@ -75,6 +91,7 @@ class PickerServer:
     async def _process(
         self, requests: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
     ) -> None:
+        self._last_stream = monotonic()
         stream = Stream(self._picker)
         try:
             async for message in requests:
