@@ -10,6 +10,7 @@ adapter slots (`lora/slots.py`), where a row's slot is one more input.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -46,20 +47,39 @@ class CudaRecorder:
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries initialise at their first call, which must not be recorded
-            run()
-        torch.cuda.current_stream().wait_stream(side)
+        compute, side = torch.cuda.current_stream(), self._side
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
-            output = run()
+        try:
+            side.wait_stream(compute)
+            # `torch.cuda.graph` alone leaves its stream current if the capture cannot begin (torch 2.15), or cannot end (earlier ones).
+            with torch.cuda.stream(side):
+                run()  # libraries initialise at their first call, which must not be recorded
+                with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                    output = run()
+            compute.wait_stream(side)
+        except Exception:
+            self._replace_pool()
+            raise
 
         def replay() -> torch.Tensor:
             graph.replay()
             return output
 
         return replay
+
+    def _replace_pool(self) -> None:
+        """Take another pool and stream after a failed capture.
+
+        torch refuses the pool of a failed capture, or leaks it (pytorch#190308). Before pytorch#180395 it also goes on recording to that
+        pool, and then `empty_cache` fails.
+        """
+        with suppress(RuntimeError):  # raised where the pool is not recording any more
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
+        torch.cuda.synchronize()  # eager steps follow on another stream, and use the same workspace
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -101,23 +121,27 @@ class GraphedDecodes:
         """Record every size, largest first, so that smaller ones fit into its memory. Sizes that cannot be recorded run without a graph."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("capture", 100 * done // len(self.sizes))
-            graph = _Graph(self._backend, size, self._pages)
-            if self._slots is not None:
-                try:
-                    graph.record_adapted(self._forward, self._recorder, self._slots)
-                except Exception as error:
-                    logger.warning("decodes with LoRA adapters run without CUDA graphs, as %d rows cannot be recorded: %s", size, error)
-                    self._slots = None
             try:
+                graph = _Graph(self._backend, size, self._pages)
+                self._record_adapted(graph, size)
                 graph.record(self._forward, self._recorder)
             except Exception as error:  # whatever a kernel raises that cannot be recorded
-                logger.warning("decodes run without CUDA graphs, as one of %d rows cannot be recorded: %s", size, error)
+                logger.warning("decodes run without CUDA graphs, as one of %d rows cannot be recorded: %s", size, _reason(error))
                 self._graphs.clear()
                 return
             self._graphs[size] = graph
         progress("capture", 100)
         adapted = "" if self._slots is None else ", each with and without LoRA adapters"
         logger.info("CUDA graphs for decodes of %s rows%s", ", ".join(map(str, self.sizes)), adapted)
+
+    def _record_adapted(self, graph: "_Graph", size: int) -> None:
+        if self._slots is None:
+            return
+        try:
+            graph.record_adapted(self._forward, self._recorder, self._slots)
+        except Exception as error:
+            logger.warning("decodes with LoRA adapters run without CUDA graphs, as %d rows cannot be recorded: %s", size, _reason(error))
+            self._slots = None
 
     def run(self, step: PackedStep) -> torch.Tensor | None:
         """Return logits [S, vocabulary] of `step`, valid until the next step.
@@ -227,6 +251,13 @@ class _Graph:
             page_indptr=torch.cat((step.page_indptr, torch.arange(end + 1, end + more + 1, dtype=torch.int32))),
             page_indices=longer(step.page_indices, self._padding),
         )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message of the first error: the end of a broken capture raises again, and says only that there was an error before."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}"  # not the error itself: its traceback keeps the memory of the capture
 
 
 def graphs_for(

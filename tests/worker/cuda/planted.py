@@ -1,0 +1,234 @@
+"""Faults of kinds that real engines have had, planted into the worker's code on the modelled device.
+
+Each function takes a `MonkeyPatch`. Its docstring says where such a fault is known from.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fairlead_worker.execution import graphs, host, overlap, stream
+from fairlead_worker.execution.graphs import CudaRecorder, _Graph
+from fairlead_worker.execution.host import CudaHostStore
+from fairlead_worker.kernels import flashinfer, transfer
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+
+
+def edit(patch: Patch, owner: Any, name: str, *changes: tuple[str, str]) -> None:
+    """Replace parts of the source of a function or method, each of which it has once."""
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in changes:
+        assert source.count(old) == 1, f"{name} has {source.count(old)} times {old!r}"
+        source = source.replace(old, new)
+    space = dict(function.__globals__)
+    exec(source, space)
+    patch.setattr(owner, name, space[name])
+
+
+def load_is_not_awaited(patch: Patch) -> None:
+    """Attention reads pages that are still on their way from the host: layer-wise loading in hierarchical caches (HiCache, LMCache)."""
+    edit(patch, CudaHostStore, "_load", ("compute.wait_stream(self._in)", "pass"))
+
+
+def save_starts_early(patch: Patch) -> None:
+    """The copy to the host starts before the pages are gathered: offloading connectors with a stream of their own."""
+    edit(patch, CudaHostStore, "_save", ("self._out.wait_stream(compute)", "pass"))
+
+
+def staging_is_refilled_early(patch: Patch) -> None:
+    """The next group of pages overwrites staging memory that the copy before still reads: double buffers with one event too few."""
+    edit(patch, CudaHostStore, "_save", ("compute.wait_event(staging.emptied)", "pass"))
+
+
+def event_on_the_wrong_stream(patch: Patch) -> None:
+    """An event of the current stream instead of the copying one is complete too early: `event.record()` without its argument."""
+    edit(patch, CudaHostStore, "_save", ("staging.emptied.record(self._out)", "staging.emptied.record()"))
+
+
+def slot_is_read_before_its_save(patch: Patch) -> None:
+    """A prefix is loaded while it is still being saved: write-back caches that mark a page as present when its copy starts."""
+    edit(patch, CudaHostStore, "copy", ("self._in.wait_event(written)", "pass"))
+
+
+def load_into_temporary_memory(patch: Patch) -> None:
+    """Memory of one stream is freed while another still reads it: the reason for `Tensor.record_stream` in PyTorch's notes on CUDA."""
+
+    def load(self: Any, group: Any) -> None:
+        compute, (pages, slots) = torch.cuda.current_stream(), host._columns(group)
+        with torch.cuda.stream(self._in):
+            part = torch.empty_like(self._incoming.buffer[: len(group)])
+            for place, slot in enumerate(slots.tolist()):
+                part[place].copy_(self._records[slot], non_blocking=True)
+        compute.wait_stream(self._in)
+        self._backend.write_pages(transfer.to_device(pages, part.device), part)
+
+    patch.setattr(CudaHostStore, "_load", load)
+
+
+def host_tier_is_freed_early(patch: Patch) -> None:
+    """Host memory is unpinned while copies are in flight: buffers that are freed at the end of a request or an engine."""
+    edit(patch, host, "_pin", ("torch.cuda.synchronize()", "pass"))
+
+
+def plan_is_staged_early(patch: Patch) -> None:
+    """The next plan overwrites pinned memory that is still copied: overlapped schedulers on FlashInfer's plan, vLLM's input buffers before
+    its `prepare_inputs_event`.
+    """
+    edit(patch, FlashInferBackend, "_stage", ("self._staged.synchronize()", "pass"))
+
+
+def fence_before_the_plan(patch: Patch) -> None:
+    """The event is recorded before the copies that it stands for."""
+    edit(patch, FlashInferBackend, "_stage", ("self._staged.synchronize()", "self._staged.synchronize(); self._staged.record()"))
+    for name in ("plan", "plan_graph"):
+        edit(patch, FlashInferBackend, name, ("self._staged.record()", "pass"))
+
+
+def tokens_are_read_early(patch: Patch) -> None:
+    """The host reads an asynchronous copy without waiting for it: sampled tokens of a `non_blocking` copy to the host."""
+    edit(patch, transfer, "to_host", ("copied.synchronize()", "pass"))
+    patch.setattr(stream, "to_host", transfer.to_host)
+
+
+def tokens_event_before_the_copy(patch: Patch) -> None:
+    """The host waits for an event that precedes the copy."""
+    copy = "host.copy_(values, non_blocking=True)"
+    edit(patch, transfer, "to_host", (copy, "pass"), ("copied.record()", f"copied.record(); {copy}"))
+    patch.setattr(stream, "to_host", transfer.to_host)
+
+
+def replay_before_its_inputs(patch: Patch) -> None:
+    """A graph is replayed on a stream that does not wait for the copies of its inputs."""
+    edit(
+        patch,
+        CudaRecorder,
+        "record",
+        ("graph.replay()\n", "with torch.cuda.stream(side):\n            graph.replay()\n        compute.wait_stream(side)\n"),
+    )
+
+
+def result_is_not_awaited(patch: Patch) -> None:
+    """Sampling reads the logits of a replay on another stream without waiting for it."""
+    edit(
+        patch,
+        CudaRecorder,
+        "record",
+        ("graph.replay()\n", "side.wait_stream(compute)\n        with torch.cuda.stream(side):\n            graph.replay()\n"),
+    )
+
+
+def graph_reads_freed_memory(patch: Patch) -> None:
+    """An input of a graph is replaced by a new tensor, and replays read the old address: the commonest fault of CUDA graphs in PyTorch."""
+    record = _Graph.record
+
+    def record_and_replace(self: Any, *args: Any) -> None:
+        record(self, *args)
+        self._inputs = replace(self._inputs, tokens=self._inputs.tokens.clone())
+
+    patch.setattr(_Graph, "record", record_and_replace)
+
+
+def eager_work_in_the_pool(patch: Patch) -> None:
+    """Eager tensors get memory of the graphs' pool, which replays overwrite: `use_mem_pool` around more than the capture."""
+    record = CudaRecorder.record
+
+    def record_in_pool(self: Any, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        replay = record(self, run)
+        torch._C._cuda_beginAllocateCurrentStreamToPool(0, self._pool)
+        return replay
+
+    patch.setattr(CudaRecorder, "record", record_in_pool)
+
+
+def placeholders_on_another_stream(patch: Patch) -> None:
+    """The tokens of the step before are gathered on a stream of their own, which nothing waits for: vLLM's and SGLang's overlapped
+    scheduling both gather them beside the forward pass.
+    """
+    edit(
+        patch,
+        overlap.OverlappedRunner,
+        "launch",
+        ("        fill()\n", "        with torch.cuda.stream(torch.cuda.Stream()):\n            fill()\n"),
+    )
+
+
+def pageable_copies(patch: Patch) -> None:
+    """Small arrays are copied from pageable memory, so that the host waits for the device in each step."""
+    for module in (flashinfer, graphs, host, overlap):
+        patch.setattr(module, "to_device", lambda values, device, dtype=None: torch.as_tensor(values, dtype=dtype).to(device))
+
+
+def pool_of_a_failed_capture(patch: Patch) -> None:
+    """The pool of a failed capture stays in use: pytorch#180395."""
+    patch.setattr(CudaRecorder, "_replace_pool", lambda self: None)
+
+
+def work_of_a_failed_warm_up(patch: Patch) -> None:
+    """Eager steps do not wait for what a failed warm-up left on the side stream, and use the same workspace."""
+    edit(patch, CudaRecorder, "_replace_pool", ("torch.cuda.synchronize()", "pass"))
+
+
+def stream_of_a_failed_capture(patch: Patch) -> None:
+    """After a failed capture its stream stays current: `torch.cuda.graph` in releases before pytorch#180395."""
+    edit(patch, CudaRecorder, "record", ("with torch.cuda.stream(side):", "with suppress():"))
+
+
+def event_of_another_stream_in_a_capture(patch: Patch) -> None:
+    """A kernel of the capture waits for work outside it, which CUDA refuses: a copy stream shared by eager steps and graphs."""
+    attend = _Graph.attend
+
+    def waiting(self: Any, *args: Any) -> torch.Tensor:
+        with suppress(AttributeError):
+            torch.cuda.current_stream().wait_event(self._outside)
+        self._outside = torch.cuda.Stream().record_event()  # type: ignore[no-untyped-call]  # torch
+        return attend(self, *args)
+
+    patch.setattr(_Graph, "attend", waiting)
+
+
+def query_in_a_capture(patch: Patch) -> None:
+    """An event is queried while a capture is under way, as NCCL's watchdog once did."""
+    attend = _Graph.attend
+
+    def asking(self: Any, *args: Any) -> torch.Tensor:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
+        event.query()  # type: ignore[no-untyped-call]  # torch
+        return attend(self, *args)
+
+    patch.setattr(_Graph, "attend", asking)
+
+
+def side_stream_allocates_in_a_capture(patch: Patch) -> None:
+    """Another stream allocates while a capture is under way."""
+    attend = _Graph.attend
+
+    def allocating(self: Any, layer: int, query: torch.Tensor, *args: Any) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # torch
+            torch.empty(4, device=query.device)
+        return attend(self, layer, query, *args)
+
+    patch.setattr(_Graph, "attend", allocating)
+
+
+def unjoined_stream_in_a_capture(patch: Patch) -> None:
+    """A second stream joins the capture and nothing waits for it at the end."""
+    attend = _Graph.attend
+
+    def forking(self: Any, layer: int, query: torch.Tensor, *args: Any) -> torch.Tensor:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            query + 1
+        return attend(self, layer, query, *args)
+
+    patch.setattr(_Graph, "attend", forking)
