@@ -111,6 +111,7 @@ often = settings(
     prefill_max_requests=st.sampled_from([0, 0, 1, 2]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([0, 1, 32]),
+    kept_prompts=st.sampled_from([0, 1, 3]),
     max_preemptions=st.sampled_from([0, 1, 3]),
     max_bypass=st.sampled_from([0, 2, 64]),
     admission_scan_limit=st.sampled_from([1, 3, 16]),
@@ -139,6 +140,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     policy=st.sampled_from(POLICIES),
     enable_mixed_chunk=st.booleans(),
     dedupe_tokens=st.sampled_from([1, 32]),
+    kept_prompts=st.sampled_from([0, 3]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram", "draft"]),
 )

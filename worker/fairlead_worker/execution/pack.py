@@ -15,12 +15,16 @@ from fairlead_worker.scheduler.plan import Row, StepPlan
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
-    """Lay the rows of `plan` end to end. Raises ValueError if a row's page table is too short for its tokens.
+    """Lay the rows of `plan` end to end, except those that repeat a prompt. At least one row has tokens.
+
+    Raises ValueError if a row's page table is too short for its tokens.
 
     A row that speculates becomes several rows of one token. A backend stores a step's KV before it attends, so each of them sees the
     ones before it and has the same bits as a plain decode. So the verified tokens are the same in bfloat16 too.
     """
-    rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
+    rows = [row for row in plan.rows if row.count] if plan.repeats else plan.rows
+    if plan.drafted:
+        rows = [single for row in rows for single in _singles(row)]
     starts = [row.start for row in rows]
     counts = [row.count for row in rows]
     first, many = np.array(starts, np.int64), np.array(counts, np.int64)
