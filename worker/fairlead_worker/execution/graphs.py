@@ -10,6 +10,7 @@ adapter slots (`lora/slots.py`), where a row's slot is one more input.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -38,7 +39,7 @@ class CudaRecorder:
     """CUDA graphs that share one memory pool: replays follow each other, and the result of one is read before the next starts.
 
     All graphs and their warm-up runs use one stream: torch keeps memory blocks, and cuBLAS its workspace (32 MiB on Hopper), for each
-    stream that they were ever used on.
+    stream that they were ever used on. After a failed recording, the next one gets a new pool and stream.
     """
 
     def __init__(self) -> None:
@@ -50,16 +51,32 @@ class CudaRecorder:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries initialise at their first call, which must not be recorded
             run()
-        torch.cuda.current_stream().wait_stream(side)
+        current = torch.cuda.current_stream()
+        current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
-            output = run()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                output = run()
+        except Exception:
+            self._abandon(current)
+            raise
 
         def replay() -> torch.Tensor:
             graph.replay()
             return output
 
         return replay
+
+    def _abandon(self, current: torch.cuda.Stream) -> None:
+        """Restore what torch leaves behind if a capture fails. `current`: the stream before it.
+
+        Before pytorch#180395 a failed `capture_end` neither ends the allocations to the pool, so that `empty_cache` fails later, nor makes
+        the previous stream current again. The pool itself stays allocated on releases before pytorch#190348.
+        """
+        torch.cuda.set_stream(current)
+        with suppress(RuntimeError):  # torch ended them
+            torch._C._cuda_endAllocateToPool(current.device_index, self._pool)
+        self._pool, self._side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -243,18 +243,29 @@ def make_runner(
         taken = (0 if adapters is None else adapters.pending_bytes()) + kept_prompts * slot_bytes(spec.page_bytes, loaded.vocabulary_size)
         step_tokens, room = found.step_tokens, max(0, found.kv_bytes - taken)
 
+        can_record = True
+
         def graph_bytes(
             model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
         ) -> int:
             tried = ModelRunner(model, _prepare(make_backend(backend, layout, 1), no_progress, batch_invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
-            return measure_allocation(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
+
+            def record() -> GraphedDecodes | None:
+                nonlocal can_record
+                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots)
+                can_record = can_record and (graphs is None or graphs.is_recorded)
+                return graphs
+
+            return measure_allocation(memory, record)
 
         if graph_rows:
             taken = graph_bytes(loaded, spec, graph_rows, deterministic, adapters)
             if draft is not None and draft_spec is not None:
                 taken += graph_bytes(draft, draft_spec, drafted_rows)
             room = max(0, room - taken)
+        if not can_record:  # each failed capture leaves its memory allocated in some releases of torch
+            graph_rows = drafted_rows = 0
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
