@@ -14,7 +14,7 @@ from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_ste
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.kept import KeptLogits, return_logits, slot_bytes
 from fairlead_worker.execution.memory import kv_budget
-from fairlead_worker.execution.memory_profile import run_largest_step
+from fairlead_worker.execution.memory_profile import run_largest_draft, run_largest_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
@@ -227,9 +227,14 @@ def make_runner(
     if not kv_pages and not room and steps is not None and memory is not None:
 
         def attempt(tokens: int) -> None:
+            limited = limit_steps(steps, tokens, page_size)
+            limits = StepLimits.from_config(limited, page_size)
             trial = ModelRunner(loaded, _prepare(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             with nullcontext(0) if adapters is None else adapters.profile_adapter() as adapter:
-                run_largest_step(StepLimits.from_config(limit_steps(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
+                run_largest_step(limits, page_size, trial.logits, adapter)
+            if draft is not None and draft_spec is not None:
+                drafting = ModelRunner(draft, _prepare(make_backend(backend, draft_spec, 1), no_progress), native_decoder)
+                run_largest_draft(limits, limited.max_num_seqs, page_size, drafting.logits)
 
         allocate_slots_for(_prepare(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
