@@ -20,6 +20,14 @@ def test_every_package_in_an_image_and_its_build_backend_are_pinned_with_hashes(
     assert "requirements/build.txt" in copied(text), "the build backend"
 
 
+def test_one_wheel_of_the_gpu_image_has_cuda_bindings() -> None:
+    """cuda-python 12.6 has files of cuda/bindings itself. From 13 on it depends on cuda-bindings of the same minor release."""
+    text = (CHECKOUT / "requirements" / "worker-gpu.txt").read_text()
+    pins = {name: version.split(".") for name, version in re.findall(r"^(cuda-[a-z]+)==(\S+)", text, re.MULTILINE)}
+    assert int(pins["cuda-python"][0]) >= 13
+    assert pins["cuda-python"][:2] == pins["cuda-bindings"][:2]
+
+
 @pytest.mark.skipif(shutil.which("buildah") is None, reason="no buildah on this machine")
 def test_a_library_that_was_compiled_on_the_host_is_not_in_an_image(tmp_path: Path) -> None:
     context = tmp_path / "context"

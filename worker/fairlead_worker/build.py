@@ -94,6 +94,7 @@ def build_runner(
         progress=progress or no_progress,
         agree=int if group is None else group.least,
         deterministic=config.deterministic,
+        kept_prompts=config.limits.kept_prompts,
     )
 
 

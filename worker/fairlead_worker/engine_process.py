@@ -176,7 +176,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if runner.step_tokens:
         steps = limit_steps(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots))
+    kept_prompts = runner.kept.slots if runner.kept is not None else 0
+    scheduler = Scheduler(steps, PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots, kept_prompts))
     # A request longer than the KV cache can never run.
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)

@@ -92,9 +92,10 @@ class Engine:
     native_decoder: bool = True
     adapters: AdapterSet | None = None
     deterministic: bool = False
+    kept_prompts: int = 0
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
+        cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots, self.kept_prompts)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
         self.runner: ModelRunner = make_runner(
@@ -106,6 +107,7 @@ class Engine:
             native_decoder=self.native_decoder,
             adapters=self.adapters,
             deterministic=self.deterministic,
+            kept_prompts=self.kept_prompts,
         )
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)

@@ -10,8 +10,8 @@ from bench.gpu.batches import steps, worst_error
 from tests.models import build_model, save_model
 
 from fairlead_worker.execution import batch_invariance
-from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance
-from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.batch_invariance import NotInvariant, check_invariance, variable_window
+from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.reference import ReferenceBackend
@@ -54,6 +54,19 @@ def test_a_model_whose_rows_know_of_their_company_is_refused(tmp_path: Path) -> 
         check_invariance(runner)
     with pytest.raises(NotInvariant, match="set --kv-pages to at least"):
         check_invariance(make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=4))
+
+
+def test_windows_that_a_request_can_exceed_are_refused_on_flashinfer(tmp_path: Path) -> None:
+    """FlashInfer's tiles of keys start at the window of a chunk's first query, so sums beyond the window depend on the chunk."""
+    save_model("mistral", tmp_path, head_dim=64, sliding_window=100)
+    loaded = load_model(str(tmp_path), dtype="bfloat16", max_model_len=101)
+    backend = FlashInferBackend(KVSpec(loaded.layers, 16, loaded.dtype, loaded.device), 16, interpreter)
+    backend.batch_invariant = True
+    with pytest.raises(NotInvariant, match=r"set --max-model-len to at most 100 \(it is 101\)"):
+        check_invariance(ModelRunner(loaded, backend))
+    loaded = load_model(str(tmp_path), dtype="bfloat16", max_model_len=100)
+    assert variable_window(ModelRunner(loaded, backend)) is None
+    assert variable_window(make_runner(loaded, page_size=16, kv_pages=16)) is None
 
 
 def test_layers_multiply_the_same_number_of_rows() -> None:

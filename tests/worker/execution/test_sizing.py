@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models import VOCABULARY, save_model
 
+from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.execution.memory_profile import largest_plan, run_largest_step
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, profile_memory
@@ -115,3 +116,25 @@ def test_it_runs_on_one_page_of_a_real_model(tmp_path: Path) -> None:
 
     run_largest_step(StepLimits.from_config(config, 16), 16, logits_of)
     assert seen[0].shape == (6, VOCABULARY)
+
+
+def test_the_profile_includes_the_largest_pass_of_a_draft_model(tmp_path: Path) -> None:
+    """The model drafts for requests that are `CATCH_UP` tokens behind, beside the prompts of the step."""
+    save_model("llama", tmp_path)
+    loaded, draft = load_model(str(tmp_path)), load_model(str(tmp_path))
+    passes: dict[str, list[int]] = {"model": [], "draft": []}
+    for name, model in (("model", loaded.model), ("draft", draft.model)):
+        model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs, name=name: passes[name].append(inputs[0].shape[-1]))
+    steps = SchedulerConfig(300, max_num_seqs=5, chunked_prefill_size=64, speculative_method="draft", speculative_num_tokens=3)
+
+    class Memory(Given):
+        def peak_of(self, run: Callable[[], None]) -> int:
+            for each in passes.values():
+                each.clear()
+            run()
+            largest = {name: max(counts, default=0) for name, counts in passes.items()}
+            assert largest == {"model": 64 + 5 * (1 + 3), "draft": 64 + 5 + CATCH_UP}
+            return GIB
+
+    made = make_runner(loaded, page_size=16, backend="reference", draft=draft, steps=steps, memory=Memory(2 * GIB, 0, 0))
+    assert made.step_tokens == 64 + 5 * (1 + 3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from bench.gpu import interpreter
 from tests.models import FAMILIES, build_model
+from tests.worker.exactness.families import MORE
 from transformers import PreTrainedModel
 
 from fairlead_worker.model.fuse import fuse_projections
@@ -65,6 +66,21 @@ def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype
     # The first norm alone has no sum before it; Gemma's norms of answers, and those of queries and keys, stand by themselves.
     alone = 1 + count * {"qwen3": 2, "gemma2": 2, "gemma3": 4}.get(family, 0)
     assert calls["gemma_rmsnorm" if gemma else "rmsnorm"] == alone
+
+
+@pytest.mark.parametrize(("family", "fused"), [("qwen2_moe", 2), ("glm4_moe", 2)])
+def test_dense_and_shared_mlps_beside_experts_are_fused(family: str, fused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts have their gate and up in one parameter, which is no module."""
+    monkeypatch.setitem(FAMILIES, family, MORE[family])
+    model = build_model(family).to(torch.bfloat16)
+    fuse_projections(model)
+    assert any(isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) for module in model.modules())
+    before = trial(model, LIMIT)
+    library, calls = stand_in()
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, ("activation",)) == ("activation",)
+    calls.update(dict.fromkeys(calls, 0))
+    assert difference(trial(model, LIMIT), before) <= TOLERANCE[torch.bfloat16]
+    assert calls["silu_and_mul"] == fused
 
 
 @pytest.mark.parametrize("kinds", [(), ("norm",), ("activation", "rope")], ids=str)

@@ -3,16 +3,23 @@
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import zmq
+from tests.worker.execution.planner import make_request
 
+from fairlead_worker.execution.pack import pack
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.parallel import ranks as ranks_module
+from fairlead_worker.parallel.lead import to_message, to_step
 from fairlead_worker.parallel.links import send_unless_ended
 from fairlead_worker.parallel.processes import Processes
 from fairlead_worker.parallel.ranks import Ranks
+from fairlead_worker.scheduler.plan import Row, StepPlan
 
 DEADLINE = 20.0
 
@@ -53,6 +60,15 @@ def test_a_message_waits_for_a_peer_that_connects_later() -> None:
     peer.connect(f"tcp://127.0.0.1:{port}")
     assert peer.poll(int(DEADLINE * 1000)) and peer.recv() == b"data"
     context.destroy(0)
+
+
+def test_a_step_is_sent_without_a_copy_from_the_device() -> None:
+    """Tensors of torch's `meta` device have no data, so reading one fails."""
+    request = make_request("a", [10, 11, 12, 13], Sampling(max_tokens=1))
+    plan = StepPlan([Row(request, 1, 3, array("i", [7, 2]), samples=True)])
+    message = to_message(pack(plan, 2, torch.device("meta")))
+    assert message == to_message(pack(plan, 2, torch.device("cpu")))
+    assert to_step(message, torch.device("cpu"))[0].tokens.tolist() == [11, 12, 13]
 
 
 class FakeProcesses:

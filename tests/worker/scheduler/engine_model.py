@@ -97,15 +97,25 @@ class RecordingCache(PrefixCache):
 
 class EngineModel:
     def __init__(
-        self, pages: int, page_size: int, *, host_slots: int = 0, max_model_len: int = 1 << 20, block_pages: int = 2, **config: object
+        self,
+        pages: int,
+        page_size: int,
+        *,
+        host_slots: int = 0,
+        kept_prompts: int = 0,
+        max_model_len: int = 1 << 20,
+        block_pages: int = 2,
+        **config: object,
     ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
-        self.cache = RecordingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
+        self.cache = RecordingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots, kept_prompts)
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
+        self.kept: dict[int, tuple[list[int], int]] = {}
+        """The last page and the last value of each kept prompt, by slot."""
         self.told: dict[str, Answer] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.guess: Callable[[int], int] = lambda right: right
@@ -196,7 +206,7 @@ class EngineModel:
         written: set[tuple[int, int]] = set()
         for row in plan.rows:
             lease = row.request.lease
-            assert lease is not None and row.count > 0
+            assert lease is not None and (row.count > 0 or row.slot >= 0)
             assert row.samples == (row.request.pool is None and row.end == len(row.request.tokens) + len(row.draft))
             assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
             assert len(row.draft) <= self.config.speculative_num_tokens
@@ -210,6 +220,7 @@ class EngineModel:
                 assert (row.pages[index], slot) not in written, "two rows write one slot"
                 written.add((row.pages[index], slot))
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
+        self._keep_and_repeat(plan, values)
         for row in plan.rows:
             for position in range(row.start):
                 found = self.memory[row.pages[position // size]][position % size]
@@ -221,6 +232,20 @@ class EngineModel:
             assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
         return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan), executed=plan)
+
+    def _keep_and_repeat(self, plan: StepPlan, values: dict[int, list[int]]) -> None:
+        """Store the last pages of kept prompts, then give them to the rows that repeat a prompt."""
+        slots, size = [row.slot for row in plan.rows if row.count and row.slot >= 0], self.cache.page_size
+        assert len(set(slots)) == len(slots), "a plan keeps one prompt in a slot"
+        for row in plan.rows:
+            if row.count and row.slot >= 0:
+                self.kept[row.slot] = self.memory[row.pages[(row.end - 1) // size]].copy(), values[id(row)][row.end - 1]
+        for row in plan.rows:
+            if not row.count:
+                index, (page, value) = (row.end - 1) // size, self.kept[row.slot]
+                assert index >= row.request.lease.shared, "a copy of the last page goes into a page of the request"
+                self.memory[row.pages[index]] = page.copy()
+                assert value == values[id(row)][-1], "a repeat samples from the logits of its own prompt"
 
     @staticmethod
     def _pooled(plan: StepPlan) -> dict[str, bytes]:

@@ -104,7 +104,7 @@ class LaunchedModel:
     def _copy(row: Row) -> Row:
         request = copy.copy(row.request)
         request.tokens, request.lease = array("I", request.tokens), SimpleNamespace(shared=request.lease.shared)  # type: ignore[assignment,union-attr]
-        return Row(request, row.start, row.count, array("i", row.pages), row.samples)
+        return Row(request, row.start, row.count, array("i", row.pages), row.samples, slot=row.slot)
 
     def _run(self) -> None:
         for request, copied in self.fills:

@@ -63,8 +63,8 @@ class Steps:
 arrivals = st.builds(
     Arrival,
     stem=st.integers(0, len(STEMS) - 1),
-    shared=st.integers(0, 80),
-    suffix=st.lists(st.integers(0, 5), max_size=6).map(tuple),
+    shared=st.one_of(st.integers(0, 80), st.sampled_from([5, 17, 32])),
+    suffix=st.one_of(st.just(()), st.lists(st.integers(0, 5), max_size=6).map(tuple)),  # so that some prompts are equal
     max_tokens=st.integers(1, 40),
     root=st.sampled_from([1, 1, 1, 2]),
     ignore_eos=st.sampled_from([True, True, True, False]),
@@ -111,6 +111,7 @@ often = settings(
     prefill_max_requests=st.sampled_from([0, 0, 1, 2]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([0, 1, 32]),
+    kept_prompts=st.sampled_from([0, 1, 3]),
     max_preemptions=st.sampled_from([0, 1, 3]),
     max_bypass=st.sampled_from([0, 2, 64]),
     admission_scan_limit=st.sampled_from([1, 3, 16]),
@@ -139,6 +140,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     policy=st.sampled_from(POLICIES),
     enable_mixed_chunk=st.booleans(),
     dedupe_tokens=st.sampled_from([1, 32]),
+    kept_prompts=st.sampled_from([0, 3]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "ngram", "draft"]),
 )
@@ -171,6 +173,7 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     event(f"preempted: {load.preemptions > 0}")
     event(f"evicted: {load.evicted_pages > 0}")
     event(f"cached: {load.cached_tokens > 0}")
+    event(f"repeats: {any(not count for step in machine.plans for _, _, count in step)}")
     if load.host is not None:
         event(f"host hits: {load.host.cached_tokens > 0}, given up: {load.host.dropped > 0}")
     event(f"accepted: {load.drafts is not None and load.drafts.accepted > 0}")

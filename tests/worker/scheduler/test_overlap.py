@@ -190,6 +190,7 @@ def test_a_prefix_is_shared_with_a_prompt_that_arrives_while_it_is_computed() ->
     prefill_max_requests=st.sampled_from([0, 0, 1]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([0, 1, 32]),
+    kept_prompts=st.sampled_from([0, 1, 3]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "none", "none", "ngram"]),
     stall=st.sampled_from([0.0, 0.0, 0.1, 0.5]),

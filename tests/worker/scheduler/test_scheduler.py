@@ -3,6 +3,7 @@
 import random
 from array import array
 
+import pytest
 from tests.worker.scheduler.engine_model import EOS, EngineModel, kv, next_token, reference, root_value
 
 
@@ -20,6 +21,27 @@ def finish(machine: EngineModel) -> None:
 
 
 # Chunked prefill
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 1000])
+def test_a_prompt_of_l_tokens_takes_l_by_c_steps(length: int) -> None:
+    machine = EngineModel(128, 16, chunked_prefill_size=64)
+    machine.submit(prompt(length), 1)
+    finish(machine)
+    assert len(machine.plans) == -(-length // 64)
+
+
+def test_a_prompt_progresses_by_an_eighth_of_a_chunk_beside_as_many_decodes() -> None:
+    machine = EngineModel(8192, 16, chunked_prefill_size=256, max_num_seqs=300)
+    for seed in range(256):
+        machine.submit(prompt(1 + seed % 8, seed), 200, ignore_eos=True)
+    while len(machine.scheduler.batch.rows) < 256:
+        machine.step()
+    long = machine.submit(prompt(1024, 3), 1)
+    before = len(machine.plans)
+    while machine.told[long].finish is None:
+        machine.step()
+    assert len(machine.plans) - before == 1024 // (256 // 8)
 
 
 def test_chunks_are_cut_at_pages_and_the_chunked_request_goes_on_first() -> None:

@@ -64,7 +64,7 @@ class RequestTimer:
 
     def record_plan(self, plan: StepPlan) -> None:
         """Store when the requests of a plan were admitted. Call it before the step runs."""
-        if not plan.prefill_tokens:
+        if not plan.prefill_tokens and not plan.repeats:
             return
         now = self._clock()
         for row in plan.rows:

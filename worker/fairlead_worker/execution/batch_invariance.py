@@ -8,6 +8,7 @@ import torch
 from fairlead_worker.execution.check import STEPS, trial_pages, trial_step, trial_steps
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ def check_invariance(runner: ModelRunner) -> None:
         raise NotInvariant(
             f"--deterministic is verified on {trial_pages(spec.page_size)} pages at the start: set --kv-pages to at least that"
         )
+    if (window := variable_window(runner)) is not None:
+        raise NotInvariant(
+            "--deterministic does not hold beyond this model's sliding window, where FlashInfer's sums depend on the chunk; "
+            f"set --max-model-len to at most {window} (it is {runner.loaded.max_model_len}), or remove the flag"
+        )
     together: dict[tuple[int, int], torch.Tensor] = {}
     for rows, step in zip(STEPS, trial_steps(spec, vocabulary), strict=True):
         places = [(request, at) for request, start, count in rows for at in range(start, start + count)]
@@ -49,6 +55,18 @@ def check_invariance(runner: ModelRunner) -> None:
                 for at, logits in enumerate(alone, start):
                     _compare(logits, together[request, at], f"alone and {way}, token {at} of {lengths[request]}")
     logger.info("deterministic: %d tokens have the same logits alone, batched, in one chunk and token by token, bit for bit", len(together))
+
+
+def variable_window(runner: ModelRunner) -> int | None:
+    """Return the shortest sliding window that a request can exceed in FlashInfer's kernels. None if there is none.
+
+    The paged kernel starts its tiles of keys where the window of a tile's first query starts (`kv_start_idx` in prefill.cuh, 0.7.2). So
+    sums beyond the window are grouped by where a chunk begins. The trial is too short to show it.
+    """
+    if not isinstance(runner.backend, FlashInferBackend):
+        return None
+    windows = [kind.window for kind in runner.backend.kinds if kind.window is not None]
+    return min([window for window in windows if window < runner.loaded.max_model_len], default=None)
 
 
 def _logits(runner: ModelRunner, step: PackedStep) -> torch.Tensor:

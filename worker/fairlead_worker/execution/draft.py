@@ -21,7 +21,7 @@ from fairlead_worker.scheduler.request import Request
 
 CATCH_UP = 512
 """Most tokens that a step catches up on, for all of its requests together. A request that is further behind gets no draft in this step, so
-that the other requests do not wait for it, and the pass needs no more memory than a step of the verifying model."""
+that the other requests do not wait for it. The memory profile includes a pass with as many tokens (`run_largest_draft`)."""
 
 
 @dataclass(slots=True)

@@ -2,9 +2,11 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from fairlead_worker.execution.draft import CATCH_UP
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
@@ -47,3 +49,11 @@ def run_largest_step(limits: StepLimits, page_size: int, logits_of: Callable[[St
     logits = logits_of(plan)
     short = [Request(str(number), array("I", [0, 1]), 1, COSTLIEST_SAMPLING, 0, number) for number in range(len(logits))]
     sample(logits, short, Histories())
+
+
+def run_largest_draft(limits: StepLimits, requests: int, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor]) -> None:
+    """Run the largest pass of a draft model: the prompts of a step, a token of each of `requests`, and `CATCH_UP` tokens besides.
+
+    Raises torch.OutOfMemoryError.
+    """
+    logits_of(largest_plan(replace(limits, prefill=limits.prefill + CATCH_UP, decode=requests), page_size)).argmax(1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fairlead_worker.execution.kept import return_logits
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.execution.stream import DeviceStream, Stream
@@ -57,15 +58,19 @@ class OverlappedRunner:
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
         began, runner = time.perf_counter(), self.runner
-        step = pack(plan, runner.backend.spec.page_size, runner.loaded.device)
-        fill = self._fill_placeholders(plan, step)
+        complete = return_logits if runner.kept is None else runner.kept.prepare(plan)
+        step = None if plan.repeats == len(plan.rows) else pack(plan, runner.backend.spec.page_size, runner.loaded.device)
+        fill = None if step is None else self._fill_placeholders(plan, step)
 
         @torch.inference_mode()
         def forward() -> torch.Tensor:
             if runner.host is not None:
                 runner.host.copy(plan.saves, plan.loads)
-            fill()
-            return runner.run(step)
+            logits: torch.Tensor | None = None
+            if step is not None and fill is not None:
+                fill()
+                logits = runner.run(step)
+            return complete(logits)
 
         return LaunchedStep(self, plan, self.stream.run(forward), began)
 

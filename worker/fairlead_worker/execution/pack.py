@@ -9,18 +9,22 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.base import HostArrays, PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import Row, StepPlan
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
-    """Lay the rows of `plan` end to end. Raises ValueError if a row's page table is too short for its tokens.
+    """Lay the rows of `plan` end to end, except those that repeat a prompt. At least one row has tokens.
+
+    Raises ValueError if a row's page table is too short for its tokens.
 
     A row that speculates becomes several rows of one token. A backend stores a step's KV before it attends, so each of them sees the
     ones before it and has the same bits as a plain decode. So the verified tokens are the same in bfloat16 too.
     """
-    rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
+    rows = [row for row in plan.rows if row.count] if plan.repeats else plan.rows
+    if plan.drafted:
+        rows = [single for row in rows for single in _singles(row)]
     starts = [row.start for row in rows]
     counts = [row.count for row in rows]
     first, many = np.array(starts, np.int64), np.array(counts, np.int64)
@@ -37,16 +41,23 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     tokens = b"".join(texts)
     adapters = [row.request.adapter for row in rows]
     sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1
+    host = HostArrays(
+        torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)),
+        torch.from_numpy(positions),
+        torch.from_numpy(slots),
+        torch.from_numpy(sampling),
+    )
     return PackedStep(
-        tokens=to_device(torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)), device),
-        positions=to_device(torch.from_numpy(positions), device),
-        slots=to_device(torch.from_numpy(slots), device),
+        tokens=to_device(host.tokens, device),
+        positions=to_device(host.positions, device),
+        slots=to_device(host.slots, device),
         starts=starts,
         counts=counts,
         page_indptr=torch.from_numpy(indptr),
         page_indices=torch.from_numpy(indices),
-        sampling=to_device(torch.from_numpy(sampling), device),
+        sampling=to_device(host.sampling, device),
         adapters=adapters if any(adapters) else (),
+        host=host,
     )
 
 

@@ -12,8 +12,9 @@ from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
 from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, unsupported_reason
 from fairlead_worker.execution.host import HostStore, make_host_store
+from fairlead_worker.execution.kept import KeptLogits, return_logits, slot_bytes
 from fairlead_worker.execution.memory import kv_budget
-from fairlead_worker.execution.memory_profile import run_largest_step
+from fairlead_worker.execution.memory_profile import run_largest_draft, run_largest_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.scoring import positions_to_score, score
@@ -64,6 +65,8 @@ class ModelRunner:
         self.histories = Histories()
         self.grammars = grammars
         """None: no request has a grammar."""
+        self.kept: KeptLogits | None = None
+        """The last logits of complete prompts; None: none are kept."""
         self.graphs: GraphedDecodes | None = None
         """CUDA graphs for decode-only steps; None: every step runs eagerly."""
         self.step_tokens = 0
@@ -127,6 +130,8 @@ class ModelRunner:
         places = torch.cat((to_score, places_to_pool(plan)))
         logits, seen = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
         scores = score(plan, targets, seen.logits, self.loaded.vocabulary_size) if plan.scores else []
+        if self.kept is not None:
+            logits = self.kept.prepare(plan)(logits)
         pooled = pool(plan, seen.states(slice(len(to_score), None))) if plan.pools else {}
         return logits, scores, pooled
 
@@ -143,9 +148,12 @@ class ModelRunner:
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """Return logits [sampling positions, vocabulary] of the plan.
 
-        The head runs on the last token of each sampling row, and on every token of a row that speculates.
+        The head runs on the last token of each sampling row, and on every token of a row that speculates. Rows that repeat a prompt have
+        kept logits. If there are no other rows, no forward pass runs.
         """
-        return self.run(pack(plan, self.backend.spec.page_size, self.loaded.device))
+        complete = return_logits if self.kept is None else self.kept.prepare(plan)
+        step = None if plan.repeats == len(plan.rows) else pack(plan, self.backend.spec.page_size, self.loaded.device)
+        return complete(None if step is None else self.run(step))
 
     def run(self, step: PackedStep) -> torch.Tensor:
         """Return the logits of a packed step. Logits from a CUDA graph stay valid until the next step."""
@@ -168,6 +176,7 @@ def make_runner(
     mem_fraction_static: float = 0.92,
     graph_rows: int = 0,
     deterministic: bool = False,
+    kept_prompts: int = 0,
     progress: Progress = no_progress,
     agree: Callable[[int], int] = int,
     memory: DeviceMemory | None = None,
@@ -189,6 +198,9 @@ def make_runner(
 
     `deterministic`: a row's bits must not depend on the batch. `execution.batch_invariance` verifies it.
 
+    `kept_prompts`: most prompts whose last logits are kept. None are kept with a draft model, which has no KV for their last page, and
+    for a sharded model.
+
     `memory`: memory of the device; None: read from the device.
 
     `agree`: takes the pages that this rank has room for and returns the pages of all ranks of a sharded model.
@@ -199,6 +211,8 @@ def make_runner(
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
+    if draft is not None or loaded.ranks > 1 or not loaded.generates:
+        kept_prompts = 0
     if loaded.ranks > 1:
         graph_rows = 0  # `build.graph_rows` reports this to the user
     elif steps is not None:
@@ -213,9 +227,14 @@ def make_runner(
     if not kv_pages and not room and steps is not None and memory is not None:
 
         def attempt(tokens: int) -> None:
+            limited = limit_steps(steps, tokens, page_size)
+            limits = StepLimits.from_config(limited, page_size)
             trial = ModelRunner(loaded, _prepare(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             with nullcontext(0) if adapters is None else adapters.profile_adapter() as adapter:
-                run_largest_step(StepLimits.from_config(limit_steps(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
+                run_largest_step(limits, page_size, trial.logits, adapter)
+            if draft is not None and draft_spec is not None:
+                drafting = ModelRunner(draft, _prepare(make_backend(backend, draft_spec, 1), no_progress), native_decoder)
+                run_largest_draft(limits, limited.max_num_seqs, page_size, drafting.logits)
 
         allocate_slots_for(_prepare(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
@@ -226,20 +245,32 @@ def make_runner(
             # must fit.
             tokens = least = usual
         found = profile_memory(memory, mem_fraction_static, tokens, least, attempt, usual)
-        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - (0 if adapters is None else adapters.pending_bytes()))
+        taken = (0 if adapters is None else adapters.pending_bytes()) + kept_prompts * slot_bytes(spec.page_bytes, loaded.vocabulary_size)
+        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - taken)
+
+        can_record = True
 
         def graph_bytes(
             model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
         ) -> int:
             tried = ModelRunner(model, _prepare(make_backend(backend, layout, 1), no_progress, batch_invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
-            return measure_allocation(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
+
+            def record() -> GraphedDecodes | None:
+                nonlocal can_record
+                graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots)
+                can_record = can_record and (graphs is None or graphs.is_recorded)
+                return graphs
+
+            return measure_allocation(memory, record)
 
         if graph_rows:
             taken = graph_bytes(loaded, spec, graph_rows, deterministic, adapters)
             if draft is not None and draft_spec is not None:
                 taken += graph_bytes(draft, draft_spec, drafted_rows)
             room = max(0, room - taken)
+        if not can_record:  # each failed capture leaves its memory allocated in some releases of torch
+            graph_rows = drafted_rows = 0
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
@@ -267,6 +298,8 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
+    if kept_prompts:
+        runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None else adapters.slots
     runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots)
     return runner

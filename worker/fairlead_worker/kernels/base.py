@@ -77,6 +77,16 @@ class KVSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HostArrays:
+    """The arrays of a packed step that are copied to the device, on the host, so that other ranks get them without a copy back."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    sampling: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PackedStep:
     """A step's rows laid end to end. T tokens, R rows, S positions whose logits are wanted.
 
@@ -103,6 +113,8 @@ class PackedStep:
     """[S] int64: index in T of each token whose logits are wanted, ascending."""
     adapters: Sequence[int] = ()
     """[R] number of each row's LoRA adapter, 0 for none; empty if no row has one."""
+    host: HostArrays | None = None
+    """None: the arrays on the device were changed or made there."""
 
     def tables(self) -> list[torch.Tensor]:
         """Return each row's page table, [R] of [pages] int32, as views of `page_indices`."""

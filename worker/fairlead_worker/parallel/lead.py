@@ -116,16 +116,17 @@ class LedAdapters:
 
 
 def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
-    """Encode a step. Waits for the device if the step's tensors are on one."""
+    """Encode a step. Waits for the device only if the step has no arrays on the host, or for `places`."""
+    arrays = step.host or step
     return Run(
-        tokens=_bytes(step.tokens),
-        positions=_bytes(step.positions),
-        slots=_bytes(step.slots),
+        tokens=_bytes(arrays.tokens),
+        positions=_bytes(arrays.positions),
+        slots=_bytes(arrays.slots),
         starts=list(step.starts),
         counts=list(step.counts),
         page_indptr=_bytes(step.page_indptr),
         page_indices=_bytes(step.page_indices),
-        sampling=_bytes(step.sampling),
+        sampling=_bytes(arrays.sampling),
         places=None if places is None else _bytes(places),
         adapters=list(step.adapters),
     )

@@ -1,6 +1,6 @@
 """The token budget of one step, and the output reserve of running requests. SGLang's PrefillAdder in two small parts."""
 
-from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, prefill_work
+from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, least_chunk, prefill_work
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.request import Request
 
@@ -21,7 +21,7 @@ def idle_tokens(config: SchedulerConfig, prefill_rate: float) -> int:
 class StepBudget:
     """Prefill tokens left in one step. Each decode takes one token from the chunk.
 
-    At least one page is left for prefill with any number of decodes, so prompts always progress.
+    An eighth of the chunk is left for prefill with any number of decodes, so prompts always progress.
     """
 
     __slots__ = ("_chunking", "_max_requests", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
@@ -39,7 +39,8 @@ class StepBudget:
         if prefill_budget is not None:
             self.left = max(min(prefill_budget.limit, self.left), page_size)
         elif self._chunking:
-            self.left = max(min(idle or config.chunked_prefill_size - decodes, self.left), page_size)
+            chunk = idle or max(config.chunked_prefill_size - decodes, least_chunk(config, page_size))
+            self.left = max(min(chunk, self.left), page_size)
         self.spent = self.prompts = 0
         self.work = 0.0
 

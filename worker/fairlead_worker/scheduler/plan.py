@@ -37,6 +37,9 @@ class Row:
     length limit nor the reserve ends. 0: use the slow path."""
     page_end: int = 0
     """`DecodeBatch`: `computed` at which the next page is full."""
+    slot: int = -1
+    """Slot of a prompt whose last logits are kept (`cache/kept.py`); -1: none. A row with tokens computes the prompt: the runner stores its
+    logits and its last page there. A row without tokens repeats the prompt: it samples from these logits, and gets the page."""
 
     @property
     def end(self) -> int:
@@ -77,6 +80,8 @@ class StepPlan(Struct, frozen=True, eq=False):
     """Rows with hidden states to pool (`Request.to_pool`)."""
     drafted: int = 0
     """Draft tokens of all rows; 0: no row speculates."""
+    repeats: int = 0
+    """Rows that compute nothing and sample from kept logits."""
     number: int = 0
     """Serial number among plans with rows, from 1."""
     saves: Sequence[tuple[int, int]] = ()

@@ -6,6 +6,7 @@ from contextlib import closing
 
 from msgspec import Struct
 
+from fairlead_worker.cache.kept import Prompt
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.scheduler.admission_control import AdmissionControl
@@ -73,6 +74,8 @@ class Prefill:
         """
         rows: list[Row] = []
         chunked, excludes_decodes = self.chunked_req, False
+        if self._cache.kept is not None:
+            self._cache.kept.start_plan()
         if chunked is not None:
             if chunked.scoring and is_beside_decodes:
                 return PrefillStep(excludes_decodes=True)
@@ -103,23 +106,43 @@ class Prefill:
                     return False
                 assert request.prefix_match is not None, f"policy {self._config.policy} yielded request {request.id}, which does not wait"
                 node = self._cache.match(request.prefix_match)
-                cached = node.depth * self._page_size
-                if not budget.cut(len(request.tokens) - cached, cached):
+                cached, slot = node.depth * self._page_size, self._find_kept(request, node)
+                if slot is None and not budget.cut(len(request.tokens) - cached, cached):
                     return False
                 if self._admission.missing_pages(request, node) <= 0:
                     if request.scoring and is_beside_decodes:
                         return True
-                    self._admit(request, node)
-                    rows.append(self._cut(request, budget))
+                    if slot is None:
+                        self._admit(request, node, cached)
+                        rows.append(self._cut(request, budget))
+                    else:
+                        self._admit(request, node, len(request.tokens) - 1)
+                        rows.append(self._repeat(request, slot))
         return False
 
-    def _admit(self, request: Request, node: Node) -> None:
-        """Lease pages for all known tokens of a request, and share the cached ones."""
+    def _find_kept(self, request: Request, node: Node) -> int | None:
+        """Return the slot of the request's prompt if its logits are kept, and all of its pages but the last are cached down to `node`."""
+        if self._cache.kept is None or request.pool is not None or request.scoring or request.output_length:
+            return None
+        return self._cache.kept.find(_prompt_of(request)) if node.depth == (len(request.tokens) - 1) // self._page_size else None
+
+    def _keep(self, request: Request) -> int | None:
+        """Return a slot for the logits of a prompt that this step completes. None if they are not kept."""
+        kept = self._cache.kept
+        return None if kept is None or request.output_length else kept.keep(_prompt_of(request))
+
+    def _repeat(self, request: Request, slot: int) -> Row:
+        """Return a row that samples from kept logits. If its token is late, the last token of the prompt is computed as a decode."""
+        self._reserve.add(request)
+        return Row(request, len(request.tokens), 0, lease_of(request).pages, True, slot=slot)
+
+    def _admit(self, request: Request, node: Node, cached: int) -> None:
+        """Lease pages for all known tokens of a request, and share those down to `node`. `cached`: tokens that are not computed."""
         lease = request.lease = self._cache.attach(node)  # before the match is untracked: one of the two must keep the tree
         self._waiting.remove_admitted(request)
         self._cache.grow(lease, len(request.tokens))
         history, stats = request.history, self._stats
-        history.cached = request.computed = node.depth * self._page_size
+        history.cached = request.computed = cached
         history.awaiting_first_token = True
         if history.first_cached is None:
             history.first_cached = history.cached
@@ -150,7 +173,13 @@ class Prefill:
             budget.left = 0  # the tokens lost to page rounding stay unused: a second prompt would be cut too
         lease, end = lease_of(request), request.computed + count
         samples = is_whole and request.pool is None
+        slot = self._keep(request) if samples else None
         published_end = end - 1 if samples else end  # the last position is computed again if its token is late
-        if 0 < self._config.dedupe_tokens <= published_end:
+        least = self._config.dedupe_tokens if slot is None else min(self._config.dedupe_tokens, self._page_size)
+        if 0 < least <= published_end:
             self._cache.insert_pending(lease, request.tokens, published_end)
-        return Row(request, request.computed, count, lease.pages, samples)
+        return Row(request, request.computed, count, lease.pages, samples, slot=-1 if slot is None else slot)
+
+
+def _prompt_of(request: Request) -> Prompt:
+    return request.root, bool(request.adapter), request.tokens.tobytes()

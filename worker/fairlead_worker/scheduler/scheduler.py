@@ -122,10 +122,11 @@ class Scheduler:
     def _make_plan(self, decodes: list[Row], prefill: PrefillStep) -> StepPlan:
         if not decodes and not prefill.rows:
             return StepPlan()
-        rows, samples, scores, pools = decodes.copy(), len(decodes), 0, 0
+        rows, samples, scores, pools, repeats = decodes.copy(), len(decodes), 0, 0, 0
         for row in prefill.rows:
             insort(rows, row, key=row_by_arrival)
             samples += row.samples
+            repeats += not row.count
             scores += bool(row.request.to_score(row.start, row.end))
             pools += bool(row.request.to_pool(row.start, row.end))
         saves, loads = self.cache.host.take_copies() if self.cache.host is not None else ((), ())
@@ -139,6 +140,7 @@ class Scheduler:
             samples=samples,
             scores=scores,
             pools=pools,
+            repeats=repeats,
             drafted=sum([row.count - 1 for row in decodes]) if self.speculation is not None else 0,
             number=self.deferred_frees.start_plan(),
             saves=saves,
@@ -256,8 +258,8 @@ class Scheduler:
 
     def record_step(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         """Count the step, and learn from its time."""
-        if self.chunk_sizer is not None and not plan.scores:
-            # With scores, the head ran on the whole prompt, so the time says nothing about other prompts.
+        if self.chunk_sizer is not None and not plan.scores and (plan.prefill_tokens or plan.decodes):
+            # With scores, the head ran on the whole prompt, so the time says nothing about other prompts. Repeats alone run no pass.
             self.chunk_sizer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
             self.speculation.observe(plan, result)

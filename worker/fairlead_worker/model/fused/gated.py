@@ -50,9 +50,10 @@ def _has_active_hook(projection: nn.Module) -> bool:
 def gated_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
     """Return patches of every MLP with one stack of gate and up, and down, each compared with its own forward.
 
-    Raises Unfused if there is none.
+    Experts with all their weights in one parameter keep their family's code. Raises Unfused if there is no MLP.
     """
-    patches = [_patch(module, library) for module in model.modules() if hasattr(module, "down_proj") and hasattr(module, "gate_up_proj")]
+    names = {"gate_up_proj", "down_proj"}
+    patches = [_patch(module, library) for module in model.modules() if names <= dict(module.named_children()).keys()]
     if not patches:
         raise Unfused("it has no MLP whose gate and up are one matrix")
     return patches
