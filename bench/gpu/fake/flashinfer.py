@@ -3,6 +3,7 @@
 Its kernels have no results here. `bench.gpu.interpreter` computes them, on a CPU.
 """
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -65,7 +66,7 @@ class _Wrapper:
         heads, kv_heads, dim, page_size = shape
         if heads % kv_heads or dim not in HEAD_DIMS or indptr[-1] != len(indices) or len(query_indptr) != len(indptr):
             raise ValueError(f"flashinfer.{self.name}.plan: {heads} heads on {kv_heads} of {dim}, {len(indices)} pages")
-        counts = [end - begin for begin, end in zip(query_indptr, query_indptr[1:], strict=False)]
+        counts = [end - begin for begin, end in pairwise(query_indptr)]
         pages = (indptr[1:] - indptr[:-1]).tolist()
         lengths = [(many - 1) * page_size + last for many, last in zip(pages, last_page_len.tolist(), strict=True)]
         seen = [min(length, window_left + count) if window_left >= 0 else length for length, count in zip(lengths, counts, strict=True)]

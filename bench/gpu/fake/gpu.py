@@ -21,8 +21,8 @@ from bench.gpu.fake.record import Kernel, Record, Wait
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
-READS: dict[Any, Any] = {aten._local_scalar_dense: 0, aten.equal: True, aten.is_nonzero: False}
-"""Operations whose result the host gets, and the result here: values are equal, and differences are zero."""
+READS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero}
+"""Operations whose result the host gets. Here numbers are zero, as differences of equal tensors are, and conditions hold."""
 SHAPED = {
     aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive, aten.bincount,
 }  # fmt: skip
@@ -141,9 +141,8 @@ class FakeGpu(TorchDispatchMode):
             raise MixedDevices(f"{func} mixes devices: {', '.join(f'{tuple(part.shape)} on {part.device}' for part in parts)}")
         if packet in READS:
             self.wait(f"{packet} reads a value")
-            if packet is aten._local_scalar_dense:
-                return torch.zeros((), dtype=args[0].dtype).item()
-            return READS[packet]
+            holds = packet is not aten._local_scalar_dense or args[0].dtype == torch.bool
+            return True if holds else torch.zeros((), dtype=args[0].dtype).item()
         if packet in SHAPED or (packet is aten.repeat_interleave and kwargs.get("output_size") is None):
             self.wait(f"{packet} has a result whose shape depends on values")
             return self._shaped(packet, args)

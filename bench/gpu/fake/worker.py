@@ -1,5 +1,6 @@
 """The worker on a fake GPU: its loader, its fusions and its attention, with FlashInfer's stand-in."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
 from fairlead_worker.model.loader import FUSIONS, LoadedModel
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.rope import fix_long_rope
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.shards import Shards
 
@@ -68,6 +70,8 @@ def fake_worker() -> Iterator[FakeGpu]:
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
         # safetensors cannot read onto a fake device: weights are read to the host, then moved.
         patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
+        patches.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copy of a module
         overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
@@ -89,6 +93,7 @@ def make_model(config: PreTrainedConfig, group: FakeGroup | None = None, limit: 
         quantize(model, quantization)
     if group is not None and shards is not None:
         connect(model, shards, group)
+    fix_long_rope(model, limit)
     layers = probe_layers(model)
     fuse_activations(model)
     return LoadedModel(
@@ -115,7 +120,8 @@ def quantize(model: PreTrainedModel, quantization: str) -> None:
 
     kind: Any = quantize_arguments("fake", quantization, CUDA)["quantization_config"].quant_type
     head = model.get_output_embeddings()
-    quantize_(model, kind, filter_fn=lambda module, path: isinstance(module, nn.Linear) and module is not head)
+    with patch("torchao.quantization.quant_api._check_hardware_support"):  # asks torch.cuda.is_available
+        quantize_(model, kind, filter_fn=lambda module, path: isinstance(module, nn.Linear) and module is not head)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -1,20 +1,32 @@
 """Models and steps on a fake GPU."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import torch
 from bench.gpu.fake.worker import FakeGroup, make_model
+from safetensors.torch import save_file
 from tests.models import FAMILIES
 from tests.worker.exactness.families import MORE
 from tests.worker.execution.planner import Planner, make_request
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.ipc.messages import Sampling, ThinkingBudget
+from fairlead_worker.lora.layers import adaptable_layers
 from fairlead_worker.model.loader import LoadedModel
 
 ALL = FAMILIES | MORE
 PAGES, PAGE = 64, 16
-GPT = {"gpt2": {"n_embd": 256}, "opt": {"hidden_size": 256, "word_embed_proj_dim": 256}, "deepseek_v3": {}}
+LONG = {"short_factor": [1 + place / 10 for place in range(32)], "long_factor": [2 + place / 2 for place in range(32)]}
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 256},
+    "opt": {"hidden_size": 256, "word_embed_proj_dim": 256},
+    "longrope": {"hidden_size": 256, "rope_parameters": MORE["longrope"][1]["rope_parameters"] | LONG},
+    "deepseek_v3": {},
+}
+"""Settings for heads of 64, of families that name them in their own way."""
 GREEDY = Sampling(max_tokens=4, temperature=0, ignore_eos=True)
 DRAWN = Sampling(max_tokens=4, temperature=0.8, top_k=20, ignore_eos=True)
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -38,7 +50,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 def config_of(family: str, **changes: Any) -> PreTrainedConfig:
     """Return the config of `family` with heads of 64, which FlashInfer supports."""
     kind, settings = ALL[family]
-    return AutoConfig.for_model(kind, **(settings | GPT.get(family, {"hidden_size": 256, "head_dim": 64}) | changes))
+    return AutoConfig.for_model(kind, **(settings | SIZES.get(family, {"hidden_size": 256, "head_dim": 64}) | changes))
 
 
 def load(family: str, group: FakeGroup | None = None, quantization: str = "none", **changes: Any) -> LoadedModel:
@@ -56,3 +68,13 @@ def serve(runner: ModelRunner, *samplings: Sampling) -> None:
     planner = planner_of(*samplings)
     planner.run(runner)
     assert all(request.output_length == request.sampling.max_tokens for request in planner.requests)
+
+
+def write_adapter(model: PreTrainedModel, folder: Path, rank: int) -> None:
+    """Write an adapter of every layer, from the host's memory."""
+    weights = {}
+    for path, (inputs, outputs) in adaptable_layers(model).items():
+        for half, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            weights[f"base_model.model.{path}.lora_{half}.weight"] = torch.ones(shape, dtype=torch.bfloat16)
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))

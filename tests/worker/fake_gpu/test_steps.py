@@ -12,21 +12,21 @@ from fairlead_worker.ipc.messages import Sampling
 
 REFERENCE = {"deepseek_v3"}
 """Families whose attention FlashInfer does not serve."""
+CHANGING = {"dynamic rope"}
+"""Families whose rope reads on the host how long the longest text is."""
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_the_steps_of_a_family_do_not_wait(gpu: FakeGpu, family: str) -> None:
-    """Prompts, chunks beside decodes, and decodes alone, without and with CUDA graphs."""
-    loaded = load(family)
-    for rows in (0, 4):
-        runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, graph_rows=rows)
-        assert runner.backend.name == ("reference" if family in REFERENCE else "flashinfer")
-        gpu.record.clear()
-        serve(runner, GREEDY, DRAWN)
-        assert unexpected(gpu.record, ROPE) == []
-        graphed = bool(rows) and family not in REFERENCE | {"dynamic rope"}
-        assert (runner.graphs is not None and runner.graphs.is_recorded) == graphed
-        assert (gpu.record.launches < len(gpu.record.kernels)) == graphed, "a graph is one launch"
+    """Prompts, chunks beside decodes, and decodes alone, in a CUDA graph where that is possible."""
+    runner = make_runner(load(family), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+    assert runner.backend.name == ("reference" if family in REFERENCE else "flashinfer")
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    assert unexpected(gpu.record, ROPE) == []
+    graphed = family not in REFERENCE | CHANGING
+    assert (runner.graphs is not None and runner.graphs.is_recorded) == graphed
+    assert (gpu.record.launches < len(gpu.record.kernels)) == graphed, "a graph is one launch"
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS.values(), ids=SAMPLINGS)

@@ -5,7 +5,10 @@ from bench.gpu.fake.record import Record, Wait
 STEP: dict[tuple[str, str], str] = {
     ("copy to the host", "sampling/sampler.py:sample"): "the plain loop reads a step's tokens",
     ("Event.synchronize", "kernels/transfer.py:wait"): "log-probabilities, masks and overlapped tokens: waits for their copy only",
-    ("Event.synchronize", "kernels/flashinfer.py:_stage"): "FlashInfer's pinned memory is written again: waits for the copy of the last plan",
+    (
+        "Event.synchronize",
+        "kernels/flashinfer.py:_stage",
+    ): "waits until the last plan has left FlashInfer's pinned memory",
     ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k: whether its tokens are among the 1,024 likeliest",
     ("copy to the host", "sampling/sampler.py:read"): "log-probabilities that are on the host already",
 }
