@@ -56,9 +56,9 @@ def used_share(experts: int, rows: int) -> float:
 def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Return twice the number of multiplications; 0 for what is no product."""
     if packet is aten._weight_int4pack_mm:
-        return 2 * args[0].numel() * out.shape[-1]
+        return int(2 * args[0].numel() * out.shape[-1])
     if packet in GROUPED:
-        return 2 * args[0].numel() * out.shape[-1]  # each row meets one expert
+        return int(2 * args[0].numel() * out.shape[-1])  # each row meets one expert
     counted = flop_registry.get(packet)
     return 0 if counted is None else int(counted(*args, **kwargs, out_val=out))
 

@@ -44,11 +44,11 @@ class Capturing(RuntimeError):
     """The host waits while a graph is captured."""
 
 
-class FakeGpu(TorchDispatchMode):
+class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Runs operations on fake tensors of `CUDA`. Use it through `fake_gpu`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.record = Record()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.pinned: dict[int, torch.Tensor] = {}
@@ -136,7 +136,7 @@ class FakeGpu(TorchDispatchMode):
         if packet is aten._to_copy and wanted is not None and wanted != args[0].device.type:
             return self._copy_between(args[0], kwargs)
         if packet is aten.copy_ and args[0].device.type != args[1].device.type:
-            return self._copy_into(*args[:2], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
+            return self._copy_into(args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
         if any(part.device.type == "cpu" and (part.dim() or packet in (aten.index, aten.index_put, aten.index_put_)) for part in parts):
             raise MixedDevices(f"{func} mixes devices: {', '.join(f'{tuple(part.shape)} on {part.device}' for part in parts)}")
         if packet in READS:
