@@ -24,6 +24,7 @@ from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
@@ -128,7 +129,7 @@ class ModelRunner:
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         to_score, targets = positions_to_score(plan)
         places = torch.cat((to_score, places_to_pool(plan)))
-        logits, seen = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
+        logits, seen = self.forward.score(step, self.backend.plan(step), to_device(places, self.loaded.device))
         scores = score(plan, targets, seen.logits, self.loaded.vocabulary_size) if plan.scores else []
         if self.kept is not None:
             logits = self.kept.prepare(plan)(logits)

@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 
 from fairlead_worker.ipc.messages import TokenLogprobs
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import StepPlan
 
 BLOCK_LOGITS = 1 << 24
@@ -48,7 +49,7 @@ def _score_block(logits: torch.Tensor, targets: torch.Tensor, most: int) -> list
     """Return the `most` likeliest tokens beside the target of each position: logits [n, vocabulary], targets [n]."""
     logits = logits.float()
     norm = logits.logsumexp(1, keepdim=True)
-    chosen = logits.gather(1, targets.to(logits.device)[:, None])
+    chosen = logits.gather(1, to_device(targets, logits.device)[:, None])
     ranks = (logits > chosen).sum(1) + 1
     top, ids = torch.topk(logits, min(most, logits.shape[1]))
     return [

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, make_zeros, pad_page_count
+from fairlead_worker.kernels.transfer import to_device
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered together for a group of decode rows. Bounds scratch memory to a third of a GiB at 8 heads of 128 in float32."""
@@ -100,20 +101,20 @@ def _chunk(token: int, start: int, count: int, first_page: int, pages: torch.Ten
     device = spec.device
     tokens = slice(token, token + count)
     if start == 0 and (window is None or count <= window):
-        return Group(tokens, 1, count, pages.to(device), None)
+        return Group(tokens, 1, count, to_device(pages, device), None)
     keys = torch.arange(first_page * spec.page_size, (first_page + len(pages)) * spec.page_size, device=device)
     queries = torch.arange(start, start + count, device=device)[:, None]
-    return Group(tokens, 1, count, pages.to(device), _visible(queries, keys, window)[None, None])
+    return Group(tokens, 1, count, to_device(pages, device), _visible(queries, keys, window)[None, None])
 
 
 def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], padded: int, spec: KVSpec, window: int | None) -> Group:
     device = spec.device
-    tokens = torch.tensor([token for token, _, _, _ in rows], device=device)
-    queries = torch.tensor([start for _, start, _, _ in rows], device=device)[:, None]
-    offsets = torch.tensor([first for _, _, first, _ in rows], device=device)[:, None] * spec.page_size
+    tokens = to_device([token for token, _, _, _ in rows], device)
+    queries = to_device([start for _, start, _, _ in rows], device)[:, None]
+    offsets = to_device([first for _, _, first, _ in rows], device)[:, None] * spec.page_size
     keys = offsets + torch.arange(padded * spec.page_size, device=device)
     pages = torch.cat([torch.cat((table, table[-1:].expand(padded - len(table)))) for _, _, _, table in rows])
-    return Group(tokens, len(rows), 1, pages.to(device), _visible(queries, keys, window)[:, None, None])
+    return Group(tokens, len(rows), 1, to_device(pages, device), _visible(queries, keys, window)[:, None, None])
 
 
 def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:

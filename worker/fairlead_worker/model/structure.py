@@ -4,6 +4,7 @@ Names of children give a part's position; calling a norm, an activation or a rot
 part raises UnknownStructure. A wrong match is detected by `execution.check`, which compares logits.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -204,6 +205,8 @@ def _layer_type(layer: nn.Module) -> str:
 def rope_tables(rotary: nn.Module, kind: str | None) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Return tables as in `Decoder.ropes`, for layers of type `kind`, on the CPU. Raises UnknownStructure."""
     arguments = {} if kind is None else {"layer_type": kind}
+    # A copy: ropes that depend on the length store what they compute, and a model on a GPU would keep it on the host.
+    rotary = copy.deepcopy(rotary)
 
     def tables(positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = rotary(torch.zeros(1), position_ids=torch.arange(positions)[None], **arguments)

@@ -1,0 +1,136 @@
+"""The worker on a fake GPU: its loader, its fusions and its attention, with FlashInfer's stand-in."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from bench.gpu.fake.costs import size_of
+from bench.gpu.fake.flashinfer import make_library
+from bench.gpu.fake.gpu import CUDA, FakeGpu, MixedDevices, fake_gpu
+from fairlead_worker.model import loader
+from fairlead_worker.model.connect import connect
+from fairlead_worker.model.fuse import fuse_activations
+from fairlead_worker.model.fused.library import Library
+from fairlead_worker.model.fused.norms import RmsNorm, rms_norm
+from fairlead_worker.model.loader import FUSIONS, LoadedModel
+from fairlead_worker.model.probe import probe_layers
+from fairlead_worker.model.quantized import is_plain
+from fairlead_worker.model.rope import fix_long_rope
+from fairlead_worker.sharding.group import Group
+from fairlead_worker.sharding.shards import Shards
+
+
+class FakeGroup(Group):
+    """One rank of a sharded model, alone: a sum or a gather is one kernel, whose bytes are this rank's."""
+
+    def __init__(self, gpu: FakeGpu, rank: int, size: int) -> None:
+        super().__init__(rank, size, CUDA)
+        self._gpu = gpu
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._check(tensor)
+        self._gpu.kernel("all_reduce", 2 * size_of(tensor))
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._check(tensor)
+        self._gpu.kernel("all_gather", (1 + self.size) * size_of(tensor))
+        return torch.cat([torch.empty_like(tensor) for _ in range(self.size)], -1)
+
+    def least(self, number: int) -> int:
+        return number
+
+    def objection(self, error: str, digest: str = "") -> str:
+        return error
+
+    @staticmethod
+    def _check(tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cuda":
+            raise MixedDevices(f"a collective of {tuple(tensor.shape)} on the host: NCCL takes tensors of the device")
+
+
+@contextmanager
+def fake_worker() -> Iterator[FakeGpu]:
+    """Run the worker on a fake GPU in this context."""
+    with fake_gpu() as gpu, ExitStack() as patches:
+        library = make_library(gpu)
+        for name in ("kernels.flashinfer", "kernels.registry", "model.loader"):
+            patches.enter_context(patch(f"fairlead_worker.{name}.library", lambda: library))
+        for name in ("model.fuse", "model.connect"):
+            patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
+        patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))
+        # safetensors cannot read onto a fake device: weights are read to the host, then moved.
+        patches.enter_context(patch.object(loader, "find_spec", lambda name: None if name == "accelerate" else find_spec(name)))
+        patches.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copy of a module
+        overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            yield gpu
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+
+
+def make_model(config: PreTrainedConfig, group: FakeGroup | None = None, limit: int = 4096, quantization: str = "none") -> LoadedModel:
+    """Return a model of `config` in bfloat16 on the fake GPU, as the loader leaves it. It is never in the host's memory."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    shards = None
+    if group is not None:
+        shards = Shards(group.rank, group.size)
+        shards.shrink(model)
+    model = model.to_empty(device=CUDA).eval().requires_grad_(False)
+    if quantization != "none":
+        quantize(model, quantization)
+    if group is not None and shards is not None:
+        connect(model, shards, group)
+    fix_long_rope(model, limit)
+    layers = probe_layers(model)
+    fuse_activations(model)
+    return LoadedModel(
+        model=model,
+        layers=layers,
+        path=Path(),
+        digest="",
+        vocabulary_size=model.get_input_embeddings().weight.shape[0],
+        eos_token_ids=(),
+        max_model_len=limit,
+        dtype=torch.bfloat16,
+        device=CUDA,
+        ranks=1 if group is None else group.size,
+        shards=shards,
+        fused=loader._fuse(model, layers, limit, FUSIONS),
+    )
+
+
+def quantize(model: PreTrainedModel, quantization: str) -> None:
+    """Quantize the linear layers of `model` on the device as `--quantization` does at load."""
+    from torchao.quantization import quantize_
+
+    from fairlead_worker.model.quantized import quantize_arguments
+
+    kind: Any = quantize_arguments("fake", quantization, CUDA)["quantization_config"].quant_type
+    head = model.get_output_embeddings()
+    with patch("torchao.quantization.quant_api._check_hardware_support"):  # asks torch.cuda.is_available
+        quantize_(model, kind, filter_fn=lambda module, path: isinstance(module, nn.Linear) and module is not head)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """As `is_plain`, where the weights of a GPU are fake tensors."""
+    return type(getattr(module, "weight", None)) is FakeTensor or is_plain(module)
+
+
+def _rms_norm(module: nn.Module, library: Library) -> RmsNorm | None:
+    """As `rms_norm`, which tells Gemma's norms by their numbers."""
+    norm = rms_norm(module, library)
+    plus_one = type(module).__name__.startswith("Gemma")
+    return None if norm is None else RmsNorm(library, norm.weight, norm.eps, plus_one)

@@ -1,0 +1,144 @@
+"""Budgets of kernels, launches, bytes, FLOPs and waits on a fake GPU: `python -m tests.worker.fake_gpu.budgets` measures and writes them.
+
+A layer's share is the difference between models of two depths, so what a step needs once (embedding, head, sampling) is apart from it.
+"""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.fake.gpu import FakeGpu
+from bench.gpu.fake.record import Record, count_names
+from bench.gpu.fake.worker import FakeGroup, fake_worker
+from tests.worker.execution.planner import Planner, make_request
+from tests.worker.fake_gpu.runs import GREEDY, PAGE, load
+
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.scheduler.plan import StepPlan
+
+FILE = Path(__file__).parent / "budgets.json"
+ROWS, CONTEXT, CHUNK = 4, 100, 64
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+MOE = SIZES | {"moe_intermediate_size": 128}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama bf16": ("llama", "none", SIZES),
+    "qwen2 bf16": ("qwen2", "none", SIZES),
+    "qwen3 bf16": ("qwen3", "none", SIZES),
+    "gemma2 bf16": ("gemma2", "none", SIZES),
+    "gemma3 bf16": ("gemma3", "none", SIZES | {"num_hidden_layers": 3}),
+    "phi3 bf16": ("phi3", "none", SIZES),
+    "gpt_neox bf16": ("gpt_neox", "none", SIZES),
+    "mixtral bf16": ("mixtral", "none", SIZES),
+    "qwen3_moe bf16": ("qwen3_moe", "none", MOE),
+    "deepseek_v3 bf16": ("deepseek_v3", "none", {}),
+    "llama fp8": ("llama", "fp8", SIZES),
+    "llama int4": ("llama", "int4", SIZES),
+    "llama bf16, 2 ranks": ("llama", "none", SIZES),
+}
+"""Name -> (family, quantization, settings)."""
+STEPS = ("decode", "prefill")
+
+
+@dataclass
+class Budget:
+    """What a layer, or a step besides its layers, may use."""
+
+    bytes: float = 0
+    flops: float = 0
+    waits: float = 0
+    launches: float = 0
+    """Calls of the driver without CUDA graphs; kernels inside of a graph cost none."""
+    kernels: dict[str, float] = field(default_factory=dict)
+
+
+def measure(gpu: FakeGpu, case: str) -> dict[str, dict[str, Budget]]:
+    """Return step -> {"layer", "step"} -> what it uses."""
+    family, quantization, settings = CASES[case]
+    depth = settings.get("num_hidden_layers", 2)
+    shallow, deep = (
+        run(gpu, family, quantization, settings | {"num_hidden_layers": layers}, "ranks" in case) for layers in (depth, 2 * depth)
+    )
+    return {step: _divide(shallow[step], deep[step], depth) for step in STEPS}
+
+
+def run(gpu: FakeGpu, family: str, quantization: str, settings: dict[str, Any], sharded: bool = False) -> dict[str, Record]:
+    """Return what a step of decodes and a step with one chunk of a prompt record."""
+    group = FakeGroup(gpu, 0, 2) if sharded else None
+    runner = make_runner(load(family, group, quantization, **settings), page_size=PAGE, kv_pages=64)
+    return {step: record(gpu, runner, step) for step in STEPS}
+
+
+def record(gpu: FakeGpu, runner: ModelRunner, step: str) -> Record:
+    """Return what one step records, after the same step: the first one has no earlier plan to wait for."""
+    if step == "decode":
+        requests = [make_request(str(number), [2] * CONTEXT, GREEDY) for number in range(ROWS)]
+        for request in requests:
+            request.computed = CONTEXT - 1
+    else:
+        requests = [make_request("0", [2] * CHUNK, GREEDY)]
+    plan: StepPlan = Planner(requests, 64, PAGE).plan()
+    runner.execute(plan)
+    gpu.record = Record()
+    runner.execute(plan)
+    made, gpu.record = gpu.record, Record()
+    return made
+
+
+def _divide(shallow: Record, deep: Record, layers: int) -> dict[str, Budget]:
+    few, many = _budget(shallow), _budget(deep)
+    layer, step = Budget(), Budget()
+    for name in ("bytes", "flops", "waits", "launches"):
+        per_layer = (getattr(many, name) - getattr(few, name)) / layers
+        setattr(layer, name, round(per_layer, 2))
+        setattr(step, name, round(getattr(few, name) - layers * per_layer, 2))
+    for name in sorted(few.kernels.keys() | many.kernels.keys()):
+        per_layer = (many.kernels.get(name, 0) - few.kernels.get(name, 0)) / layers
+        rest = few.kernels.get(name, 0) - layers * per_layer
+        layer.kernels |= {name: round(per_layer, 2)} if per_layer else {}
+        step.kernels |= {name: round(rest, 2)} if rest else {}
+    return {"layer": layer, "step": step}
+
+
+def _budget(made: Record) -> Budget:
+    totals = made.totals()
+    names: Counter[str] = count_names(made.kernels)
+    return Budget(totals["bytes"], totals["flops"], totals["waits"], totals["launches"], dict(names))
+
+
+def read() -> dict[str, dict[str, dict[str, Budget]]]:
+    """Return the budgets of the file: case -> step -> {"layer", "step"}."""
+    stored = json.loads(FILE.read_text())
+    return {
+        case: {step: {part: Budget(**numbers) for part, numbers in parts.items()} for step, parts in steps.items()}
+        for case, steps in stored.items()
+    }
+
+
+def exceeded(used: Budget, budget: Budget) -> list[str]:
+    """Return what is over the budget, operations by name first."""
+    found = [
+        f"{name}: {count:g} kernels, {budget.kernels.get(name, 0):g} allowed"
+        for name, count in used.kernels.items()
+        if count > budget.kernels.get(name, 0)
+    ]
+    for name in ("launches", "waits", "flops", "bytes"):
+        value, most = getattr(used, name), getattr(budget, name)
+        if value > most:
+            found.append(f"{name}: {value:g}, {most:g} allowed")
+    return found
+
+
+def main() -> None:
+    measured = {}
+    for case in CASES:
+        with fake_worker() as gpu:
+            steps = measure(gpu, case)
+        measured[case] = {step: {part: asdict(budget) for part, budget in parts.items()} for step, parts in steps.items()}
+        print(case, {step: sum(parts["layer"]["kernels"].values()) for step, parts in measured[case].items()}, flush=True)
+    FILE.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

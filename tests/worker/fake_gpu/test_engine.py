@@ -1,0 +1,165 @@
+"""The loops, LoRA, drafts, the host tier, scores and ranks on a fake GPU: no operation mixes devices, and waits have a reason."""
+
+from array import array
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from bench.gpu.fake.gpu import FakeGpu
+from bench.gpu.fake.worker import FakeGroup
+from tests.models import save_model
+from tests.worker.execution.planner import Planner, make_request
+from tests.worker.execution.test_draft import Asking
+from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve, write_adapter
+from tests.worker.fake_gpu.waits import DRAFT, RANKS, SCORE, unexpected
+from tests.worker.sampling.test_verify import run as serve_all
+
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.engine.overlap import run_overlapped
+from fairlead_worker.execution.overlap import OverlappedRunner
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.ipc.messages import Failed, FromEngine, PoolingKind, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.parallel.lead import lead, to_step
+from fairlead_worker.parallel.messages import Run
+from fairlead_worker.parallel.ranks import Ranks
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.scheduler import Scheduler
+
+
+class Client:
+    """Sends all requests at once, and stops the loop when all have ended."""
+
+    def __init__(self, samplings: Sequence[Sampling], pooling: PoolingKind | None = None) -> None:
+        self._messages: list[ToEngine] = [
+            Submit(str(number), array("I", range(2, 30 + 20 * number)).tobytes(), sampling, 0, pooling=pooling)
+            for number, sampling in enumerate(samplings)
+        ]
+        self._running = {str(number) for number in range(len(samplings))}
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        messages, self._messages = self._messages, []
+        return messages if self._running else [Stop()]
+
+    def send(self, message: FromEngine) -> None:
+        assert not isinstance(message, Failed), message
+        if isinstance(message, Step):
+            self._running -= {output.id for output in message.each() if output.finish}
+
+
+def run_engine(runner: ModelRunner, samplings: Sequence[Sampling], overlapped: bool = False, pooling: PoolingKind | None = None) -> None:
+    client = Client(samplings, pooling)
+    cache = PrefixCache(PagePool(PAGES, PAGE), 2 * PAGE, extend)
+    scheduler = Scheduler(SchedulerConfig(512, chunked_prefill_size=32), cache)
+    if overlapped:
+        assert run_overlapped(scheduler, OverlappedRunner(runner), client, client) == 0
+    else:
+        assert run_plain(scheduler, runner, client, client) == 0
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+def test_the_loops_wait_for_tokens_only(gpu: FakeGpu, overlapped: bool) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4)
+    gpu.record.clear()
+    run_engine(runner, [GREEDY, DRAWN, Sampling(max_tokens=6, logprobs=2, ignore_eos=True)], overlapped)
+    assert unexpected(gpu.record) == []
+    if overlapped:
+        reads = {wait.site for wait in gpu.record.waits}
+        assert "sampling/sampler.py:sample" not in reads, "tokens are read through an event, after the next launch"
+
+
+def test_a_model_is_loaded_for_a_gpu_and_measured(gpu: FakeGpu, tmp_path: Path) -> None:
+    """The loader's and the memory profile's branches for GPUs, with every fusion, and graphs."""
+    save_model("qwen3", tmp_path, head_dim=64)
+    loaded = load_model(str(tmp_path), dtype="bfloat16", device="cuda")
+    assert loaded.fused == ("projections", "norm", "residual", "activation", "rope")
+    steps = SchedulerConfig(256, max_num_seqs=4, chunked_prefill_size=64)
+    runner = make_runner(loaded, page_size=PAGE, kv_pages=0, steps=steps, graph_rows=4, host_kv_cache_bytes=0)
+    assert runner.step_tokens > 64 and runner.backend.pages > 1_000_000, "141 GB hold many pages"
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    assert unexpected(gpu.record) == []
+
+
+def test_lora_adapters_with_and_without_graphs(gpu: FakeGpu, tmp_path: Path) -> None:
+    loaded = load("llama")
+    write_adapter(loaded.model, tmp_path, rank=4)
+    adapters = AdapterSet(loaded, 2, 8)
+    runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=4)
+    adapters.load(1, "a", "file:///a", tmp_path)
+    gpu.record.clear()
+    requests = [make_request(str(number), range(2, 40), GREEDY) for number in range(3)]
+    for adapter, request in enumerate(requests):
+        request.adapter = min(adapter, 1)
+    Planner(requests, PAGES, PAGE, 24).run(runner)
+    assert unexpected(gpu.record) == []
+    assert gpu.record.launches < len(gpu.record.kernels), "decodes with adapters are in graphs"
+
+
+def test_a_draft_model_waits_for_each_drafted_token_only(gpu: FakeGpu) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, draft=load("llama"), graph_rows=4)
+    gpu.record.clear()
+    asking = Asking([make_request(str(number), range(2, 40), GREEDY) for number in range(2)], PAGES, PAGE, 1 << 30)
+    serve_all(runner, asking)
+    assert unexpected(gpu.record, DRAFT) == []
+    assert any(wait.site == "execution/draft.py:_choose" for wait in gpu.record.waits)
+
+
+def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    gpu.record.clear()
+    run_engine(runner, [Sampling(max_tokens=2, temperature=0, prompt_logprobs=2, ignore_eos=True)])
+    run_engine(runner, [GREEDY], pooling="mean")
+    assert unexpected(gpu.record, SCORE) == []
+
+
+def test_the_host_tier_waits_for_nothing(gpu: FakeGpu) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, host_kv_cache_bytes=1 << 22)
+    assert runner.host is not None
+    gpu.record.clear()
+    runner.host.copy([(1, 0), (2, 1)], [(3, 0)])
+    assert gpu.record.waits == []
+    assert gpu.record.by_name()["copy to host"] == 2
+
+
+class Sent:
+    """The part of `Ranks` that leading needs."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
+
+    def collective(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])
+def test_every_rank_of_a_sharded_model(gpu: FakeGpu, family: str) -> None:
+    runners = [make_runner(load(family, FakeGroup(gpu, rank, 2)), page_size=PAGE, kv_pages=PAGES, graph_rows=4) for rank in (0, 1)]
+    sent = Sent()
+    lead(runners[0], cast(Ranks, sent))
+    gpu.record.clear()
+    serve(runners[0], GREEDY, DRAWN)
+    assert gpu.record.by_name()["all_reduce"] > 0
+    for message in sent.messages:
+        assert isinstance(message, Run)
+        runners[1].follow(*to_step(message, runners[1].loaded.device))
+    assert unexpected(gpu.record, RANKS) == []
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+def test_quantized_layers_do_not_wait(gpu: FakeGpu, quantization: str) -> None:
+    runner = make_runner(load("llama", quantization=quantization), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    assert unexpected(gpu.record) == []
+    products = {kernel.dtype for kernel in gpu.record.kernels if kernel.dtype}
+    assert {"fp8": "float8_e4m3fn", "int4": "int4"}[quantization] in products

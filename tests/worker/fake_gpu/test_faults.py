@@ -1,0 +1,265 @@
+"""Planted faults, each of a kind that other engines have had: a check on the fake GPU finds every one of them.
+
+The checks are mixed devices (`MixedDevices`), waits without a reason (`unexpected`), and budgets (`exceeded`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bench.gpu.fake.gpu import FakeGpu, MixedDevices
+from bench.gpu.fake.record import Wait
+from bench.gpu.fake.worker import FakeGroup
+from tests.worker.fake_gpu.budgets import CASES, STEPS, exceeded, measure, read
+from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve
+from tests.worker.fake_gpu.test_engine import run_engine
+from tests.worker.fake_gpu.waits import unexpected
+from torch import nn
+
+from fairlead_worker.execution import graphs, overlap
+from fairlead_worker.execution.forward import ModuleForward
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.kernels import flashinfer
+from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.model.fused import fuse, norms
+from fairlead_worker.model.fused.patch import Unfused
+from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.sampling import draw, sampler
+
+Patch = pytest.MonkeyPatch
+
+
+def runner_of(loaded: LoadedModel) -> ModelRunner:
+    return make_runner(loaded, page_size=PAGE, kv_pages=PAGES)
+
+
+def waits_of(gpu: FakeGpu, loaded: LoadedModel | None = None, runner: ModelRunner | None = None) -> list[Wait]:
+    runner = runner or runner_of(loaded or load("llama"))
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    return unexpected(gpu.record)
+
+
+def excess(gpu: FakeGpu, case: str = "llama bf16", part: str = "layer", step: str = "decode") -> str:
+    assert case in CASES and step in STEPS
+    return "; ".join(exceeded(measure(gpu, case)[step][part], read()[case][step][part]))
+
+
+def around(monkeypatch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """Replace `owner.name` by `change`, which gets the original first."""
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **named: change(original, *args, **named))
+
+
+def test_nothing_is_found_without_a_fault(gpu: FakeGpu) -> None:
+    assert waits_of(gpu) == []
+    assert excess(gpu) == "" and excess(gpu, part="step") == ""
+
+
+# Waits
+
+
+def test_the_longest_sequence_read_in_each_step(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """`seq_lens.max().item()` in attention metadata: the host cannot prepare the next step meanwhile."""
+
+    def call(original: Any, self: ModuleForward, step: PackedStep, context: StepContext) -> torch.Tensor:
+        assert step.positions.max().item() >= 0
+        return original(self, step, context)
+
+    around(monkeypatch, ModuleForward, "__call__", call)
+    (wait,) = {found.site for found in waits_of(gpu)}
+    assert wait.endswith(":call")
+
+
+def test_inputs_copied_from_pageable_memory(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """`non_blocking=True` on memory that is not pinned: the copy waits all the same."""
+    monkeypatch.setattr("fairlead_worker.execution.pack.to_device", lambda values, device: values.to(device, non_blocking=True))
+    assert {wait.what for wait in waits_of(gpu)} == {"copy of pageable memory to the device"}
+
+
+def test_rows_chosen_by_a_mask(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """`logits[mask]` calls `nonzero`, whose result the host needs for its shape."""
+    around(monkeypatch, sampler, "draw", lambda original, logits, *rest: (logits[logits[:, 0] > 0], original(logits, *rest))[1])
+    assert any("by a mask" in wait.what for wait in waits_of(gpu))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [torch.nonzero, torch.unique, torch.bincount, lambda ids: torch.repeat_interleave(ids, ids)],
+    ids=["nonzero", "unique", "bincount", "repeat"],
+)
+def test_shapes_that_depend_on_values(gpu: FakeGpu, monkeypatch: Patch, call: Callable[[torch.Tensor], Any]) -> None:
+    """Token counts of experts by `bincount`, their ids by `unique`, rows by `repeat_interleave` without an output size."""
+    around(monkeypatch, sampler, "largest", lambda original, logits: (call(original(logits)), original(logits))[1])
+    assert any("shape depends on values" in wait.what for wait in waits_of(gpu))
+
+
+def test_experts_visited_one_by_one(gpu: FakeGpu) -> None:
+    """A loop over the experts that a step hits: the host reads which ones, in every layer."""
+    loaded = load("qwen3_moe")
+    loaded.model.config._experts_implementation_internal = "eager"
+    assert any("nonzero" in wait.what or "reads a value" in wait.what for wait in waits_of(gpu, loaded))
+
+
+def test_page_tables_planned_from_the_device(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """FlashInfer's `plan` copies tables of the device back to the host, which waits for all queued work."""
+
+    def plan(original: Any, self: Any, kind: Any, wrapper: Any, paging: Any) -> None:
+        original(self, kind, wrapper, replace(paging, page_indptr=paging.page_indptr.to("cuda", non_blocking=True)))
+
+    runner = runner_of(load("llama"))
+    around(monkeypatch, flashinfer.FlashInferBackend, "_plan_decodes", plan)
+    with pytest.raises(MixedDevices, match="page tables on the host"):
+        waits_of(gpu, runner=runner)
+
+
+def test_a_wait_inside_a_graph(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Whatever waits cannot be captured: decodes would silently run without graphs."""
+
+    def call(original: Any, self: ModuleForward, step: PackedStep, context: StepContext) -> torch.Tensor:
+        logits = original(self, step, context)
+        return logits if logits.isfinite().all() else logits.nan_to_num()
+
+    around(monkeypatch, ModuleForward, "__call__", call)
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+    assert runner.graphs is not None and not runner.graphs.is_recorded
+
+
+def test_tokens_read_before_the_next_launch(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Overlap that copies its tokens without an event waits for the step that it has just launched."""
+    around(monkeypatch, overlap, "choose", lambda original, *args, **named: (made := original(*args, **named), made.tolist())[0])
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    gpu.record.clear()
+    run_engine(runner, [GREEDY, DRAWN], overlapped=True)
+    assert unexpected(gpu.record) != []
+
+
+# Mixed devices
+
+
+def test_row_numbers_left_on_the_host(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Indices of the host on logits of the device: a hidden copy, and an error in a graph."""
+    monkeypatch.setattr(draw, "to_device", lambda values, device, dtype=None: torch.tensor(values, dtype=dtype))
+    with pytest.raises((MixedDevices, RuntimeError), match="device"):
+        waits_of(gpu)
+
+
+def test_page_tables_of_the_host_for_the_store(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """The kernel would read the host's addresses: an illegal memory access in the first step."""
+    runner = runner_of(load("llama"))
+    monkeypatch.setattr(flashinfer, "to_device", lambda values, device, dtype=None: values)
+    with pytest.raises(MixedDevices, match="append_paged_kv_cache"):
+        waits_of(gpu, runner=runner)
+
+
+def test_a_rope_table_on_the_host(gpu: FakeGpu) -> None:
+    """A buffer that is made at load and never moved."""
+    loaded = load("llama")
+    table = loaded.model.model.rotary_emb.forward.tables
+    table[None] = table[None].cpu()
+    with pytest.raises(MixedDevices, match="rope"):
+        waits_of(gpu, loaded)
+
+
+def test_a_sum_of_ranks_on_the_host(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """NCCL refuses tensors of the host, where gloo in a test takes them."""
+    runner = runner_of(load("llama", FakeGroup(gpu, 0, 2)))
+    around(monkeypatch, FakeGroup, "add", lambda original, self, tensor: original(self, tensor.cpu()).to("cuda"))
+    with pytest.raises(MixedDevices, match="NCCL"):
+        waits_of(gpu, runner=runner)
+
+
+# Budgets
+
+
+def test_a_fusion_that_is_lost(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """A renamed child of the layers: the residual sum and the norm are kernels of their own again."""
+
+    def refuse(model: Any) -> Any:
+        raise Unfused("it is not a list of layers followed by a norm")
+
+    monkeypatch.setattr(fuse, "residual_patches", refuse)
+    assert "add: 2 kernels, 0 allowed" in excess(gpu)
+
+
+def test_norms_of_many_kernels(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(norms, "rms_norm", lambda module, library: None)
+    assert "rsqrt: 2 kernels, 0 allowed" in excess(gpu)
+
+
+def test_projections_one_by_one(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """q, k, v, gate and up as products of their own, and the activation unfused, as it needs them stacked."""
+    monkeypatch.setattr("fairlead_worker.model.loader.fuse_projections", lambda model: 0)
+    assert "mm bfloat16: 7 kernels, 4 allowed" in excess(gpu)
+
+
+def test_keys_stored_twice(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    around(monkeypatch, flashinfer.FlashInferBackend, "store", lambda original, *args: (original(*args), original(*args))[0])
+    assert "flashinfer.append_paged_kv_cache: 2 kernels, 1 allowed" in excess(gpu)
+
+
+def test_a_weight_widened_to_32_bits(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Logits in float32 by a head in float32: twice the bytes of the largest matrix, in every step."""
+
+    def forward(original: Any, self: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+        if self.out_features != 512 or self.in_features != 256 or self.weight.dtype != torch.bfloat16:
+            return original(self, inputs)
+        return nn.functional.linear(inputs.float(), self.weight.float()).to(inputs.dtype)
+
+    around(monkeypatch, nn.Linear, "forward", forward)
+    found = excess(gpu, part="step")
+    assert "mm float32: 1 kernels, 0 allowed" in found and "bytes" in found
+
+
+def test_fp8_weights_dequantized_in_each_step(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """A form that the device cannot multiply: the weight is widened before each product."""
+    monkeypatch.setattr("fairlead_worker.model.quantized.ROWWISE_FP8", (10, 0))
+    found = excess(gpu, "llama fp8")
+    assert "mm bfloat16" in found and "bytes" in found
+
+
+def test_attention_that_gathers_its_pages(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """A kind of layer that falls back to `reference` copies the KV of each row."""
+    monkeypatch.setattr(flashinfer, "unsupported", lambda kind, dtype: "this kind")
+    found = excess(gpu)
+    assert "index_select: 2 kernels, 0 allowed" in found and "bytes" in found
+
+
+def test_log_probabilities_that_nobody_asked_for(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """A softmax over the vocabulary for greedy rows, in float32."""
+    around(monkeypatch, sampler, "largest", lambda original, logits: original(logits.float().log_softmax(1)))
+    assert "_log_softmax: 1 kernels, 0 allowed" in excess(gpu, part="step")
+
+
+def test_logits_of_every_token_of_a_prompt(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """The head on all tokens of a chunk instead of the last one: megabytes and a thousand times the work."""
+
+    def call(original: Any, self: ModuleForward, step: PackedStep, context: StepContext) -> torch.Tensor:
+        output = self._model(input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, step=context)
+        return output.logits[0][step.sampling]
+
+    around(monkeypatch, ModuleForward, "__call__", call)
+    found = excess(gpu, part="step", step="prefill")
+    assert "flops" in found and "bytes" in found
+
+
+def test_a_sum_of_ranks_too_many(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Each layer sums twice: once after attention, once after its MLP."""
+    around(monkeypatch, FakeGroup, "add", lambda original, self, tensor: original(self, original(self, tensor)))
+    assert "all_reduce: 4 kernels, 2 allowed" in excess(gpu, "llama bf16, 2 ranks")
+
+
+def test_graphs_that_are_never_replayed(gpu: FakeGpu, monkeypatch: Patch) -> None:
+    """Every batch runs eagerly, because no size matches: thousands of launches of a large model."""
+
+    def launches() -> int:
+        runner: ModelRunner = make_runner(load("llama", num_hidden_layers=4), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+        gpu.record.clear()
+        serve(runner, GREEDY)
+        return gpu.record.launches
+
+    replayed = launches()
+    monkeypatch.setattr(graphs.GraphedDecodes, "run", lambda self, step: None)
+    assert launches() >= replayed + 3 * 4 * 10, "three decodes of four layers"

@@ -1,0 +1,33 @@
+"""The predicted steps follow from the counts, and the documentation shows those of this code."""
+
+import pytest
+from bench.gpu.fake.record import Kernel, Record
+from bench.gpu.predicted_steps import H200, PAGE_FILE, kernel_seconds, predict, predictions, table
+
+
+def test_the_page_shows_what_the_model_predicts() -> None:
+    """`python -m bench gpu/predicted_steps --write` writes it again."""
+    found = predictions("Llama 3.2 1B", (1,), 0)
+    assert 2.47 < found[0].gigabytes < 2.6, "1.24 billion weights of two bytes, and the KV of one request"
+    assert table(found).splitlines()[-1] in PAGE_FILE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ranks", "seconds"),
+    [
+        (Kernel("mm bfloat16", 4_320_000_000, 0, "bfloat16"), 1, 1e-3),
+        (Kernel("mm bfloat16", 0, int(989e9 * 0.8), "bfloat16"), 1, 1e-3),
+        (Kernel("_scaled_mm float8_e4m3fn", 0, int(1979e9 * 0.8), "float8_e4m3fn"), 1, 1e-3),
+        (Kernel("add", 100, 0, ""), 1, 2e-6),
+        (Kernel("all_reduce", 100, 0, ""), 4, 10e-6),
+        (Kernel("all_reduce", 540_000_000, 0, ""), 4, 1e-3),
+    ],
+)
+def test_a_kernel_takes_the_longest_of_its_limits(kernel: Kernel, ranks: int, seconds: float) -> None:
+    assert kernel_seconds(kernel, H200, ranks) == pytest.approx(seconds, rel=1e-6)
+
+
+def test_a_step_takes_the_longer_of_device_and_host() -> None:
+    kernels = [Kernel("add", 100, 0, "")] * 100
+    assert predict("", "decode 1", Record(kernels, 100), 1).step_ms == pytest.approx(2.5), "launched one by one"
+    assert predict("", "decode 1", Record(kernels, 1), 1).step_ms == pytest.approx(0.2), "in a graph"

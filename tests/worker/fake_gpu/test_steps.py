@@ -1,0 +1,35 @@
+"""Steps of every family on a fake GPU: no operation mixes devices, and the host waits only where `waits` says why."""
+
+import pytest
+from bench.gpu.fake.gpu import FakeGpu
+from tests.worker.fake_gpu.runs import ALL, DRAWN, GREEDY, PAGE, PAGES, SAMPLINGS, load, serve
+from tests.worker.fake_gpu.waits import ROPE, unexpected
+
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.ipc.messages import Sampling
+
+REFERENCE = {"deepseek_v3"}
+"""Families whose attention FlashInfer does not serve."""
+CHANGING = {"dynamic rope"}
+"""Families whose rope reads on the host how long the longest text is."""
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_the_steps_of_a_family_do_not_wait(gpu: FakeGpu, family: str) -> None:
+    """Prompts, chunks beside decodes, and decodes alone, in a CUDA graph where that is possible."""
+    runner = make_runner(load(family), page_size=PAGE, kv_pages=PAGES, graph_rows=2)
+    assert runner.backend.name == ("reference" if family in REFERENCE else "flashinfer")
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN)
+    assert unexpected(gpu.record, ROPE) == []
+    graphed = family not in REFERENCE | CHANGING
+    assert (runner.graphs is not None and runner.graphs.is_recorded) == graphed
+    assert (gpu.record.launches < len(gpu.record.kernels)) == graphed, "a graph is one launch"
+
+
+def test_no_sampling_setting_waits_twice(gpu: FakeGpu) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    for name, settings in SAMPLINGS.items():
+        gpu.record.clear()
+        serve(runner, GREEDY, Sampling(max_tokens=2, ignore_eos=True, **settings))
+        assert unexpected(gpu.record) == [], name

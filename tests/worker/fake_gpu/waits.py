@@ -1,0 +1,37 @@
+"""The waits that a step may have, each with its reason. Any other wait fails the tests."""
+
+from bench.gpu.fake.record import Record, Wait
+
+STEP: dict[tuple[str, str], str] = {
+    ("copy to the host", "sampling/sampler.py:sample"): "the plain loop reads a step's tokens",
+    ("Event.synchronize", "kernels/transfer.py:wait"): "log-probabilities, masks and overlapped tokens: waits for their copy only",
+    (
+        "Event.synchronize",
+        "kernels/flashinfer.py:_stage",
+    ): "waits until the last plan has left FlashInfer's pinned memory",
+    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k: whether its tokens are among the 1,024 likeliest",
+    ("copy to the host", "sampling/sampler.py:read"): "log-probabilities that are on the host already",
+}
+DRAFT = {("copy to the host", "execution/draft.py:_choose"): "the host packs each drafted token for the next pass"}
+SCORE = {
+    ("copy to the host", "execution/scoring.py:_score_block"): "prompt log-probabilities go to the client",
+    ("copy to the host", "execution/pooling.py:pool"): "one copy of all embeddings",
+}
+RANKS = {
+    ("copy to the host", "parallel/lead.py:_bytes"): "rank 0 sends the step's arrays to the other ranks",
+    ("copy of pageable memory to the device", "parallel/lead.py:to_step"): "the arrays arrive as messages",
+}
+ROPE = {
+    ("aten._local_scalar_dense reads a value", "transformers/modeling_rope_utils.py:dynamic_frequency_update"): (
+        "the rope depends on the longest text; such models have no graphs"
+    ),
+    ("copy of pageable memory to the device", "transformers/modeling_rope_utils.py:_compute_dynamic_ntk_parameters"): (
+        "a text outgrows the original length: the limit on the length rules it out, and on the fake GPU every condition holds"
+    ),
+}
+
+
+def unexpected(record: Record, *further: dict[tuple[str, str], str]) -> list[Wait]:
+    """Return the waits that are not in `STEP` or in `further`."""
+    allowed = {key for table in (STEP, *further) for key in table}
+    return [wait for wait in record.waits if (wait.what, wait.site) not in allowed]
