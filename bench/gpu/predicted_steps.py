@@ -1,7 +1,8 @@
-"""Step times on an H200, predicted without one: the worker's steps run on a fake GPU, and each kernel costs its bytes or its FLOPs.
+"""Step times on an H200, predicted without one: the worker's steps run on a fake GPU, and kernels are counted.
 
 The real scheduler's plans, runner, fusions, attention backend and CUDA graphs run for the published shapes of four models, without weights.
-Launches, kernels, bytes and FLOPs are counted. The times are computed from them with the constants below; nothing here is measured.
+Launches, kernels, bytes and FLOPs are counted for two depths, and continued to the whole model. The times are computed from them with the
+constants below; nothing here is measured.
 `--write` puts the tables into docs/benchmarks/gpu-model.md.
 """
 
@@ -28,6 +29,7 @@ from fairlead_worker.scheduler.request import Request
 PAGE_FILE = ROOT / "docs" / "benchmarks" / "gpu-model.md"
 BEGIN, END = "<!-- begin of generated tables -->", "<!-- end of generated tables -->"
 PAGE, LIMIT = 16, 16_384
+DEPTHS = (1, 2)
 CONTEXT, PROMPT = 2048, 8192
 BATCHES = (1, 16, 64, 256)
 
@@ -187,10 +189,25 @@ def record_step(gpu: FakeGpu, runner: ModelRunner, plan: StepPlan, graph_rows: i
 
 
 def predictions(name: str, batches: Sequence[int] = BATCHES, prompt: int = PROMPT) -> list[Prediction]:
-    """Return the predictions of one model."""
+    """Return the predictions of one model. All of its layers are equal, so two depths give those of any other."""
+    shallow, deep = (_predictions(name, layers, batches, prompt) for layers in DEPTHS)
+    layers = int(SHAPES[name].settings["num_hidden_layers"])
+    return [continue_to(layers, *pair) for pair in zip(shallow, deep, strict=True)]
+
+
+def continue_to(layers: int, shallow: Prediction, deep: Prediction) -> Prediction:
+    """Return the prediction for `layers`, from those of DEPTHS. Every count and time grows by the same with each layer."""
+    steps = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+    first, second = asdict(shallow), asdict(deep)
+    found = {name: first[name] + steps * (second[name] - first[name]) for name in first if name not in ("model", "step")}
+    whole = {name: round(found[name]) for name in ("launches", "kernels")}
+    return Prediction(shallow.model, shallow.step, **(found | whole))
+
+
+def _predictions(name: str, layers: int, batches: Sequence[int], prompt: int) -> list[Prediction]:
     shape, found = SHAPES[name], list[Prediction]()
     with fake_worker() as gpu:
-        runner = make_runner(load(gpu, shape), page_size=PAGE, kv_pages=max(*batches, 4) * CONTEXT // PAGE)
+        runner = make_runner(load(gpu, shape, layers), page_size=PAGE, kv_pages=max(*batches, 4) * CONTEXT // PAGE)
         if prompt:
             found.append(predict(name, f"prefill {prompt:,}", record_step(gpu, runner, prefill_plan(prompt)), shape.ranks))
         for batch in batches:

@@ -55,10 +55,10 @@ def _stream(gpu: "FakeGpu", event: type) -> type:
 def _graph(gpu: "FakeGpu") -> tuple[type, Callable[..., Any]]:
     class CUDAGraph:
         def __init__(self) -> None:
-            self.kernels: list[Kernel] = []
+            self.kernels: list[Callable[[], Kernel]] = []
 
         def replay(self) -> None:
-            gpu.record.kernels += self.kernels
+            gpu.record.kernels += [make() for make in self.kernels]
             gpu.record.launches += 1
 
     @contextmanager

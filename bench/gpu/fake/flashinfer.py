@@ -11,6 +11,7 @@ import torch
 
 from bench.gpu.fake.costs import size_of
 from bench.gpu.fake.gpu import FakeGpu, MixedDevices
+from bench.gpu.fake.record import Kernel
 from fairlead_worker.kernels.flashinfer_library import Library as AttentionLibrary
 from fairlead_worker.model.fused.library import Library as FusedLibrary
 
@@ -81,8 +82,13 @@ class _Wrapper:
         heads, kv_heads, dim, page_size = self._shape
         if q.shape != (self._queries, heads, dim) or out.shape != q.shape or kv[0].shape[1:] != (page_size, kv_heads, dim):
             raise ValueError(f"flashinfer.{self.name}: queries {tuple(q.shape)} for {self._queries} of {heads} heads of {dim}")
-        read = 2 * self._keys * kv_heads * dim * kv[0].element_size()
-        self.gpu.kernel(f"flashinfer.{self.name}", read + size_of(q) + size_of(out), 4 * self._pairs * heads * dim, str(q.dtype)[6:])
+        moved, item, dtype = size_of(q) + size_of(out), kv[0].element_size(), str(q.dtype)[6:]
+
+        def kernel() -> Kernel:
+            read = 2 * self._keys * kv_heads * dim * item
+            return Kernel(f"flashinfer.{self.name}", read + moved, 4 * self._pairs * heads * dim, dtype)
+
+        self.gpu.planned_kernel(kernel)
         return out
 
 

@@ -6,7 +6,7 @@ reads of values, results whose shape depends on values, and copies of pageable m
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -53,7 +53,7 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.pinned: dict[int, torch.Tensor] = {}
         """Pinned host memory by its address, kept alive so that no other memory gets the address."""
-        self.captured: list[Kernel] | None = None
+        self.captured: list[Callable[[], Kernel]] | None = None
         """Kernels of the graph that is being captured; None outside of a capture."""
 
     @classmethod
@@ -83,10 +83,14 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def kernel(self, name: str, moved: int, flops: int = 0, dtype: str = "", host_bytes: int = 0) -> None:
         """Record one kernel or copy."""
         made = Kernel(name, moved, flops, dtype, host_bytes)
+        self.planned_kernel(lambda: made)
+
+    def planned_kernel(self, make: Callable[[], Kernel]) -> None:
+        """Record a kernel whose work a plan decides: a graph has that of the plan before each replay."""
         if self.captured is not None:
-            self.captured.append(made)
+            self.captured.append(make)
             return
-        self.record.kernels.append(made)
+        self.record.kernels.append(make())
         self.record.launches += 1
 
     def wait(self, what: str) -> None:

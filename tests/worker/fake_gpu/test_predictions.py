@@ -7,9 +7,12 @@ from bench.gpu.predicted_steps import H200, PAGE_FILE, kernel_seconds, predict, 
 
 def test_the_page_shows_what_the_model_predicts() -> None:
     """`python -m bench gpu/predicted_steps --write` writes it again."""
-    found = predictions("Llama 3.2 1B", (1,), 0)
-    assert 2.47 < found[0].gigabytes < 2.6, "1.24 billion weights of two bytes, and the KV of one request"
-    assert table(found).splitlines()[-1] in PAGE_FILE.read_text(encoding="utf-8")
+    one, many = predictions("Llama 3.2 1B", (1, 64), 0)
+    assert 2.47 < one.gigabytes < 2.6, "1.24 billion weights of two bytes, and the KV of one request"
+    kv = 2 * 16 * 8 * 64 * 2 * 2048 / 1e9  # keys and values of 16 layers, 8 heads of 64, in two bytes
+    assert 62.9 < (many.gigabytes - one.gigabytes) / kv < 70, "a graph reads the KV of the step that it replays"
+    for row in table([one, many]).splitlines()[2:]:
+        assert row in PAGE_FILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
