@@ -179,7 +179,7 @@ protos: install ## compile the endpoint picker's messages
 
 requirements: ## pin every dependency with hashes; fails if the images' have no wheel for amd64 or arm64
 	printf 'hatchling>=1.27\npyelftools>=0.32\n' | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header - -o requirements/build.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt -c requirements/constraints.in
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker --extra tracing pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu --extra worker --extra tracing pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator --extra tracing pyproject.toml -o requirements/control.txt -c requirements/dev.txt
