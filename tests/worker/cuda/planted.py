@@ -158,7 +158,7 @@ def placeholders_on_another_stream(patch: Patch) -> None:
         patch,
         overlap.OverlappedRunner,
         "launch",
-        ("        fill()\n", "        with torch.cuda.stream(torch.cuda.Stream()):\n            fill()\n"),
+        ("            fill()\n", "            with torch.cuda.stream(torch.cuda.Stream()):\n                fill()\n"),
     )
 
 
