@@ -9,6 +9,7 @@ from tests.worker.exactness.harness import LENGTHS, NEW_TOKENS, Engine, generate
 from tests.worker.kernels.test_attention import needs_library
 
 from fairlead_worker.execution.kept import slot_bytes
+from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 FAMILIES = ("llama", "gemma3")
@@ -62,6 +63,21 @@ def test_repeats_beside_a_scored_prompt(served: tuple[LoadedModel, list[list[int
     scored = engine.outputs([PROMPTS[7]], prompt_logprobs=1)
     assert sum(len(output.prompt_logprobs) for output in scored[0]) == len(PROMPTS[7]) - 1
     assert engine.serve(PROMPTS[:6]) == expected[:6]
+
+
+def test_pages_are_copied_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory profile has no room for the pages of all rows of a step."""
+    save_model("llama", tmp_path)
+    loaded = load_model(str(tmp_path))
+    page_bytes = KVSpec(loaded.layers, 16, loaded.dtype, loaded.device).page_bytes
+    monkeypatch.setattr("fairlead_worker.execution.kept.STAGING_BYTES", 3 * page_bytes)
+    engine = Engine(loaded, chunk=0, backend="reference", kept_prompts=16)
+    expected = engine.serve(PROMPTS)
+    backend, copied = engine.runner.backend, list[int]()
+    write = backend.write_pages
+    monkeypatch.setattr(backend, "write_pages", lambda pages, content: (copied.append(len(content)), write(pages, content)))
+    assert engine.serve(PROMPTS) == expected
+    assert sum(copied) == len(PROMPTS) and max(copied) == 3
 
 
 def test_a_slot_has_the_bytes_that_the_memory_budget_counts(tmp_path: Path) -> None:
