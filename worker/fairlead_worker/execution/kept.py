@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from fairlead_worker.execution.host import STAGING_BYTES
 from fairlead_worker.kernels.base import Backend
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.scheduler.plan import Row, StepPlan
@@ -33,6 +34,8 @@ class KeptLogits:
     def __init__(self, slots: int, backend: Backend) -> None:
         self.slots = slots
         self._backend, self._device = backend, backend.spec.device
+        self._block = max(1, STAGING_BYTES // backend.spec.page_bytes)
+        """Most pages that are copied at once: the memory profile does not include copies for a step of many repeats."""
         page = backend.read_pages(torch.zeros(1, dtype=torch.int64, device=self._device))
         self._pages = page.new_empty(slots, page.shape[1])
         self._logits = torch.empty(0, 0)
@@ -65,7 +68,8 @@ class KeptLogits:
             if not repeating:
                 return return_logits(logits)
             slots, pages = repeat
-            self._backend.write_pages(pages, self._pages[slots])
+            for some, into in zip(slots.split(self._block), pages.split(self._block), strict=True):
+                self._backend.write_pages(into, self._pages[some])
             kept = self._logits[slots]
             return kept if logits is None else torch.cat((logits, kept))[places]
 
@@ -74,8 +78,12 @@ class KeptLogits:
     def _keep(self, logits: torch.Tensor, slots: torch.Tensor, pages: torch.Tensor) -> None:
         if not self._logits.numel():
             self._logits = logits.new_empty(self.slots, logits.shape[1])
-        self._logits.index_copy_(0, slots, logits)
-        self._pages.index_copy_(0, slots, self._backend.read_pages(pages))
+        # The native decoder has 32 bits, and the modules of a LoRA adapter 16: the wider dtype holds both exactly.
+        wider = torch.promote_types(self._logits.dtype, logits.dtype)
+        self._logits = self._logits.to(wider)
+        self._logits.index_copy_(0, slots, logits.to(wider))
+        for some, of in zip(slots.split(self._block), pages.split(self._block), strict=True):
+            self._pages.index_copy_(0, some, self._backend.read_pages(of))
 
     def _to_device(self, *parts: Sequence[int]) -> list[torch.Tensor]:
         return [to_device(part, self._device, torch.int64) for part in parts]
