@@ -217,7 +217,7 @@ async def test_a_late_event_of_a_kind_that_is_gone_leaves_no_object(monkeypatch:
     monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
     cluster, gone = Watched(), asyncio.Event()
     cache = Cache(lambda owner: None)
-    looking = KindDiscovery(cast(Cluster, cluster), cache, ("",), lambda: looking.served or gone.set())
+    looking = KindDiscovery(cast(Cluster, cluster), cache, ("",), gone.set)
     forget = cache.forget
 
     def forget_before_the_event(kind: Kind) -> None:
