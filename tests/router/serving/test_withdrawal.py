@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +15,6 @@ from fairlead_index.score import ScoredWorker, StartEstimate, rank_candidates
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.policies import RoutingRequest
-from fairlead_router.routing.ranking import Ranking
 from fairlead_router.serving import waiting_attempts
 from fairlead_router.serving.waiting_attempts import (
     LEAST_RATIO,
@@ -26,7 +24,6 @@ from fairlead_router.serving.waiting_attempts import (
     remaining_tokens,
     tokens_until_turn,
 )
-from fairlead_router.serving.withdrawal import Withdrawals
 
 LONG = {"backlog_tokens": 40_000, "prefill_rate": 2000.0}
 """Twenty seconds of work."""
@@ -207,29 +204,6 @@ def test_a_check_looks_at_each_attempt_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(waiting_attempts, "tokens_until_turn", counted)
     assert len(waiting.longest(100.0)) == waiting_attempts.RANKED
     assert looked <= len(attempts) + waiting_attempts.EXAMINED
-
-
-async def test_an_attempt_that_ends_while_the_next_one_is_ranked_is_not_withdrawn(fleet: Fleet) -> None:
-    router = await fleet.router(await fleet.worker(load=dict(LONG)), await fleet.worker(load=dict(LONGER)))
-    here, other = router.table
-    attempts: list[WaitingAttempt] = []
-    ends = False
-
-    async def rank(request: RoutingRequest) -> Ranking:
-        if ends and request is attempts[-1].request:
-            withdrawals.end(attempts[-2])
-        return Ranking(
-            "local", [replace(estimate(1e6, 1000.0, 0.0), address=here.address), replace(estimate(0, 1000.0, 0.0), address=other.address)]
-        )
-
-    withdrawals = Withdrawals(router.table, rank, router.server.router.metrics.task_failures)
-    for tokens in (40_000, 1000, 900):
-        here.pending_tokens += tokens
-        attempts.append(cast(WaitingAttempt, withdrawals.begin(RoutingRequest(), here, tokens)))
-    attempts[0].was_asked = True
-    assert await withdrawals._find(rank) is attempts[1]
-    ends = True
-    assert await withdrawals._find(rank) is None
 
 
 @given(amounts, rates, st.floats(0, 0.5), amounts, rates, st.floats(0, 0.5))
