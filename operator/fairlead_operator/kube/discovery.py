@@ -53,22 +53,22 @@ class KindDiscovery:
                 if self._is_needed():
                     await self.discover()
                     self._watch_served()
+                else:
+                    self._stop_watching()
         finally:
-            for kind in tuple(self._watches):
-                self._stop_watching(kind)
+            self._stop_watching()
 
     def _watch_served(self) -> None:
-        """Watch the kinds that are served, and no others."""
+        """Watch the kinds that are served."""
         for kind in OPTIONAL:
-            if kind.kind not in self.served:
-                self._stop_watching(kind)
-            elif kind not in self._watches:
+            if kind.kind in self.served and kind not in self._watches:
                 reflectors = [Reflector(self._cluster, self._cache, kind, namespace, self._listing) for namespace in self._namespaces]
                 self._watches[kind] = [(one, asyncio.create_task(one.run(), name=f"watch of {kind.plural}")) for one in reflectors]
 
-    def _stop_watching(self, kind: Kind) -> None:
-        for _, task in self._watches.pop(kind, []):
-            task.cancel()
+    def _stop_watching(self, kinds: Sequence[Kind] = OPTIONAL) -> None:
+        for kind in kinds:
+            for _, task in self._watches.pop(kind, []):
+                task.cancel()
 
     def _is_watched(self, kind: Kind) -> bool:
         """Return whether watches deliver the objects of this kind."""
@@ -90,6 +90,7 @@ class KindDiscovery:
                 served.add(kind.kind)
             elif kind.kind in served:
                 served.discard(kind.kind)
+                self._stop_watching((kind,))  # a late event would put an object back
                 self._cache.forget(kind)
         if served != self.served or unknown != self.unknown:
             log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(served)) or "none")

@@ -192,10 +192,14 @@ class _Update:
 
     def _apply_fault(self, before: ImageUpdateStatus) -> str:
         """Return the refusal of an object that has kept the update from its pods for too long. No Deployment reports a deadline then."""
-        degraded, late = self.health.degraded, parse_time(before.start_time) + self.service.spec.rollout.progress_deadline_seconds
-        refused = degraded is not None and degraded.status == "True" and degraded.reason == "ApplyFailed"
-        held = before.phase != "RollingOut" or self._is_held
-        return describe(degraded) if degraded is not None and refused and not held and self.now.timestamp() > late else ""
+        degraded = self.health.degraded
+        if before.phase != "RollingOut" or self._is_held or degraded is None:
+            return ""
+        if degraded.status != "True" or degraded.reason != "ApplyFailed":
+            return ""
+        # One failed request of a long update, or of one that was held, is not late.
+        since = max(parse_time(before.start_time), parse_time(degraded.last_transition_time))
+        return describe(degraded) if self.now.timestamp() > since + self.service.spec.rollout.progress_deadline_seconds else ""
 
     def _runs(self, images: Images) -> bool:
         """Return whether all pods run these images, and serve."""

@@ -3,8 +3,10 @@
 `fairlead simulate` runs the same code.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fairlead_index.score import ITL_STEPS, PRIOR_RATE, ScoredWorker, StartEstimate
 from fairlead_router.fleet.workers import Worker
@@ -73,24 +75,38 @@ class WaitingAttempts:
         """Return a few attempts with the longest remaining wait, without those that are next at their workers."""
         attempts = list(self._attempts)
         self._offset = (self._offset + EXAMINED) % len(attempts) if len(attempts) > EXAMINED else 0
+        unstarted: dict[Worker, _Unstarted] = {}
         seconds: dict[WaitingAttempt, float] = {}
         for attempt in (attempts[self._offset :] + attempts[: self._offset])[:EXAMINED]:
             if attempt.was_asked:
                 continue
-            tokens = self.remaining_tokens(attempt, now)
+            if (there := unstarted.get(attempt.worker)) is None:
+                there = unstarted[attempt.worker] = self._unstarted(attempt.worker, now)
+            tokens = remaining_tokens(attempt, there.known, there.longer_than(attempt.tokens), now)
             if tokens > attempt.tokens:
                 seconds[attempt] = tokens / (attempt.worker.load.prefill_rate or PRIOR_RATE)
         return sorted(seconds, key=lambda attempt: -seconds[attempt])[:RANKED]
 
     def remaining_tokens(self, attempt: WaitingAttempt, now: float) -> float:
         """Return the tokens that the worker computes until the attempt's prompt is computed."""
-        known = score_locally(attempt.worker, 1, now)
-        longer = sum(
-            other.tokens
-            for other in self._at_worker[attempt.worker]
-            if other.tokens > attempt.tokens and tokens_until_turn(other, known, now) > other.tokens
-        )
-        return remaining_tokens(attempt, known, longer, now)
+        there = self._unstarted(attempt.worker, now)
+        return remaining_tokens(attempt, there.known, there.longer_than(attempt.tokens), now)
+
+    def _unstarted(self, worker: Worker, now: float) -> "_Unstarted":
+        return _Unstarted(self._at_worker[worker], score_locally(worker, 1, now), now)
+
+
+class _Unstarted:
+    """The prompts at one worker that have not started, by length: a check computes them once for all attempts there."""
+
+    def __init__(self, attempts: Iterable[WaitingAttempt], known: ScoredWorker, now: float) -> None:
+        self.known = known
+        self._lengths = sorted(attempt.tokens for attempt in attempts if tokens_until_turn(attempt, known, now) > attempt.tokens)
+        self._sums = [0.0, *accumulate(self._lengths)]
+
+    def longer_than(self, tokens: float) -> float:
+        """Return the tokens of all longer prompts."""
+        return self._sums[-1] - self._sums[bisect_right(self._lengths, tokens)]
 
 
 def tokens_until_turn(attempt: WaitingAttempt, known: ScoredWorker, now: float) -> float:

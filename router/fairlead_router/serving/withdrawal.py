@@ -81,7 +81,7 @@ class Withdrawals:
             gain = find_gain(tokens, here, (start for start in starts.values() if self._may_move(attempt, start)))
             if gain > most:
                 best, most = attempt, gain
-        return best
+        return best if best is not None and best in self._waiting else None  # it may have ended while the next one was ranked
 
     def _may_move(self, attempt: WaitingAttempt, start: StartEstimate) -> bool:
         """Return whether the worker is on the same side of a canary's split."""

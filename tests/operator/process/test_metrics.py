@@ -195,6 +195,49 @@ async def test_objects_of_optional_kinds_are_watched_and_not_listed_again(monkey
     task.cancel()
 
 
+async def test_optional_kinds_that_no_service_needs_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway's CRDs may be removed afterwards: a watch would fail every 30 s from then on."""
+    monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
+    cluster, cache = Watched(), Cache(lambda owner: None)
+    looking = KindDiscovery(cast(Cluster, cluster), cache, ("",))
+    cache.put(service_with_gateway())
+    task = asyncio.create_task(looking.run())
+    async with asyncio.timeout(10):
+        await cluster.watching.wait()
+        cache.remove(service_with_gateway())
+        while cluster.watching.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        cache.put(service_with_gateway())
+        await cluster.watching.wait()
+    task.cancel()
+
+
+async def test_a_late_event_of_a_kind_that_is_gone_leaves_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would remove it: a kind that is not served is not listed."""
+    monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
+    cluster, gone = Watched(), asyncio.Event()
+    cache = Cache(lambda owner: None)
+    looking = KindDiscovery(cast(Cluster, cluster), cache, ("",), gone.set)
+    forget = cache.forget
+
+    def forget_before_the_event(kind: Kind) -> None:
+        forget(kind)
+        cluster.events.put_nowait(("MODIFIED", route()))
+
+    monkeypatch.setattr(cache, "forget", forget_before_the_event)
+    cache.put(service_with_gateway())
+    task = asyncio.create_task(looking.run())
+    async with asyncio.timeout(10):
+        await cluster.watching.wait()
+        gone.clear()
+        cluster.plurals = set()
+        await gone.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+    task.cancel()
+    assert not cache.keys(("ml", "qwen"))
+
+
 async def test_an_unneeded_optional_object_is_listed_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No watch reports a route's removal: a route that stayed in the store would be deleted again in each reconcile."""
     monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)

@@ -115,6 +115,25 @@ def test_images_with_which_no_deployment_can_be_written_give_their_place_back(wo
     assert all(fleet.images(name, "router") == {"control:1"} and fleet.serving(name) == 1 for name in ("a", "b"))
 
 
+def test_one_refused_request_late_in_an_update_does_not_send_it_back() -> None:
+    fleet = Fleet(random.Random(8), 8, WaveLimits(max_services=1, observation_seconds=0.0))
+    rollout = {"engineVersion": "Auto", "progressDeadlineSeconds": 600, "strategy": "Surge"}
+    fleet.create_all({"a": {"replicas": 2, "rollout": rollout, "routing": {"replicas": 1}}})
+    fleet.run(200.0)
+    fleet.restart(worker_image="worker:2", router_image="control:2")
+    fleet.run(60.0, until=lambda: fleet.update("a").get("phase") == "RollingOut")
+    fleet.edit("a", rollout=rollout | {"paused": True})
+    fleet.run(1000.0)
+    assert fleet.update("a")["phase"] == "RollingOut" and fleet.update("a")["held"]
+    fleet.api.refuse = lambda body: "the server is in read-only mode" if body["kind"] == "Deployment" else ""
+    fleet.edit("a", rollout=rollout | {"paused": False})
+    fleet.run(60.0)
+    assert fleet.update("a")["phase"] == "RollingOut"
+    fleet.api.refuse = lambda body: ""
+    fleet.run(300.0)
+    assert fleet.phases() == {"Current": 1} and fleet.images("a", "router") == {"control:2"}
+
+
 def test_an_update_waits_out_a_fault_that_no_image_causes_and_says_so() -> None:
     fleet = Fleet(random.Random(7), 8, WaveLimits(max_services=1, observation_seconds=0.0))
     rollout = {"engineVersion": "Auto", "strategy": "Surge", "progressDeadlineSeconds": 600}

@@ -471,6 +471,22 @@ async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> No
         assert await process.wait() == 0
 
 
+async def test_a_second_signal_ends_a_picker_that_drains(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    flags = ("--workers", f"static://{worker.address}", "--picker-port", "0", "--picker-tls", "off", "--drain-grace", "0.1")
+    async with router_process(*flags, "--poll-interval", "0.1", "--drain-timeout", "600") as (process, url, lines):
+        port = next(int(found[1]) for line in lines if (found := re.search(r"endpoint picker on \S+:(\d+)", line)))
+        async with gateway(port) as asking, httpx.AsyncClient(base_url=url) as client:
+            await until_ready(client, 200)
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt())
+            assert (await exchange.picked())[0] == [worker.address]
+            process.terminate()
+            await eventually(lambda: refuses(asking), "new streams are refused")
+            process.terminate()
+            await asyncio.wait_for(process.wait(), 20)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [(["--picker-tls", "/nowhere"], "--picker-tls '/nowhere'"), (["--picker-port", "x"], "--picker-port 'x'")],

@@ -15,7 +15,15 @@ from fairlead_index.score import ScoredWorker, StartEstimate, rank_candidates
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.policies import RoutingRequest
-from fairlead_router.serving.waiting_attempts import LEAST_RATIO, WaitingAttempt, WaitingAttempts, find_gain, remaining_tokens
+from fairlead_router.serving import waiting_attempts
+from fairlead_router.serving.waiting_attempts import (
+    LEAST_RATIO,
+    WaitingAttempt,
+    WaitingAttempts,
+    find_gain,
+    remaining_tokens,
+    tokens_until_turn,
+)
 
 LONG = {"backlog_tokens": 40_000, "prefill_rate": 2000.0}
 """Twenty seconds of work."""
@@ -180,6 +188,22 @@ def test_a_short_prompt_waits_for_the_long_one_that_has_started_and_not_for_thos
     waiting.remove(short)
     waiting.remove(started)
     assert not len(waiting) and waiting.longest(0.0) == []
+
+
+def test_a_check_looks_at_each_attempt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise ten thousand requests at one worker keep the event loop busy for half of the time."""
+    lengths = [10 + 37 * number % 4001 for number in range(1000)]
+    waiting, attempts = waiting_at(1000.0, *lengths)
+    looked = 0
+
+    def counted(attempt: WaitingAttempt, known: ScoredWorker, now: float) -> float:
+        nonlocal looked
+        looked += 1
+        return tokens_until_turn(attempt, known, now)
+
+    monkeypatch.setattr(waiting_attempts, "tokens_until_turn", counted)
+    assert len(waiting.longest(100.0)) == waiting_attempts.RANKED
+    assert looked <= len(attempts) + waiting_attempts.EXAMINED
 
 
 @given(amounts, rates, st.floats(0, 0.5), amounts, rates, st.floats(0, 0.5))
