@@ -21,7 +21,7 @@ def describe_yaml_error(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(filter(None, (error.context, error.problem)))}"
-    return str(error)
+    return " ".join(str(error).split())
 
 
 def load_documents(text: str) -> list[Any]:

@@ -181,6 +181,25 @@ def test_empty_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert ended.value.code == 2 and "contains no InferenceService" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"metadata": 3}, "InferenceService: metadata must be a mapping (got 3)"),
+        ({"metadata": {"name": "a", "annotations": [1]}}, "InferenceService a: metadata.annotations must be a mapping (got [1])"),
+        ({"spec": [1]}, "InferenceService qwen: spec must be a mapping (got [1])"),
+        ({"kind": "List", "items": 3}, "contains no InferenceService"),
+        ({"kind": "List", "items": [3]}, "contains no InferenceService"),
+    ],
+)
+def test_a_wrong_shape_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], words: str) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(yaml.safe_dump(manifest({}) | wrong))
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", "-f", str(file)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and words in said and said.count("\n") == 1
+
+
 def test_a_list_from_kubectl_is_written_without_what_the_server_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = manifest({"scaling": {"min": 1, "max": 3}})
     applied = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}

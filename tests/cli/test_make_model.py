@@ -63,6 +63,9 @@ def test_a_finished_model_is_kept_and_other_files_are_not_overwritten(models: Pa
     with pytest.raises(UserError, match=r"already \(layers 2, not 1\): give --force to replace it, or another directory"):
         make_model(path, layers=1)
     make_model(path, layers=1, force=True)
+    (path / "model.safetensors").write_bytes(b"damaged")
+    make_model(path, layers=1, force=True)
+    assert (path / "model.safetensors").stat().st_size > 1000
     theirs = models / "theirs"
     theirs.mkdir()
     (theirs / "thesis.doc").write_text("years")

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from tests.operator.support.stub_server import StubServer
 
 from fairlead.console import fit_table
 from fairlead.errors import UserError
@@ -222,6 +223,25 @@ def test_top_and_explain_show_one_router(router: str, capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit) as left:
             main([*words, "--url", router])
         assert left.value.code == status and "qwen-worker-0" in capsys.readouterr().out
+
+
+def test_a_worker_with_keys_shows_its_load_without_one() -> None:
+    load = {"pod": "worker", "address": "127.0.0.1:1", "ready": True, "draining": False, "max_running": 4}
+    with StubServer(lambda method, path, body: (200, load) if path == "/load" else (401, {})) as server:
+        [worker] = read_workers(server.url)["workers"]
+    assert worker["pod"] == "worker" and worker["load"]["max_running"] == 4
+
+
+def test_explain_asks_for_the_key_of_a_local_router(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with StubServer(lambda method, path, body: (401, {})) as server:
+        write_record(make_run_directory("small"), RunRecord(os.getpid(), "fairlead up -f small.yaml", {"small": server.url}))
+        with pytest.raises(SystemExit) as left:
+            main(["explain", "small"])
+    shown = capsys.readouterr().out
+    assert left.value.code == 1 and "Give --api-key-file with a key of this service." in shown and "still runs" not in shown
 
 
 def test_explain_names_the_log_of_a_local_pod_that_fails(

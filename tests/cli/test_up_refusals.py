@@ -61,6 +61,10 @@ def test_an_unknown_field_has_its_line_and_a_suggestion(tmp_path: Path) -> None:
         ("model: {uri", "model: {ur", "document 2: line 10, spec.model.uri: is required; line 10, spec.model.ur: unknown field"),
         ("metadata: {name: a}", "metadata: {nam: a}", "document 2: line 9, metadata.name is missing"),
         ("{engine: {", "{engine: {{", ": not YAML: line "),
+        ("{engine: {", "{engine: \x01{", ": not YAML: unacceptable character #x0001: special characters are not allowed"),
+        ("metadata: {name: small}", "metadata: small", ", document 1: line 4, metadata must be a mapping, not str"),
+        ("metadata: {name: small}", "metadata: {nam: small}", ", document 1: line 4, metadata.name is missing: give the profile a name"),
+        ("spec: {engine: {maxNumSeqs: 3}}", "spec: 3", ", document 1: line 5, spec must be a mapping, not int"),
     ],
 )
 def test_an_error_names_the_document_and_the_line_of_a_profile_or_a_service(tmp_path: Path, wrong: str, right: str, says: str) -> None:

@@ -54,7 +54,9 @@ def convert(options: ConvertOptions) -> int:
         try:
             converted.append(convert_manifest(body) if body.get("kind") == KIND and body.get("apiVersion") == API_VERSION else body)
         except (NotConvertible, InvalidManifest) as error:
-            raise UserError(f"{where}: {KIND} {(body.get('metadata') or {}).get('name')}: {error}") from None
+            metadata = body.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            raise UserError(f"{where}: {f'{KIND} {name}' if name else KIND}: {error}") from None
     if not any(body.get("kind") == KIND for body in converted):
         raise UserError(f"{where}: contains no {KIND}; if it is the output of another command, see that command's error")
     yaml.safe_dump_all(converted, sys.stdout, sort_keys=False, width=120)
@@ -66,10 +68,9 @@ def convert_manifest(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises NotConvertible, and InvalidManifest if the result is not valid.
     """
-    metadata = {key: value for key, value in (body.get("metadata") or {}).items() if key in KEPT_METADATA}
-    if "annotations" in metadata:
-        metadata["annotations"] = {key: value for key, value in metadata["annotations"].items() if key != LAST_APPLIED}
-    spec = convert_spec(body.get("spec") or {})
+    metadata = {key: value for key, value in _mapping(body, "metadata").items() if key in KEPT_METADATA}
+    metadata["annotations"] = {key: value for key, value in _mapping(metadata, "annotations", "metadata.").items() if key != LAST_APPLIED}
+    spec = convert_spec(_mapping(body, "spec"))
     try:
         service = InferenceService.parse({"metadata": metadata, "spec": spec})
     except InvalidManifest as error:
@@ -78,9 +79,18 @@ def convert_manifest(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": given_fields(service.spec)}
 
 
+def _mapping(body: Mapping[str, Any], field: str, parents: str = "") -> Mapping[str, Any]:
+    """Return the mapping in a field; empty without it. Raises NotConvertible for another value."""
+    found = body.get(field) or {}
+    if not isinstance(found, Mapping):
+        raise NotConvertible(f"{parents}{field} must be a mapping (got {found!r})")
+    return found
+
+
 def _flatten(documents: list[Any]) -> Iterator[dict[str, Any]]:
     for document in documents:
         if isinstance(document, dict) and document.get("kind") in ("List", f"{KIND}List"):
-            yield from document.get("items") or []
+            items = document.get("items")
+            yield from _flatten(items if isinstance(items, list) else [])
         elif isinstance(document, dict):
             yield document

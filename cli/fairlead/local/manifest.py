@@ -72,15 +72,25 @@ class _Document(NamedTuple):
     node: yaml.Node | None
 
 
-def _profiles(documents: Sequence[_Document]) -> dict[str, _Document]:
-    """Return the profiles of the file by name. Local mode has no namespaces."""
-    bodies = [one for one in documents if isinstance(one.body, dict)]
-    found = [one for one in bodies if one.body.get("kind") == PROFILE_KIND and one.body.get("apiVersion") == API_VERSION]
-    return {str((one.body.get("metadata") or {}).get("name")): one for one in found}
+def _profiles(path: Path, documents: Sequence[_Document]) -> dict[str, _Document]:
+    """Return the profiles of the file by name. Local mode has no namespaces. Raises UserError for one that is no profile."""
+    found = {}
+    for each in documents:
+        body = each.body
+        if not isinstance(body, dict) or body.get("kind") != PROFILE_KIND or body.get("apiVersion") != API_VERSION:
+            continue
+        where = f"-f {path}, document {each.number}"
+        for part in ("metadata", "spec"):
+            if not isinstance(body.get(part) or {}, dict):
+                raise UserError(f"{where}: {_add_lines(f'{part} must be a mapping', each)}, not {type(body[part]).__name__}")
+        if not (name := (body.get("metadata") or {}).get("name")):
+            raise UserError(f"{where}: {_add_lines('metadata.name is missing', each)}: give the profile a name")
+        found[str(name)] = each
+    return found
 
 
 def _services(path: Path, documents: Sequence[_Document]) -> Iterator[InferenceService]:
-    profiles = _profiles(documents)
+    profiles = _profiles(path, documents)
     for each in documents:
         document = each.body
         if document is None or _is_foreign(document):

@@ -17,13 +17,14 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     """Create a random-weight model in the directory `path` and return the path.
 
     `options` are `Recipe.of`'s: hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, max_positions, sliding_window, seed, dtype.
-    An existing model of the same recipe is kept. Raises `UserError` if the recipe cannot be built, if the directory contains other files,
-    or if it contains another random model and `force` is not given. The directory appears complete or not at all.
+    An existing model of the same recipe is kept, unless `force` is given. Raises `UserError` if the recipe cannot be built, if the
+    directory contains other files, or if it contains another random model and `force` is not given. The directory appears complete or not
+    at all.
     """
     recipe = Recipe.of(arch, **options)
     target = Path(path).expanduser().absolute()
     before, wanted = read_recipe(target), recipe.as_dict()
-    if before == wanted:
+    if before == wanted and not force:
         return target
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file: give a directory")

@@ -112,16 +112,23 @@ def _show_runs(console: Console, runs: Sequence[RunRecord], options: Options, he
     return 1 if failed else 0
 
 
+class KeyRefused(UserError):
+    """The server needs an API key, or another one."""
+
+
 def read_workers(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the router's `/fairlead/workers`, or of a worker its part of such a page. Raises UserError if none of them answers there."""
+    """Return the router's `/fairlead/workers`, or of a worker its part of such a page.
+
+    Raises KeyRefused, and UserError if neither answers there.
+    """
     base = check_http_url("--url", url)
     page = f"{base}/fairlead/workers"
     try:
         answer = httpx.get(page, timeout=SECONDS, headers=headers, trust_env=False)
-        if answer.status_code == 404 and (worker := _read_worker(base, headers)):
+        if answer.status_code in (401, 404) and (worker := _read_worker(base, headers)):
             return worker
         if answer.status_code in (401, 403):
-            raise UserError(f"{page}: HTTP {answer.status_code}: give --api-key-file with a key of this service")
+            raise KeyRefused(f"{page}: HTTP {answer.status_code}: give --api-key-file with a key of this service")
         if answer.status_code != 200:
             raise UserError(f"{page}: HTTP {answer.status_code}: not a Fairlead router. Give its URL (in a cluster: port 8082)")
         found = answer.json()

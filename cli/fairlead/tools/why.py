@@ -16,7 +16,7 @@ from fairlead.local.rundir import RunRecord
 from fairlead.options import KeyFile, key_headers, print_data, takes
 from fairlead.program import describe, new_app
 from fairlead.tools.runs import NothingRuns, find_runs, services_of, unready_lines
-from fairlead.tools.status import read_workers
+from fairlead.tools.status import KeyRefused, read_workers
 
 app = new_app()
 
@@ -72,6 +72,8 @@ def explain_run(record: RunRecord, service: str, url: str, headers: Mapping[str,
     except UserError as error:
         problems.append(str(error))
         seen = None
+        if isinstance(error, KeyRefused):
+            steps.append("Give --api-key-file with a key of this service.")
     if not record.replicas.get(service, 1):
         steps.append(f"Set spec.replicas to 1 or more in {record.manifest}, or send a request.")
     for pod in pods:
