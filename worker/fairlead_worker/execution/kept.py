@@ -68,7 +68,7 @@ class KeptLogits:
             if not repeating:
                 return return_logits(logits)
             slots, pages = repeat
-            for some, into in zip(slots.split(self._block), pages.split(self._block), strict=True):
+            for some, into in zip(torch.split(slots, self._block), torch.split(pages, self._block), strict=True):
                 self._backend.write_pages(into, self._pages[some])
             kept = self._logits[slots]
             return kept if logits is None else torch.cat((logits, kept))[places]
@@ -82,7 +82,7 @@ class KeptLogits:
         wider = torch.promote_types(self._logits.dtype, logits.dtype)
         self._logits = self._logits.to(wider)
         self._logits.index_copy_(0, slots, logits.to(wider))
-        for some, of in zip(slots.split(self._block), pages.split(self._block), strict=True):
+        for some, of in zip(torch.split(slots, self._block), torch.split(pages, self._block), strict=True):
             self._pages.index_copy_(0, some, self._backend.read_pages(of))
 
     def _to_device(self, *parts: Sequence[int]) -> list[torch.Tensor]:
