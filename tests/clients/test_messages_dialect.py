@@ -18,6 +18,7 @@ from fairlead_router.tenancy.usage import UsageMeter
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ASKED: dict[str, Any] = {"model": MODEL, "system": "Be brief.", "messages": [{"role": "user", "content": "Tell me of the sea."}]}
 SHORT: dict[str, Any] = {**ASKED, "max_tokens": 12, "extra_body": {"temperature": 0}}
+BLOCK = 64  # tokens of a block of the index
 WEATHER = {
     "name": "weather",
     "description": "The weather of a place",
@@ -118,7 +119,10 @@ async def test_the_router_predicts_what_the_worker_has_cached(deployment: Endpoi
             async def known(path: str = path, body: Any = body) -> bool:
                 answer = await client.post(path, json=body)
                 predicted = int(answer.headers.get("x-fairlead-predicted-tokens", 0))
-                assert predicted in (0, int(answer.headers["x-fairlead-cached-tokens"]))
+                cached = int(
+                    answer.headers["x-fairlead-cached-tokens"]
+                )  # of an exact repeat all tokens but one; the index has whole blocks
+                assert not predicted or 0 <= cached - predicted < BLOCK
                 return predicted > 100
 
             await eventually(known, f"{path} is foretold")

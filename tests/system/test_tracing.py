@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -89,17 +90,17 @@ def test_the_router_reports_predicted_and_actual_cached_tokens(traced: tuple[Fle
     fleet, receiver = traced
     prompt = [token + 7 for token in PROMPT]
     assert ask(fleet, SAMPLED, prompt).status_code == 200
-    trace = "1" * 32
+    trace, others = "1" * 32, count(1)
 
     def is_predicted() -> bool:  # the worker publishes its blocks soon after they are computed
         spans = receiver.of_trace(trace)
-        ask(fleet, f"00-{trace}-{PARENT}-01", prompt)
+        ask(fleet, f"00-{trace}-{PARENT}-01", [*prompt, next(others)])  # an exact repeat would have all of its tokens but one cached
         return any(span.attributes.get("fairlead.predicted_cached_tokens", 0) for span in spans)
 
     until(is_predicted, "the index shows the prefix", 30)
     routes = [span for span in receiver.of_trace(trace) if span.name.startswith("POST") and span.service == "fairlead-router"]
-    predicted, actual = (routes[-1].attributes[f"fairlead.{kind}_tokens"] for kind in ("predicted_cached", "cached"))
-    assert predicted == actual == 192
+    found = [tuple(route.attributes[f"fairlead.{kind}_tokens"] for kind in ("predicted_cached", "cached")) for route in routes]
+    assert {pair for pair in found if pair[0]} == {(192, 192)}
 
 
 def test_an_unsampled_trace_is_exported_by_nobody_and_continues_at_the_worker(traced: tuple[Fleet, Receiver]) -> None:

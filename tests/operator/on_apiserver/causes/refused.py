@@ -31,9 +31,9 @@ REFUSED = (
         "remove spec.replicas and use no kubectl scale, HPA or KEDA for this service, or remove spec.scaling.target",
     ),
     Refused(
-        "`router.tls` beside `batch`",
-        {"router": {"tls": {"secretName": "web-tls"}}, "batch": {"storageURI": "pvc://batches"}},
-        "remove spec.batch, or spec.router.tls",
+        "`router.tls` beside `Redirect`",
+        {"router": {"tls": {"secretName": "web-tls"}}, "routing": {"forwardingMode": "Redirect"}},
+        "set it to Proxy, or remove spec.router.tls",
     ),
     Refused(
         "`minReplicas` above `maxReplicas`",
