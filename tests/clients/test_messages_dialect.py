@@ -119,9 +119,7 @@ async def test_the_router_predicts_what_the_worker_has_cached(deployment: Endpoi
             async def known(path: str = path, body: Any = body) -> bool:
                 answer = await client.post(path, json=body)
                 predicted = int(answer.headers.get("x-fairlead-predicted-tokens", 0))
-                cached = int(
-                    answer.headers["x-fairlead-cached-tokens"]
-                )  # of an exact repeat all tokens but one; the index has whole blocks
+                cached = int(answer.headers["x-fairlead-cached-tokens"])  # an exact repeat: all but one; the index has blocks
                 assert not predicted or 0 <= cached - predicted < BLOCK
                 return predicted > 100
 
