@@ -154,6 +154,11 @@ class Router:
         if self.picker is not None:
             self.picker.drain()
 
+    def abort(self) -> None:
+        """End the drain now."""
+        if self.picker is not None:
+            self.picker.abort()
+
     def _make_picker(self) -> "PickerServer | None":
         if self.config.picker_port is None:
             return None

@@ -175,6 +175,7 @@ class RouterServer:
         if not self.started or self.router.proxy.draining:
             logger.info("%s again: ending now", signal.Signals(number).name)
             self.leave()
+            self.router.abort()
             self._cancel(self._running_tasks())
             return
         logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self._running_tasks()))

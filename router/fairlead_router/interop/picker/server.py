@@ -81,6 +81,13 @@ class PickerServer:
             await asyncio.sleep(rest)
         await server.stop(max(0.0, end - monotonic()))
 
+    def abort(self) -> None:
+        """End all streams now, also during a drain."""
+        if self._server is not None:
+            if self._stopping is not None:
+                self._stopping.cancel()
+            self._stopping = asyncio.create_task(self._server.stop(None), name="picker stop")
+
     async def close(self) -> None:
         """Wait for the drain, or stop immediately without one."""
         if self._stopping is not None:
