@@ -206,7 +206,8 @@ def rope_tables(rotary: nn.Module, kind: str | None) -> Callable[[int], tuple[to
     """Return tables as in `Decoder.ropes`, for layers of type `kind`, on the CPU. Raises UnknownStructure."""
     arguments = {} if kind is None else {"layer_type": kind}
     # A copy: ropes that depend on the length store what they compute, and a model on a GPU would keep it on the host.
-    rotary = copy.deepcopy(rotary)
+    with torch.inference_mode(False):  # they store it outside of inference, too
+        rotary = copy.deepcopy(rotary)
 
     def tables(positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = rotary(torch.zeros(1), position_ids=torch.arange(positions)[None], **arguments)
