@@ -133,7 +133,7 @@ def _convert(path: str, convert: Convert, value: Any) -> Any:
 
 
 def _check_speculative(spec: dict[str, Any]) -> None:
-    """Refuse what is left of `engine.speculative`: fields that it never had."""
+    """Refuse the fields of `engine.speculative` that no version knows."""
     left = _take(spec, "engine.speculative")
     if not left:
         return

@@ -24,7 +24,7 @@ class Download:
 
 
 class _Stopped(Exception):
-    """The command ends: nobody waits for the download."""
+    """The command ends, so the download is no longer needed."""
 
 
 async def download(uri: str, cache: str, console: Console) -> str:
