@@ -89,7 +89,7 @@ def _id(context: RequestContext) -> str:
 
 
 def _tenant(context: RequestContext) -> str:
-    """Return who may read a response: the owner of the worker's key with `--api-key-file`, else the router's tenant.
+    """Return who may read a response: with `--api-key-file` the owner of the key, and without it the tenant that the router names.
 
     Empty without keys and tenants. A client cannot set the header through a router.
     """
