@@ -108,7 +108,7 @@ def start(
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("up")
-    make_model(root / "models" / "small", vocab=1024)
+    make_model(root / "models" / "small", vocab=1024, max_positions=8192)
     return root
 
 
@@ -227,12 +227,13 @@ def test_a_request_wakes_a_service_without_workers_and_ctrl_c_ends_its_stream_wi
     running = start(models, 0, flags=("--stop-grace", "1"))
     try:
         running.wait(lambda: "spec.replicas is 0" in running.output.read_text())  # it follows the line that `start` waits for
-        body = {"model": "small", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        assert ask(running, "Hello")[0] == "small-worker-0"
+        running.manifest.unlink()
+        running.wait(lambda: "was deleted or moved" in running.output.read_text())
+        body = {"model": "small", "prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: "))
             next(lines)
-            running.manifest.unlink()
-            running.wait(lambda: "was deleted or moved" in running.output.read_text())
             running.process.send_signal(signal.SIGINT)
             last = list(lines)[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stream_cut", last

@@ -77,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head: asyncio.Future[Head] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._headers: list[tuple[bytes, bytes]] = []
+        self._whole_head: Head | None = None
         self._pieces: list[bytes] = []
         self._buffered = 0
         self._head_bytes = 0
@@ -135,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
             raise LostBeforeHead("the worker had closed the connection")
         assert self._transport is not None and self.complete
         self._headers, self._pieces, self._buffered, self._head_bytes = [], [], 0, 0
+        self._whole_head = None
         self.complete, self._framed, self._keep_alive = False, False, True
         self._head = self._loop.create_future()
         self._timeout = timeout
@@ -273,10 +275,12 @@ class Connection(asyncio.BufferedProtocol):
         if status < 200:
             return
         self._keep_alive = bool(self._parser.should_keep_alive())
-        if not self._head.done():
-            self._head.set_result(Head(status, self._headers))
+        self._whole_head = Head(status, self._headers)
+        if not any(name == b"content-length" and value.strip(b" 0") for name, value in self._headers):
+            self._give_head()
 
     def on_body(self, body: bytes) -> None:
+        self._give_head()
         self._pieces.append(body)
         if self._reply is None:
             self._buffered += len(body)
@@ -285,6 +289,7 @@ class Connection(asyncio.BufferedProtocol):
             self._wake()
 
     def on_message_complete(self) -> None:
+        self._give_head()
         if self._head is None or not self._head.done():
             self._headers = []  # an interim answer such as 100 Continue: the final one follows
             return
@@ -292,6 +297,12 @@ class Connection(asyncio.BufferedProtocol):
         self._wake()
 
     # Internals
+
+    def _give_head(self) -> None:
+        """Give the head to the caller. That of an answer with a Content-Length waits for the first byte of the body: until then, a
+        lost worker has cost the client nothing, and another one can be tried."""
+        if self._whole_head is not None and self._head is not None and not self._head.done():
+            self._head.set_result(self._whole_head)
 
     def _forward_pieces(self) -> None:
         """Forward the bytes of one read in one write."""

@@ -29,6 +29,18 @@ async def test_an_answer_without_a_length_ends_with_its_connection(fleet: Fleet)
         assert (await router.complete("x")).json() == {"a": 1}
 
 
+async def test_a_worker_that_is_lost_between_a_whole_answers_head_and_body_costs_no_answer(fleet: Fleet) -> None:
+    async def head_only(exchange: Exchange) -> None:
+        exchange.writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 93\r\n\r\n")
+        await exchange.writer.drain()
+        exchange.writer.close()
+
+    lost = await fleet.worker(behaviour=head_only)
+    router = await fleet.router(lost, await fleet.worker(), policy="RoundRobin")
+    answers_ = [await router.complete("x") for _ in range(4)]
+    assert lost.received and all(answer.status_code == 200 and answer.json()["choices"] for answer in answers_)
+
+
 async def test_an_endless_fetched_body_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken or hostile worker must not be able to fill the router's memory through its health checks."""
     monkeypatch.setattr(pool, "MAX_FETCH_BYTES", 1 << 20)
