@@ -159,7 +159,7 @@ bench-router-engines: install ## benchmark routing with real engines, below and 
 	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
-bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (a quarter of an hour; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
+bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (about 20 minutes; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json
 
 crash-matrix: install ## kill the operator with -9 before and after each of its writes (CRASHES=20-35: only these; six minutes on two busy cores)
