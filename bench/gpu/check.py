@@ -183,6 +183,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("greedy", 90, lambda: transformers_match.greedy(device)),
         *then,
         ("attention", 70, attended),
+        ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
         ("logits", 30, lambda: transformers_match.logits(device)),
         ("memory", 60, lambda: memory.check(device)),
         ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),

@@ -9,8 +9,10 @@ STEP: dict[tuple[str, str], str] = {
         "Event.synchronize",
         "kernels/flashinfer.py:_stage",
     ): "waits until the last plan has left FlashInfer's pinned memory",
-    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k: whether its tokens are among the 1,024 likeliest",
     ("copy to the host", "sampling/sampler.py:read"): "log-probabilities that are on the host already",
+}
+TORCH_FILTERS = {
+    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k and without FlashInfer: are its tokens among the 1,024 likeliest?"
 }
 DRAFT = {("copy to the host", "execution/draft.py:_choose"): "the host packs each drafted token for the next pass"}
 SCORE = {

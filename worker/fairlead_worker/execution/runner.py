@@ -28,6 +28,7 @@ from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.sampling.device_filters import DeviceFilters, make_device_filters
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.penalties import Histories
@@ -64,6 +65,8 @@ class ModelRunner:
         self.drafter = drafter
         """The draft model; None without one."""
         self.histories = Histories()
+        self.filters: DeviceFilters | None = None
+        """Kernels for top_k and top_p; None: torch."""
         self.grammars = grammars
         """None: no request has a grammar."""
         self.kept: KeptLogits | None = None
@@ -120,8 +123,8 @@ class ModelRunner:
         self, logits: torch.Tensor, rows: list[Row], drafted: bool, masks: Masks | None
     ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
         if drafted:
-            return verify(logits, rows, self.histories, masks)
-        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
+            return verify(logits, rows, self.histories, masks, self.filters)
+        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks, filters=self.filters)
         return [[token] for token in tokens], logprobs
 
     def _run_with_states(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
@@ -299,6 +302,8 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
+    if isinstance(kv_backend, FlashInferBackend):
+        runner.filters = make_device_filters(loaded.device)
     if kept_prompts:
         runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None else adapters.slots
