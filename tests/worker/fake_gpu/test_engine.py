@@ -137,6 +137,21 @@ def test_drafts_are_read_once_and_behind_the_launch_of_the_verifying_pass(gpu: F
     assert reads == drafting, "the verifying pass is launched before the host waits, and nothing between"
 
 
+def test_other_ranks_get_drafts_with_the_arrays_of_the_host(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, draft=load("llama"))
+    run, drafted = runner.run, list[int]()
+
+    def watch(step: PackedStep) -> torch.Tensor:
+        assert step.host is not None, "the arrays on the device are those of the host"
+        drafted.append(len(step.sampling))
+        return run(step)
+
+    monkeypatch.setattr(runner, "run", watch)
+    request = make_request("0", range(2, 40), Sampling(max_tokens=24, temperature=0, ignore_eos=True))
+    serve_all(runner, Asking([request], PAGES, PAGE, 1 << 30))
+    assert max(drafted) > 2
+
+
 def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:
     runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
     gpu.record.clear()
