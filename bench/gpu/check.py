@@ -32,6 +32,7 @@ ON_REQUEST = (
     "lora",
     "quantized",
     "fused",
+    "drafts",
 )
 """Stages that run only if `--only` names them, because eight minutes have no room for them. Those with a target come first.
 
@@ -130,6 +131,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
     from bench.gpu.shared_model import Kit
     from bench.gpu.stages import (
         attention,
+        drafts,
         fused,
         kernel_busy_time,
         lora,
@@ -183,6 +185,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("greedy", 90, lambda: transformers_match.greedy(device)),
         *then,
         ("attention", 70, attended),
+        ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
         ("logits", 30, lambda: transformers_match.logits(device)),
         ("memory", 60, lambda: memory.check(device)),
         ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),
@@ -197,6 +200,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("lora", 60, lambda: lora.measure(device, kit)),
         ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
+        ("drafts", 40, lambda: drafts.measure(device, kit)),
     ]
 
 

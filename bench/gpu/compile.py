@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.common.report import ROOT
 
@@ -35,8 +35,8 @@ KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
 """Element type, query heads on two KV heads, head size, window, cap; the ones that most depends on first. Those with 8 heads share one
 module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone."""
 
-LAYERS = ("norm", "rope", "activation")
-"""Of fused layers, as kinds too."""
+LAYERS = ("norm", "rope", "activation", "top_k", "top_p")
+"""Of fused layers, and of sampling filters; as kinds too."""
 NEEDED = (*list(KINDS)[:4], "bf16-128-single", *LAYERS)
 """Are waited for; the others, which compile at a lower priority, are used where they are there in time."""
 JOBS = 4
@@ -129,20 +129,25 @@ def run_layer(kind: str, device: "torch.device", flashinfer: "Library | None" = 
     """Builds one of LAYERS and runs it on a few tokens. `flashinfer`: None: FlashInfer's. ValueError where it is not there."""
     import torch
 
-    from fairlead_worker.model.fused.library import library
+    from fairlead_worker.kernels.flashinfer_library import library
+    from fairlead_worker.sampling.device_filters import DeviceFilters
 
-    flashinfer = flashinfer or library()
-    if flashinfer is None:
+    kernels: Any = flashinfer or library()
+    if kernels is None:
         raise ValueError("FlashInfer does not import here")
     rows = torch.ones(2, 128, dtype=torch.bfloat16, device=device)
     match kind:
         case "norm":
-            flashinfer.rmsnorm(rows, rows[0], 1e-6)
+            kernels.rmsnorm(rows, rows[0], 1e-6)
         case "rope":
             table = torch.ones(2, 64, device=device)
-            flashinfer.apply_rope_with_cos_sin_cache_inplace(torch.arange(2, device=device), rows, rows.clone(), 64, table)
+            kernels.apply_rope_with_cos_sin_cache_inplace(torch.arange(2, device=device), rows, rows.clone(), 64, table)
+        case "top_k":
+            DeviceFilters(kernels).likeliest(rows.float(), 64)
+        case "top_p":
+            DeviceFilters(kernels).keep_top_p(rows.float().softmax(1), torch.ones(2, device=device))
         case _:
-            flashinfer.silu_and_mul(rows)
+            kernels.silu_and_mul(rows)
 
 
 def kernels(kind: str) -> str:

@@ -246,3 +246,22 @@ def apply_rope_with_cos_sin_cache_inplace(
         left, right = heads[..., :half].float(), heads[..., half : 2 * half].float()
         heads[..., :half] = left * cosines - right * sines
         heads[..., half : 2 * half] = right * cosines + left * sines
+
+
+def top_k(
+    input: torch.Tensor, k: int, sorted: bool = False, deterministic: bool = False, tie_break: int = 0, dsa_graph_safe: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert input.dim() == 2 and input.is_contiguous() and input.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    assert 0 < k <= input.shape[1] and sorted and deterministic and tie_break == 1, "the only mode with an order of its own"
+    values, indices = torch.sort(input, dim=1, descending=True, stable=True)
+    return values[:, :k].contiguous(), indices[:, :k].contiguous()
+
+
+def top_p_renorm_probs(probs: torch.Tensor, top_p: torch.Tensor | float, is_deterministic: bool = False) -> torch.Tensor:
+    assert probs.dim() == 2 and probs.is_contiguous() and probs.dtype == torch.float32
+    assert isinstance(top_p, torch.Tensor) and top_p.shape == probs.shape[:1] and top_p.dtype == torch.float32
+    ordered = probs.sort(1, descending=True).values
+    reached = ordered.double().cumsum(1)
+    last = (reached < top_p[:, None] * reached[:, -1:]).sum(1, keepdim=True).clamp_(max=probs.shape[1] - 1)
+    kept = torch.where(probs >= ordered.gather(1, last), probs, 0.0)  # with every probability that equals the last one
+    return kept / kept.sum(1, keepdim=True)

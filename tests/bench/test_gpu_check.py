@@ -28,7 +28,7 @@ __all__ = ["one_thread"]
 MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching", "optimisation_gains")
 """Results that need no check."""
 BARRED = ("kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
-STAGES = ("sampling", "greedy", "attention", "logits", "memory", "step_time", "serving", *ON_REQUEST)
+STAGES = ("sampling", "greedy", "attention", "filters", "logits", "memory", "step_time", "serving", *ON_REQUEST)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -14,13 +14,14 @@ from bench.gpu.fake.gpu import FakeGpu, MixedDevices
 from bench.gpu.fake.record import Kernel
 from fairlead_worker.kernels.flashinfer_library import Library as AttentionLibrary
 from fairlead_worker.model.fused.library import Library as FusedLibrary
+from fairlead_worker.sampling.device_filters import FilterLibrary
 
 KV = tuple[torch.Tensor, torch.Tensor]
 HEAD_DIMS = (64, 128, 256)
 SIXTEEN = (torch.bfloat16, torch.float16)
 
 
-class Library(AttentionLibrary, FusedLibrary):
+class Library(AttentionLibrary, FusedLibrary, FilterLibrary):
     """The module `flashinfer`."""
 
 
@@ -237,6 +238,27 @@ def make_library(gpu: FakeGpu) -> Library:
         table = len(positions) * cos_sin_cache.shape[1] * 4
         gpu.kernel("flashinfer.apply_rope", 2 * (size_of(query) + size_of(key)) + table)
 
+    def top_k(input: torch.Tensor, k: int, sorted: bool, deterministic: bool, tie_break: int) -> tuple[torch.Tensor, torch.Tensor]:
+        _on_device("top_k", input)
+        if input.dim() != 2 or not input.is_contiguous() or not 0 < k <= min(2048, input.shape[1]):
+            raise ValueError(f"flashinfer.top_k: {k} of {tuple(input.shape)}")
+        values, indices = input.new_empty(len(input), k), input.new_empty(len(input), k, dtype=torch.int32)
+        found = size_of(values) + size_of(indices)
+        gpu.kernel("flashinfer.top_k", 2 * size_of(input) + found)  # the second time it collects
+        for _ in range(2):  # by index, then by value
+            gpu.kernel("flashinfer.top_k sort", 2 * found)
+        return values, indices.long()
+
+    def top_p(probs: torch.Tensor, top_p: torch.Tensor, is_deterministic: bool) -> torch.Tensor:
+        _on_device("top_p_renorm_probs", probs, top_p)
+        if probs.dtype != torch.float32 or not probs.is_contiguous() or top_p.shape != probs.shape[:1] or top_p.dtype != torch.float32:
+            raise ValueError(f"flashinfer.top_p_renorm_probs: {probs.dtype} with {top_p.dtype} {tuple(top_p.shape)}")
+        gpu.kernel("flashinfer.top_p start", 2048 * 12 * len(probs))
+        for _ in range(3):  # 11 bits of the threshold each; the third reads what the second has left, which may be all
+            gpu.kernel("flashinfer.top_p pass", size_of(probs))
+        gpu.kernel("flashinfer.top_p apply", 3 * size_of(probs))
+        return torch.empty_like(probs)
+
     norms = {"rmsnorm": norm("rmsnorm", 3), "gemma_rmsnorm": norm("gemma_rmsnorm", 2)}
     adds = {name: add_norm(name) for name in ("fused_add_rmsnorm", "gemma_fused_add_rmsnorm")}
     activations = {name: activate(name) for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")}
@@ -245,6 +267,8 @@ def make_library(gpu: FakeGpu) -> Library:
         BatchDecodeWithPagedKVCacheWrapper=lambda *args, **named: _Decode(gpu, *args, **named),
         append_paged_kv_cache=append,
         apply_rope_with_cos_sin_cache_inplace=rope,
+        top_k=top_k,
+        top_p_renorm_probs=top_p,
         **norms,
         **adds,
         **activations,

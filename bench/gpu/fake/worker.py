@@ -65,6 +65,7 @@ def fake_worker() -> Iterator[FakeGpu]:
         library = make_library(gpu)
         for name in ("kernels.flashinfer", "kernels.registry", "model.loader"):
             patches.enter_context(patch(f"fairlead_worker.{name}.library", lambda: library))
+        patches.enter_context(patch("fairlead_worker.sampling.device_filters.flashinfer_library.library", lambda: library))
         for name in ("model.fuse", "model.connect"):
             patches.enter_context(patch(f"fairlead_worker.{name}.is_plain", _is_plain))
         patches.enter_context(patch("fairlead_worker.model.fused.norms.rms_norm", _rms_norm))

@@ -1,15 +1,17 @@
-"""Stage: the sampler on the device chooses what the sampler on the CPU chooses, from the same logits and seeds."""
+"""Stages: the sampler on the device chooses what the sampler on the CPU chooses, from the same logits and seeds; and what it costs."""
 
-import random
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from bench.gpu import interpreter
 from bench.gpu.device import Device
+from bench.gpu.stages.step_time import roofline
 from fairlead_worker.ipc.messages import Sampling
-from fairlead_worker.sampling.noise import uniform, uniform_tensor
+from fairlead_worker.sampling.device_filters import DeviceFilters, FilterLibrary, make_device_filters
+from fairlead_worker.sampling.filters import keep_sorted
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.scheduler.request import Request
 
@@ -30,20 +32,76 @@ as close to the border between two tokens may fall on its other side: once in a 
 
 
 def check(device: Device) -> Iterator[dict[str, Any]]:
-    """The noise bit for bit; then rows of each setting, and all of them mixed in one batch."""
-    draw = random.Random(5)
-    seeds = [draw.randrange(-(2**63), 2**63) for _ in range(50_000)]
-    positions = [draw.randrange(2**31) for _ in seeds]
-    made = uniform_tensor(torch.tensor(seeds).to(device.device), torch.tensor(positions).to(device.device)).cpu()
-    equal = torch.equal(made, torch.from_numpy(uniform(seeds, positions)))
-    yield {"what": "noise, bit for bit", "numbers": len(seeds), "ok": equal}
-    vocabulary, rows, rounds = (3000, 9, 2) if device.tiny else (128_256, 64, 8)
+    """Rows of each setting, and all of them mixed in one batch, by torch alone."""
+    yield from _compared(device, None)
+
+
+def check_filters(device: Device, kinds: set[str]) -> Iterator[dict[str, Any]]:
+    """The same by FlashInfer's kernels; equal logits; time of a step's sampling beside torch's and the bytes that its logits have.
+
+    `kinds`: the kernels that are compiled.
+    """
+    if device.cuda and not {"top_k", "top_p"} <= kinds:
+        yield {"what": "FlashInfer's filters", "left_out": "not compiled in time"}
+        return
+    filters = make_device_filters(device.device) if device.cuda else DeviceFilters(cast(FilterLibrary, interpreter))
+    yield {"what": "FlashInfer's filters choose what a sort chooses", "ok": filters is not None}
+    if filters is None:
+        return
+    yield from _compared(device, filters)
+    yield equal_logits(device, filters)
+    rate = roofline(device)["gb_per_s"] * 1e9
+    vocabulary = 3000 if device.tiny else 128_256
+    for rows in (2,) if device.tiny else (64, 256):
+        for name in ("greedy", "temperature", "top_k", "top_p"):
+            yield timed(device, filters, name, rows, vocabulary, rate)
+
+
+def _compared(device: Device, filters: DeviceFilters | None) -> Iterator[dict[str, Any]]:
+    vocabulary, rows, rounds = (3000, 9, 2) if device.tiny else (128_256, 64, 8 if filters is None else 4)
     for name, setting in SETTINGS.items():
-        yield compare(device, name, [setting], vocabulary, rows, rounds)
-    yield compare(device, "all of them in one batch", list(SETTINGS.values()), vocabulary, rows, rounds)
+        yield compare(device, name, [setting], vocabulary, rows, rounds, filters)
+    yield compare(device, "all of them in one batch", list(SETTINGS.values()), vocabulary, rows, rounds, filters)
 
 
-def compare(device: Device, what: str, settings: list[dict[str, Any]], vocabulary: int, rows: int, rounds: int) -> dict[str, Any]:
+def equal_logits(device: Device, filters: DeviceFilters) -> dict[str, Any]:
+    """A row: how many choices among equal logits a filter would not allow, or another batch changes."""
+    rows, vocabulary = 64, 3000 if device.tiny else 128_256
+    logits = (torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(9)) * 8).round() / 4
+    settings: list[dict[str, Any]] = [{"top_k": 1}, {"top_k": 20}, {"top_p": 1e-6}, {"top_p": 0.5}, {"top_p": 0.9, "min_p": 0.02}]
+    requests = [_request(number, settings[number % len(settings)]) for number in range(rows)]
+    there = logits.to(device.device)
+    tokens, _ = sample(there, requests, filters=filters)
+    samplings = [request.sampling for request in requests]
+    left = keep_sorted(logits - logits.amax(1, keepdim=True), samplings)
+    dropped = sum(bool(left[row, token] == float("-inf")) for row, token in enumerate(tokens))
+    alone = [sample(there[row : row + 1], [request], filters=filters)[0][0] for row, request in enumerate(requests)]
+    changed = sum(one != other for one, other in zip(tokens, alone, strict=True))
+    # top_p may end one token earlier or later, where the sums of float32 and float64 round differently.
+    return {"what": "equal logits", "choices": rows, "dropped": dropped, "changed": changed, "ok": dropped <= 1 and not changed}
+
+
+def timed(device: Device, filters: DeviceFilters, name: str, rows: int, vocabulary: int, rate: float) -> dict[str, Any]:
+    """A row: milliseconds of a step's sampling, with and without FlashInfer, and those of reading its logits once."""
+    requests = [_request(number, SETTINGS[name]) for number in range(rows)]
+    logits = torch.randn(rows, vocabulary, device=device.device).bfloat16()
+    with_filters, without = (
+        device.seconds(lambda each=each: sample(logits, requests, filters=each)) * 1e3  # type: ignore[misc]  # a default
+        for each in (filters, None)
+    )
+    read = logits.numel() * logits.element_size() / rate * 1e3
+    return {"what": f"{name}, {rows} rows", "ms": with_filters, "ms_by_torch": without, "ms_to_read_the_logits": read}
+
+
+def compare(
+    device: Device,
+    what: str,
+    settings: list[dict[str, Any]],
+    vocabulary: int,
+    rows: int,
+    rounds: int,
+    filters: DeviceFilters | None,
+) -> dict[str, Any]:
     """A row: how many of the choices are equal."""
     generator = torch.Generator().manual_seed(7)
     different = 0
@@ -52,7 +110,7 @@ def compare(device: Device, what: str, settings: list[dict[str, Any]], vocabular
         logits[:, :50] += 6  # a few likely tokens, as in a model's
         requests = [_request(number * rows + row, settings[row % len(settings)]) for row in range(rows)]
         here, _ = sample(logits, requests)
-        there, _ = sample(logits.to(device.device), requests)
+        there, _ = sample(logits.to(device.device), requests, filters=filters)
         different += sum(one != other for one, other in zip(here, there, strict=True))
     total = rows * rounds
     allowed = 0 if what == "greedy" else max(1, int(total * EXPLAINED))

@@ -31,6 +31,7 @@ from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, StepCont
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 from fairlead_worker.scheduler.plan import StepPlan, StepResult
@@ -52,7 +53,7 @@ PROMPTS = [
 """Prompts with shared prefixes, together longer than the device has pages for."""
 
 SAMPLING: dict[int, dict[str, Any]] = {
-    1: {"temperature": 1.0, "seed": 3},
+    1: {"temperature": 1.0, "seed": 3, "top_p": 0.8},
     3: {"temperature": 0.8, "top_k": 20, "seed": 4, "logprobs": 2},
     4: {"presence_penalty": 0.8, "repetition_penalty": 1.3, "logit_bias": ((9, 3.0),)},
 }
@@ -90,7 +91,9 @@ def make_runner(device: torch.device, library: object, place: Callable[[torch.Te
     loaded = LoadedModel(None, LAYERS, Path(), "", VOCABULARY, (), CONTEXT, torch.float16, device)  # type: ignore[arg-type]  # no modules
     backend = FlashInferBackend(KVSpec(LAYERS, PAGE, torch.float16, device), pages, library)  # type: ignore[arg-type]  # a stand-in
     with patch.object(runner_module, "choose_forward", lambda *_: SmallForward(place)):
-        return ModelRunner(loaded, backend)
+        runner = ModelRunner(loaded, backend)
+    runner.filters = DeviceFilters(library)  # type: ignore[arg-type]  # as above
+    return runner
 
 
 def capture(runner: ModelRunner, machine: Machine, failure: Failure | None = None, slots: AdapterSlots | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from bench.gpu import interpreter
-from tests.worker.cuda.tensors import DeviceMode, DeviceTensor
+from tests.worker.cuda.tensors import CUDA, DeviceMode, DeviceTensor
 
 SCHEDULE = 64
 """Bytes of a schedule."""
@@ -91,8 +91,21 @@ def make_library(mode: DeviceMode) -> Any:
 
         mode.kernel("append", store, (key, value, rows, positions, *kv, indices, indptr, last), {}, list(kv))
 
+    states = torch.zeros(64, dtype=torch.uint8, device=CUDA)
+    """What the thread blocks of `top_k` share, in memory that lives as long as the process."""
+
+    def top_k(input: torch.Tensor, k: int, **modes: Any) -> Any:
+        return mode.kernel("top_k", lambda input, _: interpreter.top_k(input, k, **modes), (input, states), {}, [states])
+
+    def top_p(probs: torch.Tensor, top_p: torch.Tensor, **modes: Any) -> Any:
+        return mode.kernel("top_p", lambda *parts: interpreter.top_p_renorm_probs(*parts, **modes), (probs, top_p), {})
+
     return SimpleNamespace(
-        BatchPrefillWithPagedKVCacheWrapper=Prefill, BatchDecodeWithPagedKVCacheWrapper=Decode, append_paged_kv_cache=append
+        BatchPrefillWithPagedKVCacheWrapper=Prefill,
+        BatchDecodeWithPagedKVCacheWrapper=Decode,
+        append_paged_kv_cache=append,
+        top_k=top_k,
+        top_p_renorm_probs=top_p,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairlead_worker.execution import graphs, host, overlap, stream
+from fairlead_worker.execution import draft, graphs, host, overlap, stream
 from fairlead_worker.execution.graphs import CudaRecorder, _Graph
 from fairlead_worker.execution.host import CudaHostStore
 from fairlead_worker.kernels import flashinfer, transfer
@@ -160,6 +160,35 @@ def placeholders_on_another_stream(patch: Patch) -> None:
         "launch",
         ("            fill()\n", "            with torch.cuda.stream(torch.cuda.Stream()):\n                fill()\n"),
     )
+
+
+def drafted_token_on_another_stream(patch: Patch) -> None:
+    """A drafted token is copied to the next pass on a stream of its own: draft loops that prepare inputs beside it (EAGLE workers)."""
+    edit(
+        patch,
+        draft.Drafter,
+        "_choose",
+        (
+            "        step.tokens.copy_(drafted)\n",
+            "        with torch.cuda.stream(torch.cuda.Stream()):\n            step.tokens.copy_(drafted)\n",
+        ),
+    )
+
+
+def drafts_fill_on_another_stream(patch: Patch) -> None:
+    """The verifying pass does not wait for the draft tokens in its inputs."""
+    edit(
+        patch,
+        draft.Drafts,
+        "fill",
+        ("    step.tokens.index_copy_(", "    with torch.cuda.stream(torch.cuda.Stream()):\n        step.tokens.index_copy_("),
+    )
+
+
+def drafts_are_read_early(patch: Patch) -> None:
+    """The host takes the draft tokens from pinned memory before their copy completes: a `non_blocking` copy without its event."""
+    edit(patch, transfer, "to_host", ("copied.synchronize()", "pass"))
+    patch.setattr(draft, "to_host", transfer.to_host)
 
 
 def pageable_copies(patch: Patch) -> None:

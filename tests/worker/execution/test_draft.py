@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
@@ -84,7 +85,7 @@ def test_a_step_catches_up_on_a_bounded_number_of_tokens(loaded: LoadedModel, mo
     passes: list[int] = []
     choose = drafter._choose
 
-    def record(rows: list[Row], drafted: int = 0) -> list[int]:
+    def record(rows: list[Row], drafted: torch.Tensor | None = None) -> torch.Tensor:
         passes.append(sum(row.count for row in rows))
         return choose(rows, drafted)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from bench.gpu.fake.gpu import FakeGpu
 from bench.gpu.fake.worker import FakeGroup
 from tests.models import save_model
 from tests.worker.execution.planner import Planner, make_request
 from tests.worker.execution.test_draft import Asking
 from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve, write_adapter
-from tests.worker.fake_gpu.waits import DRAFT, RANKS, SCORE, unexpected
+from tests.worker.fake_gpu.waits import RANKS, SCORE, unexpected
 from tests.worker.sampling.test_verify import run as serve_all
 
 from fairlead_index.hashing import extend
@@ -21,15 +22,18 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
+from fairlead_worker.execution.draft import Drafts
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.ipc.messages import Failed, FromEngine, PoolingKind, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.parallel.lead import lead, to_step
 from fairlead_worker.parallel.messages import Run
 from fairlead_worker.parallel.ranks import Ranks
 from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import StepPlan
 from fairlead_worker.scheduler.scheduler import Scheduler
 
 
@@ -102,13 +106,50 @@ def test_lora_adapters_with_and_without_graphs(gpu: FakeGpu, tmp_path: Path) -> 
     assert gpu.record.launches < len(gpu.record.kernels), "decodes with adapters are in graphs"
 
 
-def test_a_draft_model_waits_for_each_drafted_token_only(gpu: FakeGpu) -> None:
+def test_drafts_are_read_once_and_behind_the_launch_of_the_verifying_pass(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, draft=load("llama"), graph_rows=4)
+    drafter = runner.drafter
+    assert drafter is not None
+    launched: list[int] = []
+    chains: list[int] = []
+    run, draft = runner.run, drafter.draft
+
+    def watch(step: PackedStep) -> torch.Tensor:
+        logits = run(step)
+        launched.append(gpu.record.launches)
+        return logits
+
+    def count(plan: StepPlan) -> Drafts | None:
+        drafts = draft(plan)
+        chains.append(drafter.forwards)
+        return drafts
+
+    monkeypatch.setattr(runner, "run", watch)
+    monkeypatch.setattr(drafter, "draft", count)
     gpu.record.clear()
-    asking = Asking([make_request(str(number), range(2, 40), GREEDY) for number in range(2)], PAGES, PAGE, 1 << 30)
+    longer = Sampling(max_tokens=24, temperature=0, ignore_eos=True)
+    asking = Asking([make_request(str(number), range(2, 40), longer) for number in range(2)], PAGES, PAGE, 1 << 30)
     serve_all(runner, asking)
-    assert unexpected(gpu.record, DRAFT) == []
-    assert any(wait.site == "execution/draft.py:_choose" for wait in gpu.record.waits)
+    assert unexpected(gpu.record) == []
+    reads = [wait.launches for wait in gpu.record.waits if wait.site == "kernels/transfer.py:wait"]
+    assert max(chains) > 1 and len(reads) == sum(1 for length in chains if length), "one copy for each chain"
+    drafting = [at for at, length in zip(launched, chains, strict=True) if length]
+    assert reads == drafting, "the verifying pass is launched before the host waits, and nothing between"
+
+
+def test_other_ranks_get_drafts_with_the_arrays_of_the_host(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, draft=load("llama"))
+    run, drafted = runner.run, list[int]()
+
+    def watch(step: PackedStep) -> torch.Tensor:
+        assert step.host is not None, "the arrays on the device are those of the host"
+        drafted.append(len(step.sampling))
+        return run(step)
+
+    monkeypatch.setattr(runner, "run", watch)
+    request = make_request("0", range(2, 40), Sampling(max_tokens=24, temperature=0, ignore_eos=True))
+    serve_all(runner, Asking([request], PAGES, PAGE, 1 << 30))
+    assert max(drafted) > 2
 
 
 def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:

@@ -4,15 +4,16 @@ from bench.gpu.fake.record import Record, Wait
 
 STEP: dict[tuple[str, str], str] = {
     ("copy to the host", "sampling/sampler.py:sample"): "the plain loop reads a step's tokens",
-    ("Event.synchronize", "kernels/transfer.py:wait"): "log-probabilities, masks and overlapped tokens: waits for their copy only",
+    ("Event.synchronize", "kernels/transfer.py:wait"): "log-probabilities, masks, drafts and overlapped tokens: waits for their copy only",
     (
         "Event.synchronize",
         "kernels/flashinfer.py:_stage",
     ): "waits until the last plan has left FlashInfer's pinned memory",
-    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k: whether its tokens are among the 1,024 likeliest",
     ("copy to the host", "sampling/sampler.py:read"): "log-probabilities that are on the host already",
 }
-DRAFT = {("copy to the host", "execution/draft.py:_choose"): "the host packs each drafted token for the next pass"}
+TORCH_FILTERS = {
+    ("copy to the host", "sampling/draw.py:draw"): "top_p without top_k and without FlashInfer: are its tokens among the 1,024 likeliest?"
+}
 SCORE = {
     ("copy to the host", "execution/scoring.py:_score_block"): "prompt log-probabilities go to the client",
     ("copy to the host", "execution/pooling.py:pool"): "one copy of all embeddings",

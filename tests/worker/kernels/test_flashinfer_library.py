@@ -12,13 +12,17 @@ import torch
 from bench.gpu import interpreter
 from bench.gpu.batches import packed
 
+from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import plan_pages
 from fairlead_worker.model.fused import gated
+from fairlead_worker.sampling.device_filters import SMALLER_INDEX, DeviceFilters
+from fairlead_worker.sampling.draw import draw
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
+FILTERS = ("top_k", "top_p_renorm_probs")
 PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
 
 
@@ -36,7 +40,8 @@ class Recorder:
         self.calls: list[Call] = []
         for name in (PREFILL, DECODE):
             setattr(self, name, self._recorded(name, getattr(interpreter, name)))
-        self.append_paged_kv_cache = self._recorded("append_paged_kv_cache", interpreter.append_paged_kv_cache)
+        for name in ("append_paged_kv_cache", *FILTERS):
+            setattr(self, name, self._recorded(name, getattr(interpreter, name)))
 
     def _recorded(self, name: str, function):
         def call(*arguments: object, **named: object):
@@ -62,6 +67,9 @@ def our_calls() -> list[Call]:
     step = packed([(5, 1), (4, 1)], [[1, 2], [4, 5]], 4, spec.device)
     paging = plan_pages(step, 4)
     backend.plan_graph(backend.graph_wrappers(paging), paging)
+    for setting in ({"top_k": 5}, {"top_p": 0.5}):
+        noise = torch.zeros(2, dtype=torch.float64)
+        draw(torch.randn(2, 700), [Sampling(max_tokens=1, **setting)] * 2, noise, DeviceFilters(recorder))  # type: ignore[arg-type]
     return recorder.calls
 
 
@@ -71,6 +79,7 @@ def test_all_that_is_used_is_called() -> None:
         PREFILL,
         DECODE,
         "append_paged_kv_cache",
+        *FILTERS,
         *(f"{name}.{method}" for name in (PREFILL, DECODE) for method in ("plan", "run")),
     }
 
@@ -118,9 +127,8 @@ def interpreted(name: str) -> list[str]:
 
 def test_the_real_functions_take_our_arguments() -> None:
     folder = source()
-    found = {
-        name: node for file in ("prefill.py", "decode.py", "page.py") for name, node in functions(ast.parse((folder / file).read_text()))
-    }
+    files = ("prefill.py", "decode.py", "page.py", "topk.py", "sampling.py")
+    found = {name: node for file in files for name, node in functions(ast.parse((folder / file).read_text()))}
     for call in our_calls():
         name = f"{call.name}.__init__" if call.name in (PREFILL, DECODE) else call.name
         real = signature(found[name], "." in name)
@@ -138,10 +146,16 @@ def test_the_kernels_have_the_head_sizes_that_we_count_on() -> None:
     assert all(f"case {dim}:" in cases for dim in interpreter.HEAD_DIMS)
 
 
-def test_the_image_compiles_what_fused_layers_call() -> None:
+def test_of_equal_values_the_smaller_index_stays_in_the_mode_that_we_name() -> None:
+    assert f"SMALL = {SMALLER_INDEX}\n" in (source() / "topk.py").read_text()
+
+
+def test_the_image_compiles_what_fused_layers_and_sampling_call() -> None:
     """A pod has no compiler: what is missing there is left unfused."""
     assert {f"{name}_and_mul" for name in prebuild.ACTIVATIONS} == set(gated.ACTIVATIONS)
     jit = source() / "jit"
-    made = {name for part in ("page", "norm", "rope", "activation") for name, _ in functions(ast.parse((jit / f"{part}.py").read_text()))}
-    assert {"gen_page_module", "gen_norm_module", "gen_rope_module", "gen_act_and_mul_module"} <= made
+    parts = ("page", "norm", "rope", "activation", "topk", "sampling")
+    made = {name for part in parts for name, _ in functions(ast.parse((jit / f"{part}.py").read_text()))}
+    modules = ("page", "norm", "rope", "act_and_mul", "topk", "sampling")
+    assert {f"gen_{name}_module" for name in modules} <= made
     assert all(f'"{name}"' in (jit / "activation.py").read_text() for name in prebuild.ACTIVATIONS)

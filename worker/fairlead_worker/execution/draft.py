@@ -4,8 +4,12 @@ It keeps its own KV in pages with the same numbers, so the scheduler's page tabl
 well. It computes the prompts that the model computes, and decodes only when it drafts; it first catches up on tokens it has not seen.
 Its KV can be missing for a cached prefix whose first request was never drafted for. Then its drafts get worse and nothing else: the
 model verifies every token.
+
+The passes of a draft follow each other on the device: a drafted token goes into the next pass, and into the verifying one, without the
+host. The host packs and plans each pass while the one before it runs, since positions and pages do not depend on tokens.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +18,8 @@ from msgspec import structs
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.execution.graphs import GraphedDecodes, run_step
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.kernels.base import Backend
+from fairlead_worker.kernels.base import Backend, PackedStep
+from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.plan import Row, StepPlan
 from fairlead_worker.scheduler.request import Request
@@ -32,6 +37,44 @@ class _Seen:
     preemptions: int
     done: int
     """Leading tokens whose draft KV is in the pages, assuming that the drafted ones were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Drafted tokens on the device, and their copy on its way to the host."""
+
+    plan: StepPlan
+    """Has rows with as many draft tokens as were drafted, all of them 0."""
+    _sources: Mapping[int, Sequence[int]]
+    """Place in the plan's rows -> the places of its tokens among `_tokens`."""
+    _tokens: torch.Tensor
+    """[n] int64"""
+    _on_host: Callable[[], torch.Tensor]
+
+    def __bool__(self) -> bool:
+        """Return whether a token was drafted."""
+        return bool(self._sources)
+
+    def fill(self, step: PackedStep) -> PackedStep:
+        """Return `step`, which is `plan` packed, with the drafted tokens. The host does not wait for them."""
+        at, end = list[int](), 0
+        for place, row in enumerate(self.plan.rows):
+            at += range(end + 1, end + 1 + len(self._sources.get(place, ())))
+            end += row.count
+        sources = [source for place in sorted(self._sources) for source in self._sources[place]]
+        device = step.tokens.device
+        index = to_device(at, device, torch.int64)
+        step.tokens.index_copy_(0, index, self._tokens.index_select(0, to_device(sources, device, torch.int64)))
+        return replace(step, host=None)
+
+    def read(self) -> StepPlan:
+        """Return the plan with its draft tokens. Waits for their copy, but not for work that was queued behind it."""
+        if not self:
+            return self.plan
+        tokens, rows = self._on_host().tolist(), list(self.plan.rows)
+        for place, sources in self._sources.items():
+            rows[place] = rows[place].with_draft(len(sources), [tokens[source] for source in sources])
+        return structs.replace(self.plan, rows=tuple(rows))
 
 
 class Drafter:
@@ -52,8 +95,8 @@ class Drafter:
         self._seen: dict[str, _Seen] = {}
 
     @torch.inference_mode()
-    def draft(self, plan: StepPlan) -> StepPlan:
-        """Compute draft KV of the prompts, and return the plan with drafts. A row that still catches up gets none."""
+    def draft(self, plan: StepPlan) -> Drafts | None:
+        """Compute draft KV of the prompts, and draft. A row that still catches up gets no draft; None: there is nothing to compute."""
         self.forwards = 0
         self._seen = {name: seen for name, seen in self._seen.items() if seen.request.finish is None}
         rows, first, drafting, left = list(plan.rows), list[Row](), list[int](), CATCH_UP  # drafting: places in `rows`
@@ -74,19 +117,25 @@ class Drafter:
                 first.append(Row(row.request, seen.done, row.end - seen.done, row.pages, False))
                 seen.done = row.end
         if not first:
-            return plan
-        drafts = {place: [token] for place, token in zip(drafting, self._choose(first), strict=True)}
-        length = 1
-        while more := [(rows[place], draft) for place, draft in drafts.items() if rows[place].num_drafts > length]:
-            following = [Row(row.request, row.start + length, 1, row.pages, True, draft[-1:]) for row, draft in more]
-            chosen = self._choose(following, len(following))
-            for (_, draft), token in zip(more, chosen, strict=True):
-                draft.append(token)
-            length += 1
-        for place, draft in drafts.items():
-            rows[place] = rows[place].with_draft(len(draft), draft)
-        self.forwards = length if drafts else 0
-        return _with_rows(plan, rows)
+            return None
+        tokens = self._choose(first)
+        chain, sources = [tokens], {place: [at] for at, place in enumerate(drafting)}
+        length, count = 1, len(drafting)
+        while more := [at for at, place in enumerate(drafting) if rows[place].num_drafts > length]:
+            if len(more) < len(drafting):
+                tokens = tokens.index_select(0, to_device(more, tokens.device))
+                drafting = [drafting[at] for at in more]
+            following = [Row(row.request, row.start + length, 1, row.pages, True, [0]) for row in (rows[place] for place in drafting)]
+            tokens = self._choose(following, tokens)
+            chain.append(tokens)
+            for at, place in enumerate(drafting, count):
+                sources[place].append(at)
+            length, count = length + 1, count + len(drafting)
+        for place, drafted in sources.items():
+            rows[place] = rows[place].with_draft(len(drafted), [0] * len(drafted))
+        self.forwards = length if sources else 0
+        every = torch.cat(chain)
+        return Drafts(_with_rows(plan, rows), sources, every, to_host(every) if sources else lambda: every)
 
     def _state_of(self, row: Row) -> _Seen:
         """Return the draft state of the row's request. Pages from the prefix cache are assumed to have draft KV."""
@@ -97,14 +146,20 @@ class Drafter:
         seen.done = min(seen.done, row.start)
         return seen
 
-    def _choose(self, rows: list[Row], drafted: int = 0) -> list[int]:
-        """Return the likeliest next token of each sampling row, from one forward pass. `drafted`: drafted tokens among these rows."""
-        step = pack(StepPlan(rows, drafted=drafted), self._backend.spec.page_size, self._loaded.device)
-        step = replace(step, adapters=())  # adapters belong to the verifying model
+    def _choose(self, rows: list[Row], drafted: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the likeliest next token of each sampling row, [n] int64 on the device, from one forward pass.
+
+        `drafted`: the tokens of these rows if they are drafted ones.
+        """
+        step = pack(StepPlan(rows, drafted=0 if drafted is None else len(rows)), self._backend.spec.page_size, self._loaded.device)
+        step = replace(step, adapters=(), host=None)  # adapters belong to the verifying model
+        if drafted is not None:
+            step.tokens.copy_(drafted)
         step.tokens.clamp_(max=self._loaded.vocabulary_size - 1)
         logits = run_step(step, self._forward, self._backend, self.graphs)
-        tokens: list[int] = logits[:, : self._vocabulary_size].argmax(1).tolist() if len(step.sampling) else []
-        return tokens
+        if not len(step.sampling):
+            return step.tokens.new_empty(0)
+        return logits[:, : self._vocabulary_size].argmax(1)
 
 
 def _with_rows(plan: StepPlan, rows: list[Row]) -> StepPlan:

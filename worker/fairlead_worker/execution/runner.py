@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fairlead_worker.execution.adapted import AdaptedForward
-from fairlead_worker.execution.draft import Drafter
+from fairlead_worker.execution.draft import Drafter, Drafts
 from fairlead_worker.execution.forward import Forward, HiddenStates, ModuleForward, choose_forward
 from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, unsupported_reason
 from fairlead_worker.execution.host import HostStore, make_host_store
@@ -28,6 +28,7 @@ from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.sampling.device_filters import DeviceFilters, make_device_filters
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.penalties import Histories
@@ -64,6 +65,8 @@ class ModelRunner:
         self.drafter = drafter
         """The draft model; None without one."""
         self.histories = Histories()
+        self.filters: DeviceFilters | None = None
+        """Kernels for top_k and top_p; None: torch."""
         self.grammars = grammars
         """None: no request has a grammar."""
         self.kept: KeptLogits | None = None
@@ -85,11 +88,15 @@ class ModelRunner:
         if self.host is not None:
             self.host.copy(plan.saves, plan.loads)
         drafting = time.perf_counter()
-        if self.drafter is not None:
-            plan = self.drafter.draft(plan)
-        drafted = time.perf_counter()
-        grammars = self.begin_masks(plan.rows)
-        logits, scores, pooled = self._run_with_states(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
+        plan, drafts = self._draft(plan)
+        draft_seconds = time.perf_counter() - drafting
+        grammars = None if drafts is not None else self.begin_masks(plan.rows)
+        logits, scores, pooled = self._run_with_states(plan, drafts) if plan.scores or plan.pools else (self.logits(plan, drafts), [], {})
+        if drafts is not None:  # penalties, grammars and the scheduler need them on the host; the verifying pass runs meanwhile
+            waiting = time.perf_counter()
+            plan = drafts.read()
+            draft_seconds += time.perf_counter() - waiting
+            grammars = self.begin_masks(plan.rows)
         rows = [row for row in plan.rows if row.samples]
         masks = None if grammars is None else grammars.masks(rows)
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
@@ -99,12 +106,21 @@ class ModelRunner:
             logprobs,
             time.perf_counter() - began,
             scores,
-            draft_seconds=drafted - drafting,
+            draft_seconds=draft_seconds,
             draft_forwards=0 if self.drafter is None else self.drafter.forwards,
             endings=endings,
             pooled=pooled,
             executed=None if self.drafter is None else plan,
         )
+
+    def _draft(self, plan: StepPlan) -> tuple[StepPlan, Drafts | None]:
+        """Return the plan with drafts, and its draft tokens if only the device has them; None: the plan has them."""
+        drafts = None if self.drafter is None else self.drafter.draft(plan)
+        if drafts is None:
+            return plan, None
+        if drafts and self.loaded.device.type == "cuda" and self.loaded.ranks == 1:  # other ranks get them from the host
+            return drafts.plan, drafts
+        return drafts.read(), None
 
     def begin_masks(self, rows: Sequence[Row]) -> Grammars | None:
         """Start filling the grammar masks of a step with these rows; return None where no row needs a mask."""
@@ -120,13 +136,15 @@ class ModelRunner:
         self, logits: torch.Tensor, rows: list[Row], drafted: bool, masks: Masks | None
     ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
         if drafted:
-            return verify(logits, rows, self.histories, masks)
-        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
+            return verify(logits, rows, self.histories, masks, self.filters)
+        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks, filters=self.filters)
         return [[token] for token in tokens], logprobs
 
-    def _run_with_states(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
+    def _run_with_states(
+        self, plan: StepPlan, drafts: Drafts | None
+    ) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
         """Compute as `logits`, and return prompt log-probabilities by row and pooled hidden states by request as well."""
-        step = pack(plan, self.backend.spec.page_size, self.loaded.device)
+        step = self._pack(plan, drafts)
         to_score, targets = positions_to_score(plan)
         places = torch.cat((to_score, places_to_pool(plan)))
         logits, seen = self.forward.score(step, self.backend.plan(step), to_device(places, self.loaded.device))
@@ -146,15 +164,18 @@ class ModelRunner:
         return self.forward.score(step, context, places)[1]
 
     @torch.inference_mode()
-    def logits(self, plan: StepPlan) -> torch.Tensor:
+    def logits(self, plan: StepPlan, drafts: Drafts | None = None) -> torch.Tensor:
         """Return logits [sampling positions, vocabulary] of the plan.
 
         The head runs on the last token of each sampling row, and on every token of a row that speculates. Rows that repeat a prompt have
-        kept logits. If there are no other rows, no forward pass runs.
+        kept logits. If there are no other rows, no forward pass runs. `drafts`: draft tokens that the plan lacks.
         """
         complete = return_logits if self.kept is None else self.kept.prepare(plan)
-        step = None if plan.repeats == len(plan.rows) else pack(plan, self.backend.spec.page_size, self.loaded.device)
-        return complete(None if step is None else self.run(step))
+        return complete(None if plan.repeats == len(plan.rows) else self.run(self._pack(plan, drafts)))
+
+    def _pack(self, plan: StepPlan, drafts: Drafts | None) -> PackedStep:
+        step = pack(plan, self.backend.spec.page_size, self.loaded.device)
+        return step if drafts is None else drafts.fill(step)
 
     def run(self, step: PackedStep) -> torch.Tensor:
         """Return the logits of a packed step. Logits from a CUDA graph stay valid until the next step."""
@@ -299,6 +320,8 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
+    if isinstance(kv_backend, FlashInferBackend):
+        runner.filters = make_device_filters(loaded.device)
     if kept_prompts:
         runner.kept = KeptLogits(kept_prompts, kv_backend)
     slots = None if adapters is None else adapters.slots

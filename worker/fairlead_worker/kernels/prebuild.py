@@ -16,7 +16,7 @@ import torch
 
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 
-PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation")))
+PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation", "topk", "sampling")))
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """The activations of `fused.gated.ACTIVATIONS`, by FlashInfer's module names."""
 
@@ -49,10 +49,10 @@ def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object
     """Return the modules to build, by name.
 
     These are, for each layer kind, the prefill kernels, which also decode on tensor cores, and the other decode kernels; the kernel that
-    stores KV; and the kernels of fused layers. Soft caps occur with and without a window (Gemma 2).
+    stores KV; the kernels of fused layers; and those of sampling filters. Soft caps occur with and without a window (Gemma 2).
     """
-    aot, page, norm, rope, activation = map(importlib.import_module, PARTS)
-    specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module()]
+    aot, page, norm, rope, activation, topk, sampling = map(importlib.import_module, PARTS)
+    specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module(), topk.gen_topk_module(), sampling.gen_sampling_module()]
     specs += [activation.gen_act_and_mul_module(name) for name in ACTIVATIONS]
     for dim, dtype, window, softcap in product(head_dims, dtypes, (False, True), (False, True)):
         if softcap and dim == 64:

@@ -27,6 +27,30 @@ def take_blocks(rows: torch.Tensor, block: torch.Tensor, beyond: float) -> torch
     return rows.gather(1, places.clamp(max=rows.shape[1] - 1)).masked_fill_(places >= rows.shape[1], beyond)
 
 
+def search_blocks(sums: torch.Tensor, weights: Callable[[torch.Tensor], torch.Tensor], share: torch.Tensor) -> torch.Tensor:
+    """Return the token at which the share [rows] of a row's sum falls, first its block, then its place in it.
+
+    sums [rows, blocks] float64; `weights`: block [rows, 1] -> its weights [rows, BLOCK] float64.
+    """
+    cumulative = sums.cumsum(1)
+    target = _below(share, cumulative[:, -1])[:, None]
+    block = torch.searchsorted(cumulative, target, right=True).clamp_(max=sums.shape[1] - 1)
+    rest = (target - (cumulative - sums).gather(1, block)) / sums.gather(1, block)
+    return block[:, 0] * BLOCK + invert(weights(block), rest[:, 0].clamp(0, 1))
+
+
+def invert(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Return the index at which the share [rows] of the weights' sum falls, for weights [rows, n] float64; never one of weight 0."""
+    cumulative = weights.cumsum(1)
+    target = _below(share, cumulative[:, -1])
+    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+
+
+def _below(share: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return share * total, always less than total in spite of rounding: no weight follows the last one."""
+    return torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
+
+
 def largest(logits: torch.Tensor) -> torch.Tensor:
     """Return `argmax(1)`, the first of equals. A row with NaN gives some token.
 

@@ -11,12 +11,16 @@ import torch
 
 from fairlead_worker.ipc.messages import Sampling
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.sampling.blocks import BLOCK, reduce_blocks, take_blocks
+from fairlead_worker.sampling.blocks import invert, reduce_blocks, search_blocks, take_blocks
+from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
+from fairlead_worker.sampling.nucleus import draw_nucleus
 
 
-def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tensor) -> torch.Tensor:
+def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tensor, filters: DeviceFilters | None = None) -> torch.Tensor:
     """Draw tokens [rows] int64 from logits [rows, vocabulary] float32 with noise [rows] float64 in [0, 1).
+
+    `filters`: kernels of the device, with which the host never waits. Without them it waits for rows that have a top_p and no top_k.
 
     If logits are NaN, or every token is forbidden, the result is some token of the vocabulary. An id outside it would fail the next
     step and with it every request.
@@ -29,13 +33,18 @@ def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tenso
     rows = widths(samplings, logits.shape[1])
     unsorted = list(rows.sorted)
     filtered: list[tuple[list[int], torch.Tensor]] = []
-    for some, width in ((rows.narrow, NARROW), (rows.wide, WIDE)):
+    wide = rows.wide if filters is not None else sorted(rows.wide + rows.nucleus)
+    for some, width in ((rows.narrow, NARROW), (wide, WIDE)):
         if some:
             index = to_device(some, logits.device)
-            kept, ids, enough = keep_among(_take(scaled, index), [samplings[i] for i in some], width)
+            likeliest = torch.topk if filters is None else filters.likeliest
+            kept, ids, enough = keep_among(_take(scaled, index), [samplings[i] for i in some], width, likeliest)
             tokens[index] = _among(kept, ids, noise[index])
             if any(not 0 < samplings[i].top_k <= width for i in some):  # top_k itself guarantees that no more tokens can stay
                 filtered.append((some, enough))
+    if rows.nucleus and filters is not None:
+        index = to_device(rows.nucleus, logits.device)
+        tokens[index] = draw_nucleus(_take(scaled, index), [samplings[i] for i in rows.nucleus], noise[index], filters)
     if rows.whole:
         index = to_device(rows.whole, logits.device)
         tokens[index] = _search(drop_unlikely(_take(scaled, index), [samplings[i] for i in rows.whole]), noise[index])
@@ -56,7 +65,7 @@ def _take(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _among(kept: torch.Tensor, ids: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Draw one of ids [rows, width] by its logits kept [rows, width]."""
     ids, order = ids.sort(1)
-    chosen = _invert(kept.gather(1, order).softmax(1, dtype=torch.float64), noise)
+    chosen = invert(kept.gather(1, order).softmax(1, dtype=torch.float64), noise)
     return ids.gather(1, chosen[:, None])[:, 0]
 
 
@@ -67,21 +76,5 @@ def _search(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """
     probabilities = logits.softmax(1)
     sums = reduce_blocks(probabilities, torch.sum).double()
-    cumulative = sums.cumsum(1)
-    target = _below(noise, cumulative[:, -1])[:, None]
-    block = torch.searchsorted(cumulative, target, right=True).clamp_(max=sums.shape[1] - 1)
-    share = (target - (cumulative - sums).gather(1, block)) / sums.gather(1, block)
-    inside = take_blocks(probabilities, block, 0.0).double()
-    return (block[:, 0] * BLOCK + _invert(inside, share[:, 0].clamp(0, 1))).clamp_(max=logits.shape[1] - 1)
-
-
-def _invert(weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Return the index at which the share [rows] of the weights' sum falls, for weights [rows, n] float64; never one of weight 0."""
-    cumulative = weights.cumsum(1)
-    target = _below(share, cumulative[:, -1])
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
-
-
-def _below(share: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return share * total, always less than total in spite of rounding: no weight follows the last one."""
-    return torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = search_blocks(sums, lambda block: take_blocks(probabilities, block, 0.0).double(), noise)
+    return tokens.clamp_(max=logits.shape[1] - 1)

@@ -9,9 +9,10 @@ from fairlead_worker.ipc.messages import TokenLogprobs
 from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.sampling.bad_words import forbid_words
 from fairlead_worker.sampling.blocks import largest
+from fairlead_worker.sampling.device_filters import DeviceFilters
 from fairlead_worker.sampling.draw import draw
 from fairlead_worker.sampling.masks import Masks
-from fairlead_worker.sampling.noise import uniform_on
+from fairlead_worker.sampling.noise import uniform
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.scheduler.request import Request
 
@@ -22,6 +23,7 @@ def sample(
     histories: Histories | None = None,
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
+    filters: DeviceFilters | None = None,
 ) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
     """Return one token per row of logits [rows, vocabulary], and its log-probabilities.
 
@@ -32,13 +34,13 @@ def sample(
     `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: no drafts. A request with a draft has a
     row for each of its positions, and each is chosen as if the draft before it were its text.
 
-    `masks`: for rows whose requests have a grammar. It records which of them have no token left.
+    `masks`: for rows whose requests have a grammar. It records which of them have no token left. `filters`: see `draw`.
     """
     histories = histories or Histories()
     if all(request.plain for request in requests):  # fast path: no row has any setting
         histories.forget()
         return largest(logits).tolist() if requests else [], []
-    tokens = choose(logits, requests, histories, ahead, masks)
+    tokens = choose(logits, requests, histories, ahead, masks, filters)
     asked = gather_logprobs(logits, tokens, requests)
     return tokens.tolist(), [] if asked is None else asked.fetch()()
 
@@ -49,6 +51,7 @@ def choose(
     histories: Histories,
     ahead: Sequence[Sequence[int]] = (),
     masks: Masks | None = None,
+    filters: DeviceFilters | None = None,
 ) -> torch.Tensor:
     """Choose tokens as `sample`: [rows] int64 on the logits' device, for at least one row."""
     if all(request.plain for request in requests):  # no copy, not even to float32
@@ -65,14 +68,17 @@ def choose(
     # After the masks: a bad word is allowed if it is the only token that the requested format allows.
     adjusted = forbid_words(adjusted, chosen_by, drafted)
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]
-    choice = largest(adjusted) if len(random) < len(changed) else torch.empty(len(changed), dtype=torch.int64, device=logits.device)
+    if len(random) < len(changed):
+        choice = largest(adjusted)
     if random:
-        drawn = [chosen_by[i] for i in random]
+        settings = [chosen_by[i].sampling for i in random]
         positions = [len(chosen_by[i].tokens) + further[i] for i in random]
-        noise = uniform_on(logits.device, [request.sampling.seed for request in drawn], positions)
-        index = to_device(random, logits.device)
-        rows = adjusted if len(random) == len(changed) else adjusted[index]
-        choice[index] = draw(rows, [request.sampling for request in drawn], noise)
+        noise = to_device(torch.from_numpy(uniform([each.seed for each in settings], positions)), logits.device)
+        if len(random) == len(changed):
+            choice = draw(adjusted, settings, noise, filters)
+        else:
+            index = to_device(random, logits.device)
+            choice[index] = draw(adjusted[index], settings, noise, filters)
     if len(changed) == len(requests):
         tokens = choice
     else:

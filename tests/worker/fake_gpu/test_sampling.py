@@ -1,0 +1,129 @@
+"""Sampling on a fake GPU: launches, bytes and waits of each setting, with FlashInfer's filters and without."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from bench.gpu.fake.gpu import CUDA, FakeGpu
+from bench.gpu.fake.record import Record
+from tests.worker.execution.planner import make_request
+from tests.worker.fake_gpu.runs import DRAWN, GREEDY, PAGE, PAGES, load, serve
+from tests.worker.fake_gpu.waits import TORCH_FILTERS, unexpected
+
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.ipc.messages import Sampling
+from fairlead_worker.sampling import draw, nucleus
+from fairlead_worker.sampling.device_filters import DeviceFilters, make_device_filters
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import choose
+
+ROWS, VOCABULARY = 64, 128_256
+BUDGETS: dict[str, tuple[dict[str, Any], int, float]] = {
+    "greedy": ({"temperature": 0}, 20, 2.3),
+    "temperature": ({}, 46, 38.6),
+    "top_k": ({"top_k": 20}, 45, 34.2),
+    "large top_k": ({"top_k": 400, "top_p": 0.9}, 45, 36.1),
+    "top_p": ({"top_p": 0.9}, 89, 101.4),
+    "top_p and min_p": ({"top_p": 0.9, "min_p": 0.1}, 98, 124.5),
+}
+"""Setting, most launches, most bytes for each logit. The logits have 2 bytes, and 20 bytes scale them in float32."""
+
+
+def record(gpu: FakeGpu, samplings: list[Sampling], filters: DeviceFilters | None) -> Record:
+    """Return what the choice of one step launches, with logits in bfloat16."""
+    requests = [make_request(str(number), range(5), sampling, number) for number, sampling in enumerate(samplings)]
+    logits = torch.empty(len(requests), VOCABULARY, dtype=torch.bfloat16, device=CUDA)
+    gpu.record = Record()
+    choose(logits, requests, Histories(), filters=filters)
+    made, gpu.record = gpu.record, Record()
+    return made
+
+
+def bytes_per_logit(made: Record, rows: int = ROWS) -> float:
+    return made.totals()["bytes"] / (rows * VOCABULARY)
+
+
+def over_budget(gpu: FakeGpu, name: str) -> list[str]:
+    setting, launches, bytes_each = BUDGETS[name]
+    filters = make_device_filters(CUDA)
+    assert filters is not None
+    made = record(gpu, [Sampling(max_tokens=4, **setting)] * ROWS, filters)
+    found = [f"{len(made.waits)} waits"] if made.waits else []
+    found += [f"{made.launches} launches"] if made.launches > launches else []
+    found += [f"{bytes_per_logit(made):.1f} bytes"] if bytes_per_logit(made) > bytes_each else []
+    return found
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_choice_stays_within_its_budget_and_waits_for_nothing(gpu: FakeGpu, name: str) -> None:
+    assert over_budget(gpu, name) == []
+
+
+def test_a_choice_has_as_many_launches_for_any_number_of_rows(gpu: FakeGpu) -> None:
+    filters = make_device_filters(CUDA)
+    mixed = [Sampling(max_tokens=4, **setting) for setting, _, _ in BUDGETS.values()]
+    few, many = (record(gpu, mixed * times, filters) for times in (1, 30))
+    assert few.launches == many.launches and not few.waits and not many.waits
+
+
+def test_only_rows_with_a_filter_pay_for_it(gpu: FakeGpu) -> None:
+    filters = make_device_filters(CUDA)
+    greedy, nucleus = Sampling(max_tokens=4, temperature=0), Sampling(max_tokens=4, top_p=0.9)
+    alone, all_greedy = record(gpu, [nucleus], filters), record(gpu, [greedy] * 63, filters)
+    together = record(gpu, [*[greedy] * 63, nucleus], filters)
+    assert bytes_per_logit(together, 1) <= bytes_per_logit(all_greedy, 1) * 64 / 63 + bytes_per_logit(alone, 1) + 5, "a copy of its row"
+
+
+def test_a_runner_uses_the_kernels(gpu: FakeGpu) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    gpu.record.clear()
+    serve(runner, GREEDY, DRAWN, Sampling(max_tokens=2, top_p=0.9, ignore_eos=True))
+    assert unexpected(gpu.record) == []
+    assert {"flashinfer.top_k", "flashinfer.top_p apply"} <= gpu.record.by_name().keys()
+
+
+def test_without_the_kernels_torch_sorts_and_waits(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(self: DeviceFilters, logits: torch.Tensor, width: int) -> None:
+        raise RuntimeError("nvcc: not found")
+
+    monkeypatch.setattr(DeviceFilters, "likeliest", refuse)
+    with caplog.at_level(logging.WARNING):
+        runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES)
+    assert runner.filters is None and "nvcc: not found" in caplog.text
+    gpu.record.clear()
+    serve(runner, DRAWN, Sampling(max_tokens=2, top_p=0.9, ignore_eos=True))
+    assert unexpected(gpu.record) != [] == unexpected(gpu.record, TORCH_FILTERS)
+    assert "topk" in gpu.record.by_name()
+
+
+# Planted faults
+
+
+def test_a_nucleus_found_by_sorting(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sort of the vocabulary for top_p: vLLM's native sampler without FlashInfer."""
+
+    def sort(probabilities: torch.Tensor) -> torch.Tensor:
+        ordered, tokens = probabilities.sort(1, descending=True)
+        return torch.zeros_like(ordered).scatter_(1, tokens, ordered)
+
+    monkeypatch.setattr(DeviceFilters, "keep_top_p", lambda self, probabilities, top_p: sort(probabilities))
+    assert any("bytes" in found for found in over_budget(gpu, "top_p"))
+
+
+def test_a_nucleus_read_by_the_host(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether any row needs the filter, asked of the device."""
+    original = nucleus.find_unlikely
+    monkeypatch.setattr(nucleus, "find_unlikely", lambda scaled, samplings: original(scaled, samplings) if scaled.any() else None)
+    assert "1 waits" in over_budget(gpu, "top_p")
+
+
+def test_rows_filtered_one_by_one(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over the rows: launches grow with the batch."""
+    original = draw.draw_nucleus
+
+    def one_by_one(scaled: torch.Tensor, samplings: Any, noise: torch.Tensor, filters: DeviceFilters) -> torch.Tensor:
+        return torch.cat([original(scaled[i : i + 1], samplings[i : i + 1], noise[i : i + 1], filters) for i in range(len(scaled))])
+
+    monkeypatch.setattr(draw, "draw_nucleus", one_by_one)
+    assert any("launches" in found for found in over_budget(gpu, "top_p"))
