@@ -294,15 +294,14 @@ ACCEPTED = [
             "image": "vllm/vllm-openai:mine",
             "args": ["--gpu-memory-utilization=0.9"],
             "env": [{"name": "A", "value": ""}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
-            "kvCache": {"size": "20Gi", "pageTokens": 32},
+            "kvCache": {"size": "20Gi", "pageTokens": 32, "blockTokens": 64},
             "quantization": "FP8",
             "schedulingPolicy": "FirstComeFirstServed",
             "tensorParallel": 4,
         },
         "model": {"adapters": [{"name": "a", "uri": "hf://a/b"}]},
-        "rollout": {"canary": {}},
     },
-    {"engine": {"runtime": "SGLang", "schedulingPolicy": "LongestPrefixMatch", "chunkedPrefillSize": 2048, "kvCache": {"pages": 4096}}},
+    {"engine": {"runtime": "SGLang", "schedulingPolicy": "LongestPrefixMatch", "chunkedPrefillSize": 2048}},
     {"podTemplate": {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [{"operator": "Exists"}], "anything": {"goes": 1}}}},
 ]
 
