@@ -88,6 +88,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Number that all requests of a conversation share; 0 where it was not computed."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
+    other_hashes: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
+    """Block hashes of the same tokens in other formats of the workers, by tag."""
 
 
 def estimate_prompt(size: int, salt: str = "") -> Prompt:
@@ -183,9 +185,18 @@ class Prompts:
         if tokens is None:
             return estimate
         digest = adapter.digest if adapter is not None else ""
-        root = prompt_root(known.format, digest, salt) if digest or salt else known.root
-        hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if is_single else None, known.tag, user, params, salt, model, conversation, digest)
+        hashes, others = self._hashes(known, tokens, digest, salt)
+        sent = tokens if is_single else None
+        return Prompt(len(tokens), hashes, sent, known.tag, user, params, salt, model, conversation, digest, others)
+
+    def _hashes(self, known: KnownFormat, tokens: "array[int]", digest: str, salt: str) -> "tuple[array[int], dict[str, array[int]]]":
+        """Return the block hashes in a format, and in the other formats with the same tokens by tag."""
+
+        def of(one: KnownFormat) -> "array[int]":
+            root = prompt_root(one.format, digest, salt) if digest or salt else one.root
+            return block_hashes(root, tokens, one.format.block_tokens)
+
+        return of(known), {one.tag: of(one) for one in self._formats.with_same_tokens(known)}
 
     def _body(self, path: str, raw: bytes) -> _Body:
         """Return the fields. A dialect's body is converted to the equivalent chat, and has no messages if that fails."""

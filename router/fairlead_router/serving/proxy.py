@@ -195,7 +195,7 @@ class Proxy:
         `attempt`: name by which it can be withdrawn; empty: it cannot.
         """
         worker = choice.worker
-        tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag == prompt.format_tag else None
+        tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag in (prompt.format_tag, *prompt.other_hashes) else None
         if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
             tokens = None  # the worker has the same limit and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
@@ -209,7 +209,7 @@ class Proxy:
             lines.append(b"x-fairlead-attempt: " + attempt.encode())
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
-            lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
+            lines.append(b"x-fairlead-prompt-format: " + worker.format_tag.encode("latin-1"))
         deadline = deadline_header(call.service_class, prompt, choice.predicted, monotonic() - call.started_at)
         lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.trace_headers, *call.forwarded_headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
@@ -276,7 +276,7 @@ class Proxy:
     def _record_choice(self, call: Call, request: RoutingRequest, choice: Choice) -> Choice:
         call.attempts += 1
         call.worker, call.predicted_tokens = choice.worker.address, choice.predicted
-        call.hashes, call.candidates, call.chosen_at = request.hashes, choice.candidates, monotonic()
+        call.hashes, call.candidates, call.chosen_at = request.hashes_of(choice.worker), choice.candidates, monotonic()
         return choice
 
     def _record_failure(self, choice: Choice, reason: str, error: Exception) -> None:
