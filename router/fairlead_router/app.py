@@ -154,7 +154,8 @@ class App:
                 handler.check_quota(call.account)
             if services is None:
                 await call.read_body(request, self._router.config.max_body_bytes)
-            if path not in _QUERIES and not self._router.table.any_usable():
+            table = self._router.table
+            if path not in _QUERIES and not table.any_usable() and not table.last_runtime:  # another engine has other fields
                 await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:
                 prompt = await self._prompt(call)
