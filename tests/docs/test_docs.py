@@ -13,6 +13,7 @@ from bench.catalog import benchmarks
 
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
+from fairlead_operator.api.engine import Engine, KvCache
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -51,6 +52,14 @@ def code_lines(text: str) -> list[str]:
 def test_a_page_has_at_most_1500_words(page: str) -> None:
     words = len(PAGES[page].split())
     assert words <= WORDS, f"{page} has {words} words: split it"
+
+
+def test_the_matrix_of_engines_has_every_field() -> None:
+    reference, cache = _load("reference"), {f"kvCache.{field.alias}" for field in KvCache.model_fields.values()}
+    fields = {str(field.alias) for field in Engine.model_fields.values()} - {"runtime", "image", "env", "kvCache"} | cache
+    assert set(reference.CHANGED) == fields, "add a value of each new field to CHANGED"
+    rows = [line.split(" | ") for line in reference.engines_page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(fields) and all(len(row) == 4 for row in rows)
 
 
 def test_the_charts_readme_is_generated_from_its_values() -> None:
