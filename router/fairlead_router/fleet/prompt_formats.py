@@ -150,6 +150,9 @@ class PromptFormats:
             return current
         return next((known for known in self._known.values() if name in known.format.model_names), current)
 
+    def find(self, tag: str) -> KnownFormat | None:
+        return self._known.get(tag)
+
     def with_same_tokens(self, known: KnownFormat) -> list[KnownFormat]:
         """Return the other formats that give every prompt of this model the same tokens: while another engine or model is rolled out.
 

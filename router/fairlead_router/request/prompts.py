@@ -148,6 +148,16 @@ class Prompts:
                 asyncio.get_running_loop().run_in_executor(self._threads, trim_heap)
         self._large_body_lock.release()
 
+    def with_tokens(self, prompt: Prompt, tag: str, tokens: "array[int]") -> Prompt:
+        """Return a prompt that has other tokens in one format: an engine renders the chat otherwise. That engine gets the text."""
+        known = self._formats.find(tag)
+        if known is None:
+            return prompt
+        hashes = block_hashes(prompt_root(known.format, prompt.adapter, prompt.salt), tokens, known.format.block_tokens)
+        if tag == prompt.format_tag:
+            return msgspec.structs.replace(prompt, length=len(tokens), hashes=hashes, tokens=None)
+        return msgspec.structs.replace(prompt, other_hashes={**prompt.other_hashes, tag: hashes})
+
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 

@@ -12,7 +12,7 @@ from tests.router.routing.test_prefix_aware import holder, mode, namespace, redi
 from tests.router.stand_in_worker import Exchange, StandIn, answers, drains, streams_usage
 from tests.servers.redis_server import RedisServer
 
-from fairlead_common.prompts.encoder import PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader, IndexUnavailable
 
@@ -175,3 +175,58 @@ async def test_a_service_changes_its_engine_under_load_without_a_failed_request(
         await asyncio.gather(*clients)
     assert set(statuses) == {200} and not broken, json.dumps(broken[:1])
     assert router.table.last_runtime == "vllm"
+
+
+def own_rendering(messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens of an engine that renders lists of parts in its own way."""
+    text = "".join(f"<{one['role']}>" + "|".join(part["text"] for part in one["content"]) + "\n" for one in messages) + "<assistant>"
+    encoder = PromptEncoder(make_format())
+    return list(encoder.encode_text(text))
+
+
+async def renders_parts_otherwise(exchange: Exchange) -> None:
+    """Serve /tokenize, and keep the KV of the engine's own tokens."""
+    messages = exchange.request.json["messages"]
+    if isinstance(messages[0]["content"], str):
+        tokens = list(PromptEncoder(make_format()).encode_chat(messages))
+    else:
+        tokens = own_rendering(messages)
+    if exchange.request.path == "/tokenize":
+        await exchange.whole(200, {"tokens": tokens, "count": len(tokens)})
+        return
+    form = exchange.worker.format
+    exchange.hashes = block_hashes(prompt_root(form), tokens, form.block_tokens)
+    await answers(exchange)
+
+
+async def test_where_an_engine_renders_otherwise_its_tokenize_decides(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    workers = [await engine(fleet, redis=(redis.url, namespace), behaviour=renders_parts_otherwise) for _ in range(2)]
+    router = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace, index_mode="mirror")
+    await eventually(lambda: all(worker.joined for worker in workers), "the engines joined the index")
+
+    def asked() -> int:
+        return sum(one.path == "/tokenize" for worker in workers for one in worker.received)
+
+    async def chat(content: Any) -> int:
+        body = {"model": "stand-in", "messages": [{"role": "user", "content": content}]}
+        answer = await router.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200
+        return int(answer.headers.get("x-fairlead-predicted-tokens", 0))
+
+    parts = [{"type": "text", "text": "first part " * 20}, {"type": "text", "text": "second part " * 20}]
+    await chat(parts)
+    await eventually(lambda: router.server.router.rendering._agrees and asked() == 1, "the first chat of a shape is compared")
+    await eventually(lambda: False in router.server.router.rendering._agrees.values(), "the tokens differ")
+    await chat(parts)
+    blocks = len(own_rendering([{"role": "user", "content": parts}])) // 32
+
+    async def returns() -> bool:
+        return await chat(parts) == 32 * blocks
+
+    await eventually(returns, "the chat returns to the engine's own blocks")
+    assert asked() == 2, "later ones come from the cache"
+    plain = "plain text " * 30
+    await chat(plain)
+    await eventually(lambda: asked() == 3, "another shape is compared too")
+    await chat(plain)
+    assert asked() == 3, "with equal tokens, the router's own are used"
