@@ -14,6 +14,7 @@ from bench.catalog import benchmarks
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
 from fairlead_operator.api.engine import Engine, KvCache
+from fairlead_operator.api.owned_flags import ENGINE_FLAGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -115,7 +116,8 @@ def test_named_flags_exist() -> None:
     pages = [reference.worker_flags_page(), *(reference.flags_page("", config) for config in others)]
     served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
     sources = [path.read_text() for path in (ROOT / "bench").rglob("*.py")]
-    ours = _cli_flags(COMMANDS) | served | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
+    engines = {flag for flags in ENGINE_FLAGS.values() for flag in flags}
+    ours = _cli_flags(COMMANDS) | served | engines | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
     stale = {
         (page, flag)
         for page, text in PAGES.items()
