@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.operator.support.manifests import SETTINGS, manifest, service, unsupported_setting
+from tests.operator.support.manifests import SETTINGS, manifest, pod, service, unsupported_setting
 
+from fairlead.kube.facts import find_gpu_resource, gpus_in_use
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.engine_runtime import ENGINES, UNSUPPORTED, Runtime
+from fairlead_operator.causes import find_pod_cause
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.rollout.images import image_of, runtime_of
@@ -293,6 +295,32 @@ def test_models_are_prefetched_by_the_control_image(runtime: Runtime) -> None:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "control:1" and container["command"] == ["fairlead-prefetch"]
     assert env[0] in container["env"] and env[1] not in container["env"]
+
+
+def pod_of(engine: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
+    common = {"image": "x", "ready": False, "restartCount": 3}
+    statuses = {
+        "initContainerStatuses": [{"name": "engine", **common, **engine}],
+        "containerStatuses": [{"name": "agent", **common, **agent}],
+    }
+    return pod(phase="Running", conditions=[{"type": "Ready", "status": "False"}], **statuses)
+
+
+def test_the_cause_names_the_container_that_fails() -> None:
+    running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "started": True}
+    starting = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    cause = find_pod_cause(pod_of({**running, "ready": True}, starting))
+    assert cause is not None and (cause.reason, cause.fault) == ("Loading", False), "the engine loads the model"
+    ended = {"terminated": {"exitCode": 1, "message": "ValueError: unknown flag --x"}}
+    cause = find_pod_cause(pod_of({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}, starting))
+    assert cause is not None and cause.reason == "CrashLoopBackOff"
+    assert "engine exited with code 1: ValueError: unknown flag --x" in cause.message and "-c engine --previous" in cause.message
+
+
+def test_explain_counts_the_gpus_of_an_engine() -> None:
+    spec = deployment(run("VLLM", engine={"tensorParallel": 2}))["spec"]["template"]["spec"]
+    running = {"spec": {**spec, "nodeName": "node1"}, "status": {"phase": "Running"}}
+    assert gpus_in_use([running]) == {"node1": 2} and find_gpu_resource([running]) == "nvidia.com/gpu"
 
 
 def test_the_runtime_is_one_of_three() -> None:
