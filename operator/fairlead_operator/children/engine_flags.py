@@ -43,7 +43,8 @@ def _vllm(service: InferenceService, source: ModelSource) -> list[str]:
     }
     if cache.size is not None:
         flags["kv-cache-memory-bytes"] = round(quantity(cache.size))
-    switches = ["--enable-prompt-tokens-details"]
+    # The agent reads /metrics twice a second, and vLLM would log each; routers log the requests.
+    switches = ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     if engine.chunked_prefill == "Disabled":
         switches.append("--no-enable-chunked-prefill")
     return [_locate(source.uri)[0], *_flags(flags), *switches, *_adapters(source)]

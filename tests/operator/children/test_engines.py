@@ -123,6 +123,7 @@ EQUAL_FLAGS: dict[Runtime, list[tuple[dict[str, Any], str]]] = {
         ({"schedulingPolicy": "FirstComeFirstServed"}, "--scheduling-policy=fcfs"),
         ({}, "--scheduling-policy=priority"),
         ({}, "--enable-prompt-tokens-details"),
+        ({}, "--disable-uvicorn-access-log"),
         ({"tensorParallel": 4}, "--tensor-parallel-size=4"),
         ({"kvCache": {"pageTokens": 32}}, "--block-size=32"),
         ({"kvCache": {"pages": 7}}, "--num-gpu-blocks-override=7"),
