@@ -21,6 +21,10 @@ from pydantic_settings import BaseSettings
 
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.api.engine_runtime import Runtime
+from fairlead_operator.children import engine_flags, worker
+from fairlead_operator.children.model_source import model_source
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.process.metrics import Metrics as OperatorMetrics
 from fairlead_router.batch.config import BatchConfig
@@ -151,6 +155,71 @@ def crd_page() -> str:
                     ),
                 )
     return page
+
+
+# --- Engines
+
+CHANGED: Mapping[str, Any] = {
+    "maxModelLen": 4096,
+    "maxNumSeqs": 8,
+    "chunkedPrefill": "Disabled",
+    "chunkedPrefillSize": 1024,
+    "maxPrefillTokens": 4096,
+    "maxWaitingRequests": 8,
+    "prefillMaxRequests": 1,
+    "itlTargetMilliseconds": 30,
+    "attentionBackend": "Native",
+    "dtype": "BFloat16",
+    "quantization": "FP8",
+    "schedulingPolicy": "FirstComeFirstServed",
+    "tensorParallel": 2,
+    "nodes": 2,
+    "threads": 4,
+    "warmupTokens": 0,
+    "warmupTimeoutSeconds": 1,
+    "speculativeDecoding": {"method": "NGram"},
+    "args": ["--flag=value"],
+    "kvCache.pageTokens": 32,
+    "kvCache.blockTokens": 128,
+    "kvCache.size": "20Gi",
+    "kvCache.pages": 4096,
+    "kvCache.hostSize": "64Gi",
+}
+"""A value other than the default of each field of `spec.engine` that may be a flag."""
+
+
+def engines_page() -> str:
+    """Return the page that says which fields of `spec.engine` each runtime has, from what the operator does with them."""
+    page = (
+        GENERATED
+        + "# Engines\n\nWhat `spec.engine.runtime` does with the other fields of `spec.engine`, each with another value than its\n"
+    )
+    page += "default: the flags of the engine, or why the field is refused. "
+    page += "[Bring your own engine](../guides/engines.md) explains the rest.\n\n"
+    rows = []
+    for field, value in CHANGED.items():
+        parent, _, name = field.rpartition(".")
+        change = {parent: {name: value}} if parent else {name: value}
+        if field == "nodes":
+            change["tensorParallel"] = value
+        rows.append((f"`{field}: {json.dumps(value)}`", *(use_of(change, runtime) for runtime in get_args(Runtime))))
+    return page + table(("Field", *(f"`{runtime}`" for runtime in get_args(Runtime))), rows)
+
+
+def use_of(change: Mapping[str, Any], runtime: str) -> str:
+    """Return the flags that a change of `spec.engine` adds to the engine's command line, or the refusal."""
+
+    def flags(engine: Mapping[str, Any]) -> list[str]:
+        spec = {"model": {"uri": "hf://ORG/NAME"}, "engine": {"runtime": runtime, **engine}}
+        service = InferenceService.parse({"metadata": {"name": "name"}, "spec": spec})
+        build = worker.arguments if runtime == "Fairlead" else engine_flags.arguments
+        return build(service, model_source(service.spec))
+
+    try:
+        added = [flag for flag in flags(change) if flag not in flags({})]
+    except InvalidManifest as error:
+        return f"refused: {str(error).partition(': ')[2].rpartition(' (got')[0]}"
+    return ", ".join(f"`{flag}`" for flag in added) or "an environment variable"
 
 
 # --- Flags
@@ -323,6 +392,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replace the placeholders in the repository by the generated pages."""
     for path, text in (
         ("reference/inferenceservice.md", crd_page()),
+        ("reference/engines.md", engines_page()),
         ("reference/worker-flags.md", worker_flags_page()),
         ("reference/router-flags.md", flags_page("fairlead-router", RouterConfig)),
         ("reference/batch-flags.md", flags_page("fairlead-batch", BatchConfig)),

@@ -26,6 +26,8 @@ class OperatorConfig(BaseSettings):
 
     worker_image: str = Field(min_length=1, description="Image of the workers.")
     worker_gpu_image: str = Field("", description="Image of workers with GPUs; empty: that of the other workers.")
+    vllm_image: str = Field("", description="Image of engines with spec.engine.runtime VLLM; empty: each service names its own.")
+    sglang_image: str = Field("", description="Image of engines with spec.engine.runtime SGLang; empty: each service names its own.")
     router_image: str = Field(min_length=1, description="Image of the routers.")
     image_pull_policy: str = Field("IfNotPresent", pattern="^(Always|IfNotPresent|Never)$", description="Of workers and routers.")
     image_pull_secrets: str = Field(
@@ -126,6 +128,8 @@ class OperatorConfig(BaseSettings):
         return Settings(
             worker_image=self.worker_image,
             worker_gpu_image=self.worker_gpu_image,
+            vllm_image=self.vllm_image,
+            sglang_image=self.sglang_image,
             router_image=self.router_image,
             image_pull_policy=self.image_pull_policy,
             image_pull_secrets=_names(self.image_pull_secrets),

@@ -13,6 +13,8 @@ REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
 WORKER, ROUTER, BATCH, PREFETCH = "worker", "router", "batch", "prefetch"
+ENGINE, AGENT = "engine", "agent"  # containers of a worker pod with runtime VLLM or SGLang; others have one container "worker"
+SERVING = (WORKER, AGENT)  # containers that serve a worker's paths
 FOLLOWER = "follower"  # a pod of a worker over several nodes that does not serve HTTP
 CANARY = "worker-canary"  # the canary's Deployment; its pods are workers, distinguished by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods

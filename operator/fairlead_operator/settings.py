@@ -25,6 +25,8 @@ class Settings:
     worker_image: str
     router_image: str
     worker_gpu_image: str = ""  # of workers with GPUs; empty: worker_image
+    vllm_image: str = ""  # of engines of runtime VLLM; empty: services name their own
+    sglang_image: str = ""  # of engines of runtime SGLang; empty: services name their own
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()  # of services without their own, in the service's namespace
     redis_url: str = ""  # empty: no index, routers route by load

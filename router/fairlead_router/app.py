@@ -14,6 +14,7 @@ import msgspec
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.http.origins import FOREIGN, is_foreign_to_admin, parse_origins
 from fairlead_common.protocols.model_list import ANTHROPIC_VERSION, to_anthropic_list, to_anthropic_model
+from fairlead_common.protocols.paths import CHAT
 from fairlead_common.telemetry.logs import bind_request
 from fairlead_common.telemetry.spans import read_trace_id
 from fairlead_common.telemetry.tracer import Tracer
@@ -154,7 +155,8 @@ class App:
                 handler.check_quota(call.account)
             if services is None:
                 await call.read_body(request, self._router.config.max_body_bytes)
-            if path not in _QUERIES and not self._router.table.any_usable():
+            table = self._router.table
+            if path not in _QUERIES and not table.any_usable() and not table.last_runtime:  # another engine has other fields
                 await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:
                 prompt = await self._prompt(call)
@@ -232,6 +234,8 @@ class App:
         began = monotonic()
         with call.span.child("tokenize"):
             prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
+            if call.path == CHAT and self._router.table.last_runtime:
+                prompt = await self._router.rendering.correct(call.body, prompt)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens, call.model = prompt.length, prompt.model
         return prompt

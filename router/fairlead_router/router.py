@@ -26,6 +26,7 @@ from fairlead_router.interop.redirect import Redirector
 from fairlead_router.interop.score_page import ScorePage
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
+from fairlead_router.request.engine_rendering import EngineRendering
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.request.request_log import RequestLog
 from fairlead_router.routing.canary_file import CanaryFile
@@ -78,6 +79,7 @@ class Router:
             canary_for = self.canary.canary_for
             self.metrics.registry.register(CanaryMetrics(self.canary.report))
         self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters, canary_for)
+        self.rendering = EngineRendering(self.table, self.prompts)
         self.stack_metrics: StackMetrics | None = None
         if config.metrics_names == "vllm":
             self.stack_metrics = StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), ""))
@@ -134,6 +136,7 @@ class Router:
                 await forwarder.close()
         await self._poller.close()
         await self.probe.close()
+        await self.rendering.close()
         await self._withdrawals.close()
         await self.handler.close()
         await self._routing_policy.close()

@@ -13,6 +13,8 @@ from bench.catalog import benchmarks
 
 from fairlead.main import COMMANDS
 from fairlead.program import Command, load_command
+from fairlead_operator.api.engine import Engine, KvCache
+from fairlead_operator.api.owned_flags import ENGINE_FLAGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -51,6 +53,14 @@ def code_lines(text: str) -> list[str]:
 def test_a_page_has_at_most_1500_words(page: str) -> None:
     words = len(PAGES[page].split())
     assert words <= WORDS, f"{page} has {words} words: split it"
+
+
+def test_the_matrix_of_engines_has_every_field() -> None:
+    reference, cache = _load("reference"), {f"kvCache.{field.alias}" for field in KvCache.model_fields.values()}
+    fields = {str(field.alias) for field in Engine.model_fields.values()} - {"runtime", "image", "env", "kvCache"} | cache
+    assert set(reference.CHANGED) == fields, "add a value of each new field to CHANGED"
+    rows = [line.split(" | ") for line in reference.engines_page().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(fields) and all(len(row) == 4 for row in rows)
 
 
 def test_the_charts_readme_is_generated_from_its_values() -> None:
@@ -106,7 +116,8 @@ def test_named_flags_exist() -> None:
     pages = [reference.worker_flags_page(), *(reference.flags_page("", config) for config in others)]
     served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
     sources = [path.read_text() for path in (ROOT / "bench").rglob("*.py")]
-    ours = _cli_flags(COMMANDS) | served | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
+    engines = {flag for flags in ENGINE_FLAGS.values() for flag in flags}
+    ours = _cli_flags(COMMANDS) | served | engines | {f"no-{flag}" for flag in served} | set(re.findall(r'"--([a-z-]+)"', "".join(sources)))
     stale = {
         (page, flag)
         for page, text in PAGES.items()

@@ -57,8 +57,9 @@ class Exchange:
             f"HTTP/1.1 {status} X",
             f"content-type: {kind}",
             f"x-fairlead-pod: {self.worker.pod}",
-            f"x-fairlead-cached-tokens: {self.cached}",
         ]
+        if self.worker.tells_cached:
+            lines.append(f"x-fairlead-cached-tokens: {self.cached}")
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in extra.items()]
         lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
         self.writer.write("\r\n".join([*lines, "", ""]).encode())
@@ -101,6 +102,16 @@ async def answers(exchange: Exchange) -> None:
         await exchange.end()
     else:
         await exchange.whole(200, {"object": "text_completion", "choices": [{"index": 0, "text": " 0 1 2 3 4"}]})
+
+
+async def streams_usage(exchange: Exchange) -> None:
+    """Stream two tokens as an agent does: the usage with the cached tokens is a comment near the end, if the router asks for it."""
+    await exchange.head()
+    for number in range(2):
+        await exchange.event(f" {number}")
+    if exchange.request.headers.get("x-fairlead-usage") == "1":
+        await exchange.chunk(b": usage %d 2 %d\n\n" % (len(exchange.request.tokens or ()), exchange.cached))
+    await exchange.end()
 
 
 def queues(started: asyncio.Event) -> Behaviour:
@@ -185,6 +196,8 @@ class StandIn:
     """Number of requests whose client disconnected before the end."""
     format_fetches: int = 0
     formats_sent: int = 0
+    tells_cached: bool = True
+    """Whether the head of an answer has the cached tokens. An agent knows them at the end of a stream only."""
     packs: bool = True
     """Whether the prompt format is sent with gzip to clients that accept it."""
     tells: bool = True

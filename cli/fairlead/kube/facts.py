@@ -153,8 +153,8 @@ def _claim(uri: str) -> str:
 def find_gpu_resource(pods: Iterable[Body]) -> str | None:
     """Return the extended resource that the workers request, such as amd.com/gpu; None: they run on CPUs, or use DRA claims."""
     for pod in pods:
-        for container in (pod.get("spec") or {}).get("containers") or []:
-            if container["name"] == "worker":
+        for container in _long_running(pod):
+            if container["name"] in ("worker", "engine"):
                 limits = (container.get("resources") or {}).get("limits") or {}
                 return next((name for name in sorted(limits) if "/" in name), None)
     return None
@@ -166,6 +166,13 @@ def gpus_in_use(pods: Iterable[Body], resource: str = NVIDIA) -> dict[str, int]:
     for pod in pods:
         spec = pod.get("spec") or {}
         if spec.get("nodeName") and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-            limits = [(one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or []]
+            limits = [(one.get("resources") or {}).get("limits") or {} for one in _long_running(pod)]
             used[spec["nodeName"]] = used.get(spec["nodeName"], 0) + sum(int(one.get(resource, 0)) for one in limits)
     return used
+
+
+def _long_running(pod: Body) -> list[Body]:
+    """Return the pod's containers, sidecars included."""
+    spec = pod.get("spec") or {}
+    sidecars = [one for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+    return [*sidecars, *(spec.get("containers") or [])]

@@ -140,7 +140,9 @@ def pod_row(pod: Body, live: Live, loading: str = "") -> PodRow:
         component=component_of(pod),
         state=state,
         loading=loading or (str(seen.get("reason") or "") if state == "Loading" else ""),
-        restarts=sum(int(one.get("restartCount") or 0) for one in status.get("containerStatuses") or []),
+        restarts=sum(
+            int(one.get("restartCount") or 0) for kind in ("initContainerStatuses", "containerStatuses") for one in status.get(kind) or []
+        ),
         figures=worker_figures(seen) if seen and is_ready(pod) else Figures(),
         message=cause.message if cause and cause.fault and not metadata.get("deletionTimestamp") else "",
     )

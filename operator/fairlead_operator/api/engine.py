@@ -1,10 +1,11 @@
 """`spec.engine`: settings of the inference engine in each worker."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Argument, Image, Part, Quantity, refuse, rule, rules, uri_schema, uri_validator
+from fairlead_operator.api.engine_runtime import EnvironmentVariable, Runtime, engine_rules, refuse_unsupported
+from fairlead_operator.api.fields import Argument, Image, Part, Quantity, list_map, refuse, rule, rules, uri_schema, uri_validator
 from fairlead_operator.api.owned_flags import refuse_owned_flags
 
 _SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages both set the size: keep one of the two"
@@ -67,18 +68,24 @@ class SpeculativeDecoding(Part):
         return self
 
 
+def _add_rules(schema: dict[str, Any], engine: type[Any]) -> None:
+    schema |= rules(
+        rule("!has(self.itlTargetMilliseconds) || self.chunkedPrefill == 'Enabled'", _CHUNKS, path=".itlTargetMilliseconds"),
+        rule("self.tensorParallel % self.nodes == 0", _EVEN, path=".tensorParallel"),
+        rule("self.nodes == oldSelf.nodes", _IMMUTABLE, path=".nodes"),
+        *engine_rules(engine),
+    )
+
+
 class Engine(Part):
     """Settings of the inference engine in each worker."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!has(self.itlTargetMilliseconds) || self.chunkedPrefill == 'Enabled'", _CHUNKS, path=".itlTargetMilliseconds"),
-            rule("self.tensorParallel % self.nodes == 0", _EVEN, path=".tensorParallel"),
-            rule("self.nodes == oldSelf.nodes", _IMMUTABLE, path=".nodes"),
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=_add_rules)
 
-    image: Image | None = Field(None, description="Image of the workers. Absent: the operator's, by rollout.engineVersion.")
+    runtime: Runtime = Field(
+        "Fairlead", description="Engine of the workers. VLLM, SGLang: that engine, with an agent beside it for routing, index and drain."
+    )
+    image: Image | None = Field(None, description="Image of the engine. Absent: the operator's, by rollout.engineVersion.")
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
         None, description="Most tokens of prompt and output together. Absent: the limit of the model."
     )
@@ -136,12 +143,19 @@ class Engine(Part):
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
     speculative_decoding: SpeculativeDecoding | None = Field(None, description="Speculative decoding. Absent: off.")
     args: list[Argument] = Field(
-        default_factory=list, max_length=64, description="Additional flags of fairlead-worker. The last value of a flag is used."
+        default_factory=list, max_length=64, description="Additional flags of the engine. The last value of a flag is used."
+    )
+    env: list[EnvironmentVariable] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Variables of the engine's container. They override the operator's.",
+        json_schema_extra=list_map("name"),
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        refuse_owned_flags(self.args)
+        refuse_unsupported(self)
+        refuse_owned_flags(self.args, self.runtime)
         refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN} ({self.tensor_parallel} is not a multiple of {self.nodes})")
         refuse(self.itl_target_milliseconds is not None and self.chunked_prefill == "Disabled", _CHUNKS)
         return self

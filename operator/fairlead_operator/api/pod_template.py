@@ -24,7 +24,8 @@ class PodTemplate(Part):
     metadata: PodMetadata = Field(default_factory=PodMetadata, description="Additional labels and annotations of the pods.")
     spec: dict[str, Any] = Field(
         default_factory=dict,
-        description='A PodSpec. Lists merge by the names of containers (ours is "worker" or "router"), volumes, env and mounts.',
+        description='A PodSpec. Lists merge by the names of containers (ours is "worker" or "router"; with runtime VLLM and SGLang '
+        '"agent", and "engine" in initContainers), volumes, env and mounts.',
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64, "additionalProperties": False},
     )
 

@@ -1,5 +1,6 @@
 """`spec` of an InferenceService. Every field takes effect in this release."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -59,7 +60,30 @@ _REDIRECT_OTHERS = (
     "spec.routing.forwardingMode Redirect sends no request to other services: set it to Proxy, or remove spec.exposure.otherServices"
 )
 _ROUTERS = "spec.router.autoscaling.maxReplicas must be at least spec.routing.replicas, the fewest routers: change one of the two"
+_ENGINE_SOURCE = (
+    "spec.model.uri of runtime VLLM and SGLang must be an hf://, pvc://, oci:// or file:// model, since only Fairlead's engine downloads "
+    "from buckets: copy the model to a claim (pvc://CLAIM/PATH)"
+)
+_ENGINE_ADAPTERS = (
+    "spec.model.adapters of runtime VLLM must be hf://ORG/NAME without @REVISION, pvc://, oci:// or file://, since vLLM downloads no "
+    "others: copy the adapter to a claim"
+)
+_SGLANG_ADAPTERS = (
+    "spec.model.adapters is not for runtime SGLang, whose KV events do not name adapters: remove it, or set spec.engine.runtime to VLLM"
+)
+_SGLANG_ACCESS = (
+    "spec.access is not for runtime SGLang, whose KV events do not name the salts that separate tenants: remove it, or set "
+    "spec.engine.runtime to VLLM"
+)
+_CONTAINERS = (
+    "spec.podTemplate.spec.containers of runtime VLLM and SGLang must have neither worker nor engine: the engine is in initContainers, as "
+    "engine, and the container that serves is agent"
+)
 _LENGTH = "spec.engine.maxModelLen must be at least spec.engine.kvCache.pageTokens: increase it, or remove it for the limit of the model"
+
+
+ENGINE_REFUSES = "^(s3|gs)://|^hf://.*@"
+"""Adapters that vLLM does not download."""
 
 
 class SecretKey(Part):
@@ -261,6 +285,19 @@ class ServiceSpec(Part):
                 _REDIRECT_KEYS,
                 path=".routing.forwardingMode",
             ),
+            rule("self.engine.runtime == 'Fairlead' || !self.model.uri.matches('^(s3|gs)://')", _ENGINE_SOURCE, path=".model.uri"),
+            rule(
+                f"self.engine.runtime == 'Fairlead' || !has(self.model.adapters) || "
+                f"self.model.adapters.all(one, !one.uri.matches('{ENGINE_REFUSES}'))",
+                _ENGINE_ADAPTERS,
+                path=".model.adapters",
+            ),
+            rule(
+                "self.engine.runtime != 'SGLang' || !has(self.model.adapters) || self.model.adapters.size() == 0",
+                _SGLANG_ADAPTERS,
+                path=".model.adapters",
+            ),
+            rule("self.engine.runtime != 'SGLang' || !has(self.access)", _SGLANG_ACCESS, path=".access"),
             rule("!has(self.rollout.canary) || self.engine.nodes == 1", _CANARY_NODES, path=".engine.nodes"),
             rule("!has(self.rollout.canary) || self.routing.forwardingMode == 'Proxy'", _REDIRECT_CANARY, path=".routing.forwardingMode"),
             rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
@@ -319,6 +356,7 @@ class ServiceSpec(Part):
         refuse(self.engine.quantization == "FP8" and gpus == 0, _FP8)
         limit, page = self.engine.max_model_len, self.engine.kv_cache.page_tokens
         refuse(limit is not None and limit < page, f"{_LENGTH} ({limit} is less than {page})")
+        self._check_runtime()
         bypassed = self.access is not None or self.slo is not None
         refuse(bypassed and self.routing.forwarding_mode == "Redirect", _REDIRECT_KEYS)
         refuse(self.rollout.canary is not None and nodes > 1, f"{_CANARY_NODES} (got {nodes})")
@@ -329,6 +367,19 @@ class ServiceSpec(Part):
         routers, autoscaling = self.routing.replicas, self.router.autoscaling
         refuse(autoscaling is not None and autoscaling.max_replicas < routers, f"{_ROUTERS} (the fewest are {routers})")
         return self
+
+    def _check_runtime(self) -> None:
+        """Apply the rules of `spec.engine.runtime` over several sections."""
+        runtime, adapters = self.engine.runtime, self.model.adapters
+        if runtime == "Fairlead":
+            return
+        refuse(self.model.uri.startswith(("s3://", "gs://")), f"{_ENGINE_SOURCE} (got {self.model.uri})")
+        refuse(any(re.match(ENGINE_REFUSES, one.uri) for one in adapters), _ENGINE_ADAPTERS)
+        refuse(runtime == "SGLang" and bool(adapters), _SGLANG_ADAPTERS)
+        refuse(runtime == "SGLang" and self.access is not None, _SGLANG_ACCESS)
+        containers = (self.pod_template.spec.get("containers") if self.pod_template is not None else None) or []
+        named = [one.get("name") for one in containers if isinstance(one, dict)]
+        refuse("worker" in named or "engine" in named, f"{_CONTAINERS} (got {', '.join(map(str, named))})")
 
     @property
     def desired_replicas(self) -> int:

@@ -74,7 +74,7 @@ def find_container_cause(
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
         return _crashed(pod, container, ended, reason, event)
     if state.get("running") is not None:
-        if not served and container.get("name") == names.WORKER:
+        if not served and container.get("name") in names.SERVING:
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
         if not served:  # a router, an init container, or the proxy of a mesh
             return Cause("Starting", f"pod {pod}: container {container.get('name')} is not ready yet", fault=False)

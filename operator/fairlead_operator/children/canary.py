@@ -78,7 +78,7 @@ def _add_mark(template: Object, revision: str) -> Object:
     metadata = made.setdefault("metadata", {})
     metadata["labels"] = {**metadata.get("labels", {}), names.TRACK: names.CANARY_TRACK}
     for container in made["spec"]["containers"]:
-        if container["name"] == "worker":
+        if container["name"] in names.SERVING:
             others = [one for one in container.get("env", []) if one["name"] != "FAIRLEAD_CANARY"]
             container["env"] = [*others, {"name": "FAIRLEAD_CANARY", "value": revision}]
     return made

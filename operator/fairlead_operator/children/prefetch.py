@@ -11,7 +11,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.cache import is_downloaded
-from fairlead_operator.children import pods, security
+from fairlead_operator.children import engine_pod, pods, security
 from fairlead_operator.children.model_source import CACHE_MOUNT, ModelSource, cache_volume, model_source
 from fairlead_operator.kube.difference import APPLIED
 from fairlead_operator.kube.merge import merge
@@ -36,12 +36,16 @@ def objects(service: InferenceService, settings: Settings, observed: Observed, c
         return []
     source, template = model_source(service.spec, commit), _of_the_template(service)
     pull_secrets = [one.name for one in service.spec.image_pull_secrets]
+    if service.spec.engine.runtime != "Fairlead":  # the image of an engine has no fairlead-prefetch
+        source.env, own_image = engine_pod.override(source.env, engine_pod.hub_environment(service)), ""
     wanted = [_arguments(source), source.env, cache_volume(service.spec.model.cache), template, pull_secrets, own_image]
     digest = names.digest([service.name, service.uid, *wanted])
     labels = names.selector(service, names.PREFETCH) | {names.REVISION: digest}
     metadata = names.metadata(service, f"{service.name[:40]}-prefetch-{digest}", names.PREFETCH)
     # The operator's newest image comes to a service that has workers in its wave, not with a Job.
     image = service.spec.engine.image or live_images(observed).worker or settings.worker_image
+    if service.spec.engine.runtime != "Fairlead":
+        image = service.spec.routing.image or live_images(observed).router or settings.router_image
     spec = _pod_spec(service, settings, source, template, image)
     pod_metadata = {"labels": labels | _NO_SIDECAR_LABEL, "annotations": dict(_NO_SIDECAR_ANNOTATION)}
     job = {"backoffLimit": RETRIES, "template": {"metadata": pod_metadata, "spec": spec}}
@@ -96,6 +100,6 @@ def _of_the_template(service: InferenceService) -> dict[str, Any]:
     spec = {key: value for key, value in template.spec.items() if key not in (*_OF_WORKERS_ONLY, "containers")}
     kept = ("name", "image", "env", "envFrom", "volumeMounts")
     for container in template.spec.get("containers") or []:
-        if container.get("name") == "worker":
-            spec["containers"] = [{key: value for key, value in container.items() if key in kept}]
+        if container.get("name") in names.SERVING:
+            spec["containers"] = [{key: value for key, value in container.items() if key in kept} | {"name": "worker"}]
     return spec

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import canary, groups, pods, redis, security
+from fairlead_operator.children import canary, engine_pod, groups, pods, redis, security
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.children.placement import device_resources, placement
 from fairlead_operator.kube.merge import merge
@@ -108,8 +109,15 @@ def _template(service: InferenceService, settings: Settings, commit: str) -> Obj
         *source.volumes,
         *redis.volumes(service, settings, names.WORKER),
     ]
-    spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source), volumes)
-    template: Object = {"spec": {**spec, **placement(service, count_gpus(service, settings))}}
+    if service.spec.engine.runtime == "Fairlead":
+        spec = pods.pod_spec(service, settings, names.WORKER, _container(service, settings, source), volumes)
+        template: Object = {"spec": spec}
+    else:
+        agent = engine_pod.agent(service, settings, source, _identity(service, settings))
+        engine = engine_pod.engine(service, settings, source, _resources(service, settings))
+        spec = pods.pod_spec(service, settings, names.WORKER, agent, [*volumes, {"name": engine_pod.AGENT_TMP, "emptyDir": {}}])
+        template = {"metadata": {"annotations": engine_pod.ANNOTATIONS}, "spec": {**spec, "initContainers": [engine]}}
+    template["spec"] |= placement(service, count_gpus(service, settings))
     if service.spec.pod_template is not None:
         template = merge(template, service.spec.pod_template.to_manifest())
     return pods.add_labels(service, names.WORKER, worker_revision(service), template)
@@ -122,15 +130,14 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["fairlead-worker"],
         "args": arguments(service, source),
-        "env": [
-            pods.downward("FAIRLEAD_POD_NAME", "metadata.name"),
-            pods.downward("POD_IP", "status.podIP"),
-            *_environment(service, settings),
-            *pods.tracing(settings),
-            {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
-            *source.env,
-            *groups.environment(service, worker_revision(service)),
-        ],
+        "env": engine_pod.override(
+            [
+                *_identity(service, settings, _warmup(service, settings)),
+                *source.env,
+                *groups.environment(service, worker_revision(service)),
+            ],
+            engine_pod.engine_environment(service),
+        ),
         "ports": [
             {"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": names.WORKER_ADMIN_PORT, "protocol": "TCP"},
@@ -151,16 +158,22 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
     }
 
 
-def _environment(service: InferenceService, settings: Settings) -> list[Object]:
-    """Return the settings that have no flag. The kubelet expands `$(POD_IP)`, which stands before them."""
+def _identity(service: InferenceService, settings: Settings, more: Mapping[str, object] = MappingProxyType({})) -> list[Object]:
+    """Return the settings that have no flag. The kubelet expands `$(POD_IP)`, which stands before them. `more`: further settings."""
     variables: dict[str, object] = {
         "FAIRLEAD_ADVERTISE": f"$(POD_IP):{names.WORKER_PORT}",
         "FAIRLEAD_ADMIN_PORT": names.WORKER_ADMIN_PORT,
         "FAIRLEAD_INDEX_NAMESPACE": names.index_namespace(service),
         **redis.variables(service, settings),
-        **_warmup(service, settings),
+        **more,
     }
-    return [{"name": name, "value": str(value)} for name, value in variables.items()]
+    return [
+        pods.downward("FAIRLEAD_POD_NAME", "metadata.name"),
+        pods.downward("POD_IP", "status.podIP"),
+        *({"name": name, "value": str(value)} for name, value in variables.items()),
+        *pods.tracing(settings),
+        {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
+    ]
 
 
 def _warmup(service: InferenceService, settings: Settings) -> dict[str, object]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.engine_runtime import ENGINES, Runtime
 from fairlead_operator.objects import Body
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import belongs_to, find_revision, router_revision, worker_revision
@@ -39,7 +40,9 @@ def count_gpus(service: InferenceService, settings: Settings) -> int:
 
 
 def worker_image(service: InferenceService, settings: Settings) -> str:
-    """Return the image of a worker template that is rendered now."""
+    """Return the image of the engine in a worker template that is rendered now."""
+    if (runtime := service.spec.engine.runtime) != "Fairlead":
+        return service.spec.engine.image or (settings.vllm_image if runtime == "VLLM" else settings.sglang_image)
     return service.spec.engine.image or (count_gpus(service, settings) and settings.worker_gpu_image) or settings.worker_image
 
 
@@ -49,9 +52,15 @@ def router_image(service: InferenceService, settings: Settings) -> str:
 
 
 def image_of(template: Body, component: str) -> str:
-    """Return the image of a pod template's own container; empty without one."""
-    containers = (template.get("spec") or {}).get("containers") or []
-    return next((str(one.get("image") or "") for one in containers if one.get("name") == component), "")
+    """Return the image of a pod template's own container, of a worker that of its engine; empty without one."""
+    wanted = (names.ENGINE, names.WORKER) if component == names.WORKER else (component,)
+    return next((str(one.get("image") or "") for one in _containers(template) if one.get("name") in wanted), "")
+
+
+def runtime_of(template: Body) -> Runtime:
+    """Return the runtime of a worker's pod template."""
+    arguments = {arg for one in _containers(template) if one.get("name") == names.AGENT for arg in one.get("args") or []}
+    return next((runtime for runtime in ENGINES if f"--runtime={runtime.lower()}" in arguments), "Fairlead")
 
 
 def live_images(observed: Observed) -> Images:
@@ -79,10 +88,18 @@ def apply_images(service: InferenceService, observed: Observed, settings: Settin
         spec = service.spec
         service = replace(service, spec=spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"strategy": "DrainFirst"})}))
     if not _sets_worker_image(service):
-        service = _choose(service, observed, _WORKER, wanted.worker if follows else "")
+        follows_worker = follows and not _is_of_other_runtime(service, observed, wanted)
+        service = _choose(service, observed, _WORKER, wanted.worker if follows_worker else "")
     if not service.spec.routing.image:
         service = _choose(service, observed, _ROUTER, wanted.router if follows else "")
     return _without_trial(service) if follows and update is not None and update.phase == "RollingBack" else service
+
+
+def _is_of_other_runtime(service: InferenceService, observed: Observed, images: Images) -> bool:
+    """Return whether the image of the workers is that of another engine, from before `spec.engine.runtime` was changed."""
+    stored = [body["data"]["template"] for body in observed.revisions if belongs_to(body, service, names.WORKER)]
+    templates = [_live_template(observed, names.WORKER), *stored]
+    return any(image_of(one, names.WORKER) == images.worker and runtime_of(one) != service.spec.engine.runtime for one in templates)
 
 
 def _without_trial(service: InferenceService) -> InferenceService:
@@ -187,9 +204,13 @@ def find_stored_model(service: InferenceService, observed: Observed) -> str:
 
 def model_of(template: Body) -> str:
     """Return the value of `--model` in a worker's pod template; empty without one."""
-    containers = (template.get("spec") or {}).get("containers") or []
-    arguments = [str(arg) for one in containers if one.get("name") == names.WORKER for arg in one.get("args") or []]
+    arguments = [str(arg) for one in _containers(template) if one.get("name") in names.SERVING for arg in one.get("args") or []]
     return next((arg.removeprefix("--model=") for arg in arguments if arg.startswith("--model=")), "")
+
+
+def _containers(template: Body) -> list[Body]:
+    spec = template.get("spec") or {}
+    return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
 
 
 def _stored_image(revision: Body, component: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import HubModel, Observed
 from fairlead_operator.rollout.images import find_stored_model
@@ -42,7 +43,10 @@ def find_commit(service: InferenceService, observed: Observed) -> str:
 
 def _endpoint_of_pods(service: InferenceService) -> str:
     """Return HF_ENDPOINT of the workers, which `podTemplate` may set for a mirror; `valueFrom` where only the kubelet knows it."""
-    containers = (service.spec.pod_template.spec.get("containers") or []) if service.spec.pod_template is not None else []
-    variables = [one for container in containers if container.get("name") == "worker" for one in container.get("env") or []]
+    template = service.spec.pod_template.spec if service.spec.pod_template is not None else {}
+    containers = [*(template.get("initContainers") or []), *(template.get("containers") or [])]
+    of_model = [one for one in containers if one.get("name") in (names.WORKER, names.ENGINE)]
+    variables = [variable for one in of_model for variable in one.get("env") or []]
+    variables += [one.model_dump(by_alias=True) for one in service.spec.engine.env]
     found: dict[str, Any] = next((one for one in variables if one.get("name") == "HF_ENDPOINT"), {})
     return str(found.get("value") or ("valueFrom" if found.get("valueFrom") else ""))

@@ -51,7 +51,7 @@ def _rank(pod: Body, revision: str) -> tuple[bool, str]:
 
 
 def _containers(pod: Body) -> Iterable[Body]:
-    return (one for one in (pod.get("status") or {}).get("containerStatuses") or [] if one.get("name") == names.WORKER)
+    return (one for one in (pod.get("status") or {}).get("containerStatuses") or [] if one.get("name") in names.SERVING)
 
 
 def _has_loaded(pod: Body) -> bool:

@@ -36,6 +36,7 @@ class _Load(WorkerLoad, frozen=True):
     output_tokens: int | None = None
     role: str = ""
     canary: str = ""
+    runtime: str = ""
     incarnation: str = ""
     adapters: dict[str, Adapter] = msgspec.field(default_factory=dict)
 
@@ -129,8 +130,8 @@ class Poller:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
-        worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
-        worker.max_running = load.max_running
+        worker.role, worker.adapters, worker.canary, worker.runtime = load.role, load.adapters, load.canary, load.runtime
+        worker.max_running, self._table.last_runtime = load.max_running, load.runtime
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation
             self._table.on_incarnation()
@@ -143,6 +144,7 @@ class Poller:
         else:
             if worker.was_unready:
                 worker.generation = time.monotonic_ns()
+                worker.missing_paths.clear()
             worker.was_unready = False
             worker.breaker.record_healthy_check()
         if bool(reason) != bool(worker.reason) or worker.reason == NOT_CHECKED:  # the first check is always logged

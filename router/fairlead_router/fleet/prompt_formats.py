@@ -150,6 +150,17 @@ class PromptFormats:
             return current
         return next((known for known in self._known.values() if name in known.format.model_names), current)
 
+    def find(self, tag: str) -> KnownFormat | None:
+        return self._known.get(tag)
+
+    def with_same_tokens(self, known: KnownFormat) -> list[KnownFormat]:
+        """Return the other formats that give every prompt of this model the same tokens: while another engine or model is rolled out.
+
+        Their block hashes differ. Without them, the workers of the smaller side would seem to hold nothing.
+        """
+        others = [one for one in self._known.values() if one.root != known.root]
+        return [one for one in others if _tokenization(one.format) == _tokenization(known.format)] if others else []
+
     def names_of(self, tag: str) -> frozenset[str]:
         """Return the model names of one format; empty for an unknown tag."""
         known = self._known.get(tag)
@@ -175,6 +186,12 @@ class PromptFormats:
             serving = [known.format]  # --served-model-name: only the router knows this name
         root = known.format.model_uri if known is not None else ""
         return {"root": root or name, "parent": None, "max_model_len": min((one.max_model_len for one in serving), default=None)}
+
+
+def _tokenization(format: PromptFormat) -> tuple[object, ...]:
+    """Return what determines the tokens of a prompt."""
+    names = sorted(format.model_names)
+    return format.tokenizer_digest, format.chat_template, format.tool_template, format.special_tokens, names
 
 
 def _tag(head: Head) -> str:

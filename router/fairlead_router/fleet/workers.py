@@ -99,6 +99,10 @@ class Worker:
         self.load_at = monotonic()
         self.canary = ""
         """Revision whose canary it is; empty for stable workers."""
+        self.runtime = ""
+        """Engine behind its agent, such as `vllm`; empty: Fairlead's own."""
+        self.missing_paths: set[str] = set()
+        """Paths that the engine answered with 501."""
         self.role = ""
         self.adapters = {}
         self.models = frozenset()
@@ -218,6 +222,8 @@ class WorkerTable:
         self._ring = Ring()
         self._adapters: dict[str, Adapter] = {}
         self._change_event = asyncio.Event()
+        self.last_runtime = ""
+        """Runtime of the worker that reported last, also after the last worker is gone."""
         self.on_added: Callable[[Worker], None] = lambda worker: None
         self.on_incarnation: Callable[[], None] = lambda: None
         """Callback for a worker that reports another incarnation than before."""
@@ -258,6 +264,10 @@ class WorkerTable:
     def homes(self, place: int, count: int, allowed: Container[str]) -> list[str]:
         """Return `Ring.homes` of the workers' addresses."""
         return self._ring.homes(place, count, allowed)
+
+    def lacking(self, path: str) -> frozenset[tuple[str, int]]:
+        """Return (address, generation) of the workers whose engine does not serve the path, as far as they were asked."""
+        return frozenset((worker.address, worker.generation) for worker in self._workers.values() if path in worker.missing_paths)
 
     def any_usable(self) -> bool:
         """Return whether there is any usable worker."""

@@ -63,7 +63,7 @@ class Redirector:
         assert call.account is not None
         ticket = Ticket(call.account, call.caller.effective_priority(prompt.params.priority), prompt.length, call.reserved_bytes)
         try:
-            choice = await self._proxy.choose(build_routing_request(prompt, call.caller, call.session), Attempts(), (), ticket)
+            choice = await self._proxy.choose(build_routing_request(prompt, call.caller, call.session), Attempts(), (), ticket, call.path)
         finally:
             self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))

@@ -88,6 +88,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Number that all requests of a conversation share; 0 where it was not computed."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
+    other_hashes: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
+    """Block hashes of the same tokens in other formats of the workers, by tag."""
 
 
 def estimate_prompt(size: int, salt: str = "") -> Prompt:
@@ -146,6 +148,16 @@ class Prompts:
                 asyncio.get_running_loop().run_in_executor(self._threads, trim_heap)
         self._large_body_lock.release()
 
+    def with_tokens(self, prompt: Prompt, tag: str, tokens: "array[int]") -> Prompt:
+        """Return a prompt that has other tokens in one format: an engine renders the chat otherwise. That engine gets the text."""
+        known = self._formats.find(tag)
+        if known is None:
+            return prompt
+        hashes = block_hashes(prompt_root(known.format, prompt.adapter, prompt.salt), tokens, known.format.block_tokens)
+        if tag == prompt.format_tag:
+            return msgspec.structs.replace(prompt, length=len(tokens), hashes=hashes, tokens=None)
+        return msgspec.structs.replace(prompt, other_hashes={**prompt.other_hashes, tag: hashes})
+
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
@@ -183,9 +195,18 @@ class Prompts:
         if tokens is None:
             return estimate
         digest = adapter.digest if adapter is not None else ""
-        root = prompt_root(known.format, digest, salt) if digest or salt else known.root
-        hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if is_single else None, known.tag, user, params, salt, model, conversation, digest)
+        hashes, others = self._hashes(known, tokens, digest, salt)
+        sent = tokens if is_single else None
+        return Prompt(len(tokens), hashes, sent, known.tag, user, params, salt, model, conversation, digest, others)
+
+    def _hashes(self, known: KnownFormat, tokens: "array[int]", digest: str, salt: str) -> "tuple[array[int], dict[str, array[int]]]":
+        """Return the block hashes in a format, and in the other formats with the same tokens by tag."""
+
+        def of(one: KnownFormat) -> "array[int]":
+            root = prompt_root(one.format, digest, salt) if digest or salt else one.root
+            return block_hashes(root, tokens, one.format.block_tokens)
+
+        return of(known), {one.tag: of(one) for one in self._formats.with_same_tokens(known)}
 
     def _body(self, path: str, raw: bytes) -> _Body:
         """Return the fields. A dialect's body is converted to the equivalent chat, and has no messages if that fails."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import chain, islice
 
 from prometheus_client import Counter
@@ -89,7 +89,7 @@ class MirrorRouting:
             self._sent.clear()
             return Choice(worker, best.cached, reservation=self.fleet.reserve(best.address, best.cost), candidates=kept)
         cached = min(best.cached, self.predict(request).get(best.address, 0))  # what is only expected at a home may not be there
-        self._sent.add(worker, self._block_tokens(worker), request.hashes)
+        self._sent.add(worker, self._block_tokens(worker), request.hashes_of(worker))
         reservation = self.fleet.reserve(best.address, request.prompt_tokens - cached)
         return Choice(worker, cached, is_outdated=True, reservation=reservation, candidates=kept)
 
@@ -101,7 +101,7 @@ class MirrorRouting:
         allowed = table.usable(tried, request.model)
         try:
             if len(allowed) <= SMALL_FLEET:
-                held = self._complete(mirror.match(request.hashes), request, tried)
+                held = self._complete(_match(mirror, request), request, tried)
                 cold = request.hashes and not any(worker.address in held for worker in allowed)
                 homes = table.homes(request.hashes[0], 2, table.eligible_addresses(tried, request.model)) if cold else []
                 workers: Iterable[Worker] = allowed
@@ -126,7 +126,7 @@ class MirrorRouting:
         soonest_here = [worker.address for worker in table.soonest(MAX_UNINDEXED if fresh else CONSIDERED, tried, model)]
         soonest = [address for address in soonest_here if not fresh or address not in self.fleet.workers]
         soonest += islice((address for address in self.fleet.soonest if address in allowed), CONSIDERED - len(soonest)) if fresh else ()
-        held = self._complete(mirror.deepest(request.hashes, CONSIDERED, allowed, soonest), request, tried)
+        held = self._complete(_deepest(mirror, request, allowed, soonest), request, tried)
         homes = table.homes(request.hashes[0], 2, allowed) if request.hashes and not held else []
         found: dict[str, Worker] = {}
         for address in chain(homes, islice(held, HOLDERS), soonest):
@@ -140,10 +140,10 @@ class MirrorRouting:
             return {}
         try:
             if len(self._table.usable((), request.model)) <= SMALL_FLEET:
-                held = self._mirror.match(request.hashes)
+                held = _match(self._mirror, request)
             else:
-                held = self._mirror.deepest(request.hashes, CONSIDERED, self._table.eligible_addresses((), request.model))
-            return held if self.is_current else self._sent.add_to(held, request.hashes)
+                held = _deepest(self._mirror, request, self._table.eligible_addresses((), request.model))
+            return held if self.is_current else self._add_sent(held, request)
         except IndexUnavailable:
             return {}
 
@@ -156,7 +156,7 @@ class MirrorRouting:
         if self._mirror is None:
             return None
         try:
-            return self._mirror.match(request.hashes).get(address, 0)
+            return self._mirror.match(request.hashes_of(self._table.get(address))).get(address, 0)
         except IndexUnavailable:
             return None
 
@@ -171,13 +171,18 @@ class MirrorRouting:
         """Return the tokens by address, the most first, with what an outdated mirror lacks."""
         if self.is_current or not request.hashes:
             return held
-        known, allowed = self._sent.add_to(held, request.hashes), self._table.eligible_addresses(tried, request.model)
+        known, allowed = self._add_sent(held, request), self._table.eligible_addresses(tried, request.model)
 
         def home_of(place: int) -> Worker | None:
             return self._table.home(place, allowed)
 
         expected = expect_at_homes(known, request.hashes, self._block_tokens, home_of)
         return dict(sorted(expected.items(), key=lambda each: -each[1]))
+
+    def _add_sent(self, held: dict[str, int], request: RoutingRequest) -> dict[str, int]:
+        for hashes in request.chains:
+            held = self._sent.add_to(held, hashes)
+        return held
 
     def _block_tokens(self, worker: Worker) -> int:
         """Return the worker's block size in tokens, or a usual one if the mirror does not know it."""
@@ -221,3 +226,21 @@ class MirrorRouting:
     def _start_mirror(self) -> None:
         self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)
         self._mirror.start()
+
+
+def _match(mirror: MirrorReader, request: RoutingRequest) -> dict[str, int]:
+    """Return the prompt's tokens that workers hold, by address, each in its own format."""
+    held = mirror.match(request.hashes)
+    for hashes in request.other_hashes.values():
+        held |= mirror.match(hashes)
+    return held
+
+
+def _deepest(mirror: MirrorReader, request: RoutingRequest, allowed: Container[str], included: Iterable[str] = ()) -> dict[str, int]:
+    """Return `_match` of a large fleet: the deepest holders and the `included` workers, the most tokens first."""
+    held = mirror.deepest(request.hashes, CONSIDERED, allowed, included)
+    if not request.other_hashes:
+        return held
+    for hashes in request.other_hashes.values():
+        held |= mirror.deepest(hashes, CONSIDERED, allowed, included)
+    return dict(sorted(held.items(), key=lambda each: -each[1]))

@@ -2,7 +2,7 @@
 
 import random
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -30,8 +30,23 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     """Number that all requests of a conversation share; 0: unknown."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
+    other_hashes: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
+    """Block hashes of the same tokens in the other formats that workers have, by tag: another engine's blocks, or another model's."""
     is_retry: bool = False
     """An earlier attempt of this request has failed."""
+
+    @property
+    def chains(self) -> list[Sequence[int]]:
+        """Return the block hashes in each format. A worker holds blocks of one."""
+        return [self.hashes, *self.other_hashes.values()]
+
+    def hashes_of(self, worker: Worker | None) -> Sequence[int]:
+        """Return the block hashes in the format of a worker; of one that is not known, those of most workers."""
+        return self.hashes if worker is None else self.other_hashes.get(worker.format_tag, self.hashes)
+
+    def is_for(self, worker: Worker) -> bool:
+        """Return whether there are block hashes in the format of a worker. A worker without a known format may have that of `hashes`."""
+        return not (worker.format_tag and self.format_tag) or worker.format_tag in (self.format_tag, *self.other_hashes)
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -38,14 +38,15 @@ class PredictionAudit:
 
     def record_answer(self, request: RoutingRequest, choice: Choice, cached: int) -> None:
         """Compare an answer with its prediction. `cached`: prompt tokens that the worker found in its cache."""
-        if choice.predicted is None or choice.is_outdated or not len(request.hashes):
+        hashes = request.hashes_of(choice.worker)
+        if choice.predicted is None or choice.is_outdated or not len(hashes):
             return
-        if choice.worker.format_tag != request.format_tag and choice.worker.format_tag and request.format_tag:
-            return  # another model or block size (a canary, a rollout): the prediction does not apply
+        if not request.is_for(choice.worker):
+            return  # another model with other tokens (a canary, a rollout): the prediction does not apply
         adapter = choice.worker.adapters.get(request.model)
         if (adapter.digest if adapter is not None else "") != request.adapter:
             return  # nor of another adapter under the same name: one was replaced there, or not yet
-        block = request.prompt_tokens // len(request.hashes) + 1  # pages are smaller than blocks: less than one of these is no error
+        block = request.prompt_tokens // len(hashes) + 1  # pages are smaller than blocks: less than one of these is no error
         error = choice.predicted - cached
         if error <= -block:
             self._spawn(self._check_missing(request, choice, cached, block))

@@ -111,7 +111,8 @@ class PrefixAware:
         excluded = self._table.unusable_addresses(request.model)
         if tried:
             excluded |= {address for address, _ in tried}
-        routing = asyncio.ensure_future(reader.route(request.hashes, request.prompt_tokens, exclude=excluded))
+        hashes = await self._deepest_chain(reader, request) if request.other_hashes else request.hashes
+        routing = asyncio.ensure_future(reader.route(hashes, request.prompt_tokens, exclude=excluded))
         try:
             route = await asyncio.shield(routing)
         except asyncio.CancelledError:  # the client disconnected; Redis may still reserve for it, so that reservation is released
@@ -134,6 +135,14 @@ class PrefixAware:
             chosen = Choice(choose_soonest(request, others, self._home_function(others)))
         self._spawn(self._release_reservation(reader, route.reservation))
         return chosen
+
+    async def _deepest_chain(self, reader: IndexReader | GroupedReader, request: RoutingRequest) -> Sequence[int]:
+        """Return the block hashes of which some worker holds most tokens: Redis routes by one chain. The mirror compares all of them."""
+        try:
+            matches = await asyncio.gather(*(reader.match(chain) for chain in request.chains))
+        except IndexUnavailable:
+            return request.hashes  # `route` reports it
+        return max(zip(matches, request.chains, strict=True), key=lambda each: max(each[0].values(), default=0))[1]
 
     def _home_function(self, others: Sequence[Worker]) -> HomeOf:
         by_address = {worker.address: worker for worker in others}
@@ -183,7 +192,7 @@ class PrefixAware:
         if self._mirror is not None and (held := self._mirror.held(request, worker.address)) is not None:
             return held
         assert self._reader is not None
-        return (await self._reader.match(request.hashes)).get(worker.address, 0)
+        return (await self._reader.match(request.hashes_of(worker))).get(worker.address, 0)
 
     async def _release_abandoned(self, reader: IndexReader | GroupedReader, routing: "asyncio.Future[Route]") -> None:
         try:

@@ -52,7 +52,7 @@ def rank_locally(request: RoutingRequest, workers: Iterable[Worker], now: float 
 async def _rank_remotely(request: RoutingRequest, table: WorkerTable, reader: IndexReader | GroupedReader) -> list[StartEstimate]:
     """Rank as `route.lua` does, which has no reply with terms; a test compares the two."""
     states = {state.address: state for state in await reader.workers()}
-    matched = await reader.match(request.hashes)
+    matched = {address: tokens for chain in request.chains for address, tokens in (await reader.match(chain)).items()}
     eligible = table.eligible_addresses((), request.model)
     held = {address: tokens for address, tokens in matched.items() if address in eligible}
     homes = table.homes(request.hashes[0], 2, eligible) if request.hashes and not held else []

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 
 import msgspec
@@ -20,6 +20,7 @@ from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.upstream_request import build_routing_request, deadline_header
 from fairlead_router.serving.withdrawal import Withdrawals
+from fairlead_router.tenancy.usage import UsageMeter
 from fairlead_router.wire.response import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, ResponseTimeout, WorkerSilent
 
@@ -73,7 +74,8 @@ class Proxy:
                     code="bad_gateway",
                 )
             with call.span.child("route") as route:
-                choice, began = self._record_choice(call, request, await self.choose(request, attempts, busy, ticket)), monotonic()
+                chosen = await self.choose(request, attempts, busy, ticket, call.path)
+                choice, began = self._record_choice(call, request, chosen), monotonic()
                 route.set({"fairlead.worker": call.worker, "fairlead.predicted_cached_tokens": call.predicted_tokens})
             deadline = deadline or began + self._config.request_timeout
             fresh = attempts.begin(choice.worker)
@@ -120,6 +122,11 @@ class Proxy:
                             self._record_no_answer(worker)
                         worker.mark_unhealthy()
                         continue
+                    if head.status == 501 and worker.runtime:
+                        worker.missing_paths.add(call.path)
+                        if self._serves_elsewhere(call, request, excluded):
+                            self._metrics.retries.labels("refused").inc()
+                            continue
                     if self._canary is not None:
                         self._canary.record_head(worker, head.status, began)
                         if head.status >= 500 and self._canary.can_retry_on_stable(worker, request, excluded):
@@ -128,27 +135,32 @@ class Proxy:
                     worker.breaker.record_success()
                     self._admission.record_answer(ticket)
                     call.release_body()
+                    meter = self._observe_usage(call, worker, head, reply)
                     if cached is not None:
                         self._policy.record_answer(request, choice, cached)
                     await self._stream_answer(call, worker, connection, head, reply)
+                    if meter is not None and meter.cached is not None and cached is None:
+                        self._record_cached(call, meter.cached)
+                        self._policy.record_answer(request, choice, meter.cached)
                     return
                 finally:
                     worker.in_flight -= 1
                     worker.pool.release(connection)
 
-    async def choose(self, request: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
+    async def choose(self, request: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket, path: str) -> Choice:
         """Return a worker, waiting for one while there is none. `busy`: the Retry-After seconds of full workers.
+
+        A worker whose engine does not serve `path` is the last resort: its 501 names the engine.
 
         Raises ApiError: 503 when the wait is too long, 429 when all workers are full, 502 when only workers that failed this request are
         left and one of them is ready.
         """
         while True:
-            choice = None
-            if unsuitable := self._admission.unsuitable_workers(ticket):
-                choice = await self._policy.choose(request, attempts.excluded | unsuitable)
-            choice = choice or await self._policy.choose(request, attempts.excluded)
-            if choice is not None:
-                return choice
+            lacking, unsuitable = self._table.lacking(path), self._admission.unsuitable_workers(ticket)
+            for avoided in dict.fromkeys((lacking | unsuitable, lacking, frozenset())):
+                choice = await self._policy.choose(request, attempts.excluded | avoided)
+                if choice is not None:
+                    return choice
             if busy:
                 raise overloaded("The service is overloaded: the queues of all workers are full.", min(busy))
             # A worker that died is not ready at its next health check, so the request waits for its successor.
@@ -195,7 +207,7 @@ class Proxy:
         `attempt`: name by which it can be withdrawn; empty: it cannot.
         """
         worker = choice.worker
-        tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag == prompt.format_tag else None
+        tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag in (prompt.format_tag, *prompt.other_hashes) else None
         if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
             tokens = None  # the worker has the same limit and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
@@ -205,11 +217,13 @@ class Proxy:
             b"x-request-id: " + call.id.encode(),
             b"content-length: %d" % length,
         ]
+        if worker.runtime and prompt.params.stream and not call.caller.tenant.name:  # with a tenant it is among the headers below
+            lines.append(b"x-fairlead-usage: 1")
         if attempt:
             lines.append(b"x-fairlead-attempt: " + attempt.encode())
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
-            lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
+            lines.append(b"x-fairlead-prompt-format: " + worker.format_tag.encode("latin-1"))
         deadline = deadline_header(call.service_class, prompt, choice.predicted, monotonic() - call.started_at)
         lines += [name + b": " + value for name, value in (*call.worker_headers, *deadline, *call.trace_headers, *call.forwarded_headers)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
@@ -218,9 +232,6 @@ class Proxy:
     async def _stream_answer(self, call: Call, worker: Worker, connection: Connection, head: Head, reply: Reply) -> None:
         """Stream the worker's answer to the client, with backpressure from the client to the worker's socket."""
         self._record_head(call, head)
-        if call.meter is not None:
-            call.meter.read_header(head.get(b"x-fairlead-usage"))
-            reply.observer = call.meter.feed
         try:
             if call.held_stream is None or not call.held_stream.has_started:
                 reply.start(head.status, self._headers(call, head))
@@ -244,6 +255,21 @@ class Proxy:
         finally:
             call.bytes_out = reply.sent
 
+    def _observe_usage(self, call: Call, worker: Worker, head: Head, reply: Reply) -> UsageMeter | None:
+        """Read the answer's usage as it passes, and return the reader: for the tenant, and of another engine's streams for the audit."""
+        meter = call.meter
+        if meter is None and worker.runtime and _is_stream(head):
+            meter = UsageMeter(call.prompt_tokens or 0)
+        if meter is not None:
+            meter.read_header(head.get(b"x-fairlead-usage"))
+            reply.observer = meter.feed
+        return meter
+
+    def _serves_elsewhere(self, call: Call, request: RoutingRequest, excluded: Collection[tuple[str, int]]) -> bool:
+        """Return whether a worker with another engine is left that may serve the path."""
+        left_out = {*excluded, *self._table.lacking(call.path)}
+        return any((one.address, one.generation) not in left_out for one in self._table.usable((), request.model))
+
     def _end_truncated(self, call: Call, head: Head, reply: Reply, message: str) -> None:
         """End a truncated stream with an error event. For other answers, closing the connection tells the client."""
         if not _is_stream(head) or head.get(b"content-length") is not None:
@@ -257,9 +283,12 @@ class Proxy:
         call.status = head.status
         call.first_byte_at = monotonic()
         self._metrics.ttfb.observe(call.first_byte_at - call.started_at)
-        call.cached_tokens = _cached_tokens(head)
-        if call.cached_tokens is not None:
-            self._metrics.record_prediction(call.predicted_tokens, call.cached_tokens)
+        if (cached := _cached_tokens(head)) is not None:
+            self._record_cached(call, cached)
+
+    def _record_cached(self, call: Call, cached: int) -> None:
+        call.cached_tokens = cached
+        self._metrics.record_prediction(call.predicted_tokens, cached)
 
     def _headers(self, call: Call, head: Head) -> Headers:
         headers = [(name, value) for name, value in head.headers if name not in _HOP_BY_HOP and name != b"x-fairlead-predicted-tokens"]
@@ -276,7 +305,7 @@ class Proxy:
     def _record_choice(self, call: Call, request: RoutingRequest, choice: Choice) -> Choice:
         call.attempts += 1
         call.worker, call.predicted_tokens = choice.worker.address, choice.predicted
-        call.hashes, call.candidates, call.chosen_at = request.hashes, choice.candidates, monotonic()
+        call.hashes, call.candidates, call.chosen_at = request.hashes_of(choice.worker), choice.candidates, monotonic()
         return choice
 
     def _record_failure(self, choice: Choice, reason: str, error: Exception) -> None:

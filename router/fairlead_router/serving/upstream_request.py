@@ -18,6 +18,7 @@ def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> Routi
         prompt.format_tag,
         prompt.conversation,
         prompt.adapter,
+        prompt.other_hashes,
     )
 
 

@@ -1,8 +1,11 @@
-"""Token usage of an answer, which the worker reports in a header of a complete answer, or in a comment near the end of a stream."""
+"""Token usage of an answer, which the worker reports in a header of a complete answer, or in a comment near the end of a stream.
+
+An agent adds the prompt tokens that its engine found in its cache, since the engine knows them at the end of a stream only.
+"""
 
 import re
 
-_COMMENT = re.compile(rb"\n: usage (\d{1,9}) (\d{1,9})\n\n")
+_COMMENT = re.compile(rb"\n: usage (\d{1,9}) (\d{1,9})(?: (\d{1,9}))?\n\n")
 _HEADER = re.compile(rb"(\d{1,9}) (\d{1,9})")
 TAIL = 128
 
@@ -12,6 +15,8 @@ class UsageMeter:
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.output = prompt, 0
+        self.cached: int | None = None
+        """Cached tokens of the prompt, if a comment told them."""
         self.is_exact = False
         self._tail = b""
 
@@ -27,6 +32,7 @@ class UsageMeter:
         self._tail = self._tail[-TAIL:] + piece if len(piece) < TAIL else piece
         if (found := _COMMENT.search(self._tail, max(0, len(self._tail) - 4 * TAIL))) is not None:
             self._set(found)
+            self.cached = int(found[3]) if found[3] is not None else None
         else:
             self.output += piece.count(b"\n\n")
 

@@ -80,26 +80,28 @@ class ConnectionPool:
         headers: dict[str, str] | None = None,
         wants_body: Callable[[Head], bool] = lambda head: True,
         method: str = "GET",
+        body: bytes = b"",
     ) -> tuple[Head, bytes]:
-        """Send a request without a body and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
+        """Send a request and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
 
         Raises UpstreamError, TimeoutError. A body longer than MAX_FETCH_BYTES is an UpstreamError.
         """
         lines = [f"{method} {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
         if method != "GET":
-            lines.append("content-length: 0")
+            lines.append(f"content-length: {len(body)}")
+        request = ["\r\n".join([*lines, "", ""]).encode("latin-1"), *([body] if body else [])]
         async with asyncio.timeout(timeout):
-            connection, head = await self.send(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
+            connection, head = await self.send(request, 2 * timeout)  # ours comes first
             try:
-                body = bytearray()
+                answer = bytearray()
                 if wants_body(head):
                     while piece := await connection.read():
-                        body += piece
-                        if len(body) > MAX_FETCH_BYTES:
+                        answer += piece
+                        if len(answer) > MAX_FETCH_BYTES:
                             raise UpstreamError(f"{self.address}{path}: the answer exceeds {MAX_FETCH_BYTES >> 20} MiB")
             finally:
                 self.release(connection)
-        return head, bytes(body)
+        return head, bytes(answer)
 
     def release(self, connection: Connection) -> None:
         """Return the connection to the pool if its answer was read to the end, else close it."""

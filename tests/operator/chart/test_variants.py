@@ -117,7 +117,9 @@ def test_in_an_air_gapped_cluster_every_image_is_the_registrys() -> None:
     images += [flag.partition("=")[2] for flag in flags if flag.partition("=")[0].endswith("-image")]
     mirror = "registry.example.com/mirror"
     assert set(images) == {f"{mirror}/fairlead/fairlead-{name}:0.1.0" for name in ("control", "worker", "worker-gpu")} | {
-        f"{mirror}/valkey/valkey:8"
+        f"{mirror}/valkey/valkey:8",
+        f"{mirror}/vllm/vllm-openai:v0.33.0",
+        f"{mirror}/lmsysorg/sglang:v0.5.23",
     }
     assert "--image-pull-secrets=registry" in flags and "ghcr.io" not in rendered(*MONITORS, "-f", str(AIR_GAPPED))
     assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pod_specs(made) if "initContainers" not in pod)

@@ -166,6 +166,7 @@ def test_every_field_of_engine_takes_effect() -> None:
         {"tensorParallel": 2},
         {"threads": 3},
         {"args": ["--x"]},
+        {"env": [{"name": "X", "value": "1"}]},
         {"attentionBackend": "Native"},
         {"prefillMaxRequests": 1},
         {"itlTargetMilliseconds": 30},
@@ -176,7 +177,8 @@ def test_every_field_of_engine_takes_effect() -> None:
         *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7}, {"hostSize": "1Gi"})),
     ]
     untested = {str(field.alias) for field in Engine.model_fields.values()} - {name for change in changes for name in change}
-    assert untested == {"nodes"}, "add a change of each new field to this test (test_groups.py tests nodes)"
+    # test_groups.py tests nodes, and test_engines.py runtime
+    assert untested == {"nodes", "runtime"}, "add a change of each new field to this test"
     containers = [json.dumps(worker_pod(service(engine=change))["spec"]["containers"][0]) for change in ({}, *changes)]
     same = [change for change, container in zip(changes, containers[1:], strict=True) if containers.count(container) > 1]
     assert not same, "these changes have no effect, or the same"
@@ -185,6 +187,7 @@ def test_every_field_of_engine_takes_effect() -> None:
 
 
 ENUMS = {str(field.alias): get_args(field.annotation) for field in Engine.model_fields.values() if get_origin(field.annotation) is Literal}
+del ENUMS["runtime"]  # the others do not run fairlead-worker
 
 
 @pytest.mark.parametrize("field", ENUMS)

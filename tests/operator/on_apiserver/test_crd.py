@@ -5,7 +5,9 @@ import json
 import pytest
 import yaml
 from tests.operator.support import apiserver
-from tests.operator.support.manifests import manifest
+from tests.operator.support.manifests import manifest, unsupported_setting
+
+from fairlead_operator.api.engine_runtime import UNSUPPORTED
 
 BASE = "/apis/fairlead.dev/v1alpha1/namespaces/{}/inferenceservices"
 
@@ -208,6 +210,20 @@ REFUSED = [
     ({"slo": {"classes": [{"name": "a", "priority": 1001}]}}, "priority"),
     ({"engine": {"nonsense": 1}}, 'unknown field "spec.engine.nonsense"'),
     ({"podTemplate": {"specs": {}}}, 'unknown field "spec.podTemplate.specs"'),
+    ({"engine": {"runtime": "TGI"}}, "spec.engine.runtime"),
+    ({"engine": {"env": [{"name": "A"}]}}, "spec.engine.env: each variable needs exactly one of value and valueFrom"),
+    ({"engine": {"env": [{"name": "A", "value": "", "valueFrom": {"fieldRef": {}}}]}}, "each variable needs exactly one of value and"),
+    ({"engine": {"runtime": "VLLM"}, "model": {"uri": "s3://models/a"}}, "spec.model.uri of runtime VLLM and SGLang must be an hf://"),
+    (
+        {"engine": {"runtime": "VLLM"}, "model": {"adapters": [{"name": "a", "uri": "hf://a/b@v1"}]}},
+        "spec.model.adapters of runtime VLLM must be hf://ORG/NAME without @REVISION",
+    ),
+    (
+        {"engine": {"runtime": "SGLang"}, "model": {"adapters": [{"name": "a", "uri": "hf://a/b"}]}},
+        "spec.model.adapters is not for runtime SGLang",
+    ),
+    ({"engine": {"runtime": "SGLang"}, "access": {"keysSecretRef": {"name": "k"}}}, "spec.access is not for runtime SGLang"),
+    *(({"engine": {"runtime": runtime, **unsupported_setting(one.field)}}, one.message) for one in UNSUPPORTED for runtime in one.runtimes),
 ]
 
 
@@ -272,6 +288,20 @@ ACCEPTED = [
     {"rollout": {"drainTimeoutSeconds": 0}},
     {"rollout": {"strategy": "DrainFirst", "surgeTimeoutSeconds": 0, "paused": True, "progressDeadlineSeconds": 30}},
     {"rollout": {"revision": "qwen-worker-c51d9689d7", "progressDeadlineSeconds": 30}},
+    {
+        "engine": {
+            "runtime": "VLLM",
+            "image": "vllm/vllm-openai:mine",
+            "args": ["--gpu-memory-utilization=0.9"],
+            "env": [{"name": "A", "value": ""}, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            "kvCache": {"size": "20Gi", "pageTokens": 32, "blockTokens": 64},
+            "quantization": "FP8",
+            "schedulingPolicy": "FirstComeFirstServed",
+            "tensorParallel": 4,
+        },
+        "model": {"adapters": [{"name": "a", "uri": "hf://a/b"}]},
+    },
+    {"engine": {"runtime": "SGLang", "schedulingPolicy": "LongestPrefixMatch", "chunkedPrefillSize": 2048}},
     {"podTemplate": {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [{"operator": "Exists"}], "anything": {"goes": 1}}}},
 ]
 

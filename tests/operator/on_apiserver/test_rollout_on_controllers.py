@@ -17,6 +17,7 @@ from tests.operator.support.manifests import manifest
 from tests.operator.support.running_operator import StubRouter, run_operator
 
 from fairlead_operator.children import worker
+from fairlead_operator.rollout.images import runtime_of
 from fairlead_operator.rollout.strategy import revision_of
 
 STEPS = 60  # random edits, at which the simulated controller is compared with the real one
@@ -105,6 +106,45 @@ def test_a_rollout_on_scarce_and_on_spare_gpus_and_one_that_is_taken_back(
         eventually(lambda: not cluster.get("deployments", "qwen-worker")["spec"].get("paused"))
         cluster.edit(revision=None)
         eventually(lambda: cluster.settled(5))
+
+
+def test_a_service_changes_its_engine_with_no_worker_missing(
+    controlled: apiserver.ApiServer, router: StubRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real scheduler counts the GPU of an engine, which is in a sidecar container."""
+    monkeypatch.setenv("KUBECONFIG", str(controlled.kubeconfig))
+    monkeypatch.setattr(worker, "MIN_READY_SECONDS", 1)
+    images = {"vllm_image": "vllm:1", "sglang_image": "sglang:1"}
+    controllers.make_node(controlled, "node2", gpus=3)
+    cluster = Rolled(controlled, controllers.NAMESPACE)
+    on_node2 = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node2"}}}
+    spec = {"replicas": 2, "rollout": {"surgeTimeoutSeconds": 2}, "podTemplate": on_node2}
+
+    def runs(runtime: str) -> bool:
+        pods = cluster.workers()
+        mine = [pod for pod in pods if runtime_of(pod) == runtime]
+        complete = cluster.condition("Progressing").get("reason") == "Complete"
+        return len(pods) == len(mine) == 2 and complete and cluster.ready()["status"] == "True"
+
+    with (
+        controllers.Kubelets(controlled, broken) as kubelets,
+        run_operator(controlled.kubeconfig, controllers.NAMESPACE, router.url, **images),
+    ):
+        if cluster.get("inferenceservices", "qwen") is None:
+            controlled.create(cluster.path("inferenceservices"), manifest("qwen", controllers.NAMESPACE, **spec))
+        else:  # of the test above
+            cluster.patch("inferenceservices", "qwen", {"spec": spec})
+            eventually(lambda: all(pod["spec"].get("nodeName") == "node2" for pod in cluster.workers()))
+        eventually(lambda: runs("Fairlead"))
+        for runtime in ("VLLM", "SGLang", "Fairlead"):
+            kubelets.least_ready = None
+            cluster.edit({"runtime": runtime})
+            eventually(lambda runtime=runtime: runs(runtime))
+            assert kubelets.least_ready == 2, f"{runtime}: a worker was missing"
+        controllers.set_gpus(controlled, "node2", gpus=2)
+        cluster.edit({"runtime": "VLLM"})
+        eventually(lambda: "no room for a surge worker in 2 s: draining one first" in cluster.condition("Progressing")["message"])
+        eventually(lambda: runs("VLLM"))
 
 
 class Beside:

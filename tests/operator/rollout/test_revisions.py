@@ -157,6 +157,7 @@ DEFAULTS = {
     "engine.scheduling_policy": "ShortestJobFirst",
     "engine.tensor_parallel": 1,
     "engine.nodes": 1,
+    "engine.runtime": "Fairlead",
     "engine.quantization": "None",
     "engine.warmup_tokens": 8192,
     "engine.warmup_timeout_seconds": 10,

@@ -25,6 +25,15 @@ def service(name: str = "qwen", /, *, generation: int = 1, status: Any = None, *
     return InferenceService.parse(body | ({"status": status} if status else {}))
 
 
+def unsupported_setting(field: str) -> dict[str, Any]:
+    """`spec.engine` with another value than the default of a field that other engines do not have (`UNSUPPORTED`)."""
+    others: dict[str, Any] = {"hostSize": "1Gi", "size": "1Gi", "speculativeDecoding": {"method": "NGram"}, "quantization": "Int4"}
+    others |= {"attentionBackend": "Native", "schedulingPolicy": "LongestPrefixMatch", "blockTokens": 128, "nodes": 2}
+    parent, _, last = field.rpartition(".")
+    value = {last: others.get(last, 99)}
+    return ({parent: value} if parent else value) | ({"tensorParallel": 2} if field == "nodes" else {})
+
+
 def deployment(
     component: str, wanted: int, *, ready: int | None = None, updated: int | None = None, conditions: Any = ()
 ) -> dict[str, Any]:

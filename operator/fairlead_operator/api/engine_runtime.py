@@ -1,0 +1,133 @@
+"""`spec.engine.runtime`: whose engine runs in the workers, and which settings of `spec.engine` each of them has.
+
+vLLM and SGLang run beside `fairlead-agent`, which speaks the worker's protocol for them. A setting that has an equal flag there is passed
+(children/engine_flags.py). Every other one is in `UNSUPPORTED`, from which the CEL rules, the same checks in Python and the support matrix
+of the documentation are made.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fairlead_operator.api.fields import Part, refuse, rule, rules
+
+Runtime = Literal["Fairlead", "VLLM", "SGLang"]
+ENGINES: tuple[Runtime, ...] = ("VLLM", "SGLang")
+"""Runtimes whose engine is not Fairlead's."""
+_ARGS = "put the engine's own flag into spec.engine.args"
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A field below `spec.engine` that must have its default, or a value of `allowed`, with these runtimes."""
+
+    field: str
+    instead: str
+    runtimes: tuple[Runtime, ...] = ENGINES
+    allowed: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        but = f" (except {', '.join(self.allowed)})" if self.allowed else ""
+        return f"spec.engine.{self.field}{but} is not for runtime {' and '.join(self.runtimes)}: {self.instead}"
+
+
+UNSUPPORTED = (
+    Unsupported("nodes", "a replica runs in one pod. Set nodes to 1 and spread it over the GPUs of one node with tensorParallel"),
+    Unsupported("kvCache.blockTokens", "the index has the engine's own blocks. Set spec.engine.kvCache.pageTokens"),
+    Unsupported("kvCache.hostSize", f"remove it, and {_ARGS} (--kv-offloading-size, --enable-hierarchical-cache)"),
+    Unsupported("kvCache.size", f"set spec.engine.kvCache.pages, or {_ARGS} (--mem-fraction-static)", ("SGLang",)),
+    Unsupported("speculativeDecoding", f"remove it, and {_ARGS}"),
+    Unsupported("quantization", "others quantize in Fairlead's engine. Name a quantized checkpoint in spec.model.uri", allowed=("FP8",)),
+    Unsupported("attentionBackend", f"set it to Auto, and {_ARGS} (--attention-backend)"),
+    Unsupported("threads", "set OMP_NUM_THREADS in spec.engine.env"),
+    Unsupported("warmupTokens", "remove it: new workers start with an empty KV cache"),
+    Unsupported("warmupTimeoutSeconds", "remove it: new workers start with an empty KV cache"),
+    Unsupported("itlTargetMilliseconds", "remove it: only Fairlead's scheduler sizes chunks by a latency"),
+    Unsupported("prefillMaxRequests", f"remove it, and {_ARGS}"),
+    Unsupported("maxWaitingRequests", "remove it: bound the queue in the routers with spec.slo"),
+    Unsupported("chunkedPrefillSize", "set spec.engine.maxPrefillTokens, which bounds the tokens of one step", ("VLLM",)),
+    Unsupported(
+        "schedulingPolicy",
+        "its waiting requests run by priority, then by arrival. Remove it",
+        ("VLLM",),
+        ("FirstComeFirstServed",),
+    ),
+)
+
+
+def engine_rules(engine: type[BaseModel]) -> list[dict[str, str]]:
+    """Return the CEL rules of `UNSUPPORTED` for the model of `spec.engine`."""
+    return [
+        rule(f"!(self.runtime in {_quote(one.runtimes)}) || {_condition(engine, one)}", one.message, path=f".{one.field}")
+        for one in UNSUPPORTED
+    ]
+
+
+def refuse_unsupported(engine: Any) -> None:
+    """Apply the same rules to a parsed `spec.engine`. Raises ValueError for the first that is broken."""
+    for one in UNSUPPORTED:
+        if engine.runtime in one.runtimes:
+            part, field = _look(engine, one.field)
+            value = getattr(part, field)
+            refuse(value not in (_default(type(part), field), *one.allowed), f"{one.message} (got {_shown(value)})")
+
+
+def _condition(engine: type[BaseModel], one: Unsupported) -> str:
+    part: Any = engine
+    *parents, last = one.field.split(".")
+    for name in parents:
+        part = type(_default(part, _attribute(part, name)))
+    default = _default(part, _attribute(part, last))
+    if default is None:
+        return f"!has(self.{one.field})"
+    if isinstance(default, str):
+        return f"self.{one.field} in {_quote((default, *one.allowed))}"
+    return f"self.{one.field} == {default}"
+
+
+def _look(part: Any, path: str) -> tuple[Any, str]:
+    """Return the model that holds the field at `path`, and the name of its attribute."""
+    *parents, last = path.split(".")
+    for name in parents:
+        part = getattr(part, _attribute(type(part), name))
+    return part, _attribute(type(part), last)
+
+
+def _attribute(part: type[BaseModel], alias: str) -> str:
+    return next(name for name, field in part.model_fields.items() if field.alias == alias)
+
+
+def _default(part: type[BaseModel], attribute: str) -> Any:
+    return part.model_fields[attribute].get_default(call_default_factory=True)
+
+
+def _quote(values: tuple[str, ...]) -> str:
+    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+def _shown(value: object) -> str:
+    return "a section" if isinstance(value, BaseModel) else str(value)
+
+
+_ONE_VALUE = "spec.engine.env: each variable needs exactly one of value and valueFrom"
+
+
+class EnvironmentVariable(Part):
+    """A variable of the engine's container."""
+
+    model_config = ConfigDict(json_schema_extra=rules(rule("has(self.value) != has(self.valueFrom)", _ONE_VALUE)))
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(description="Name.")
+    value: Annotated[str, Field(max_length=4096)] | None = Field(None, description="Value; may be empty.")
+    value_from: dict[str, Any] | None = Field(
+        None,
+        description="Source of the value, such as secretKeyRef, as in a PodSpec.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 1, "additionalProperties": False},
+    )
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Self:
+        refuse((self.value is None) == (self.value_from is None), f"{_ONE_VALUE} ({self.name})")
+        return self
