@@ -1,0 +1,43 @@
+"""The agent's own metrics, beside the engine's."""
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+
+from fairlead_agent.kv.follower import Follower
+from fairlead_agent.state import Agent
+
+
+class AgentMetrics:
+    """Gauges read at scrape time, in their own registry."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.follower: Follower | None = None
+        """Follower of the current engine process; None: the engine is not ready, or it has no events."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(namespace="fairlead_agent", registry=self.registry)
+        for name, text, value in (
+            ("fairlead_engine_ready", "1 if the engine is ready.", lambda: float(agent.is_serving)),
+            ("fairlead_http_requests_in_flight", "Inference requests being answered.", lambda: float(agent.in_flight)),
+            ("fairlead_index_joined", "1 while this worker is in the index, as far as it knows; 0 without an index.", self._joined),
+            ("fairlead_index_full", "1 while Redis has no room for new blocks of this worker.", self._full),
+            ("fairlead_kv_pages", "KV pages in all.", lambda: float(agent.stats.blocks)),
+            ("fairlead_kv_cached_pages", "KV pages that the prefix cache holds.", lambda: float(len(agent.blocks or ()))),
+            ("fairlead_backlog_tokens", "Prompt tokens submitted and not computed yet.", lambda: float(agent.load().backlog_tokens)),
+            ("fairlead_prefill_tokens_per_second", "Measured prefill rate.", lambda: agent.pace.tokens_per_second),
+            ("fairlead_agent_kv_event_batches", "Batches of KV events applied since the engine's start.", self._count("batches")),
+            ("fairlead_agent_kv_event_batches_replayed", "Batches that came by replay.", self._count("replayed")),
+            ("fairlead_agent_kv_event_gaps", "Gaps that replay could not fill.", self._count("gaps")),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(value)
+        self._agent = agent
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _joined(self) -> float:
+        return float(self._agent.publisher is not None and self._agent.publisher.is_joined)
+
+    def _full(self) -> float:
+        return float(self._agent.publisher is not None and self._agent.publisher.is_full)
+
+    def _count(self, name: str):  # type: ignore[no-untyped-def]
+        return lambda: float(getattr(self.follower, name)) if self.follower is not None else 0.0
