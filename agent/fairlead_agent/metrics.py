@@ -1,6 +1,10 @@
 """The agent's own metrics, beside the engine's."""
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from fairlead_agent.kv.follower import Follower
 from fairlead_agent.state import Agent
@@ -23,12 +27,14 @@ class AgentMetrics:
             ("fairlead_kv_cached_pages", "KV pages that the prefix cache holds.", lambda: float(len(agent.blocks or ()))),
             ("fairlead_backlog_tokens", "Prompt tokens submitted and not computed yet.", lambda: float(agent.load().backlog_tokens)),
             ("fairlead_prefill_tokens_per_second", "Measured prefill rate.", lambda: agent.pace.tokens_per_second),
-            ("fairlead_agent_kv_event_batches", "Batches of KV events applied since the engine's start.", self._count("batches")),
-            ("fairlead_agent_kv_event_batches_replayed", "Batches that came by replay.", self._count("replayed")),
-            ("fairlead_agent_kv_event_gaps", "Gaps that replay could not fill.", self._count("gaps")),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
+        self.registry.register(_Counters(self))
         self._agent = agent
+
+    @property
+    def removed_blocks(self) -> int:
+        return self._agent.blocks.removed if self._agent.blocks is not None else 0
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -39,5 +45,19 @@ class AgentMetrics:
     def _full(self) -> float:
         return float(self._agent.publisher is not None and self._agent.publisher.is_full)
 
-    def _count(self, name: str):  # type: ignore[no-untyped-def]
-        return lambda: float(getattr(self.follower, name)) if self.follower is not None else 0.0
+
+class _Counters(Collector):
+    """Counters of the current engine process."""
+
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        follower = self._metrics.follower
+        for name, text, value in (
+            ("kv_event_batches", "Batches of KV events applied since the engine's start.", follower.batches if follower else 0),
+            ("kv_event_batches_replayed", "Batches of KV events that came by replay.", follower.replayed if follower else 0),
+            ("kv_event_gaps", "Gaps in the KV events that replay could not fill.", follower.gaps if follower else 0),
+            ("kv_blocks_removed", "KV blocks that the engine evicted.", self._metrics.removed_blocks),
+        ):
+            yield CounterMetricFamily(f"fairlead_agent_{name}", text, value=value)

@@ -32,7 +32,7 @@ def namespace() -> str:
 
 async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str = "") -> None:
     async with asyncio.timeout(LIMIT):
-        while not (await found if isinstance(found := holds(), Awaitable) else found):
+        while not (await found if isinstance(found := holds(), Awaitable) else found):  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.01)
 
 

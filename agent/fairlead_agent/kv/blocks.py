@@ -53,6 +53,8 @@ class EngineBlocks:
         self._blocks: dict[EngineHash, _Block] = {}
         self._group: int | None = None
         self._other_groups: set[int] = set()
+        self.removed = 0
+        """Blocks that the engine has evicted."""
         self.claimed: set[int] = set()
         """Index hashes that the index has now."""
 
@@ -190,6 +192,7 @@ class EngineBlocks:
                 else:
                     del block.copies[which]
             if not block.copies:
+                self.removed += 1
                 self._withdraw(block)
                 self._prune(block)
 
