@@ -62,6 +62,8 @@ class Tally:
     returned: int = 0
     later_turns: int = 0
     failed: int = 0
+    unpredicted: int = 0
+    """Requests that the router sent without an answer of the index."""
     kinds: Counter[str] = field(default_factory=Counter)
 
 
@@ -164,9 +166,11 @@ async def play(session: aiohttp.ClientSession, url: str, options: Any, tally: Ta
                 tally.failed += 1
                 print(answer.status, str(document)[:300])
                 return
-            predicted = int(answer.headers.get("x-fairlead-predicted-tokens", 0))
             cached = int(answer.headers["x-fairlead-cached-tokens"])
-            tally.differences.append(predicted - cached)
+            if (predicted := answer.headers.get("x-fairlead-predicted-tokens")) is None:
+                tally.unpredicted += 1
+            else:
+                tally.differences.append(int(predicted) - cached)
             tally.cached, tally.prompt = tally.cached + cached, tally.prompt + document["usage"]["prompt_tokens"]
             tally.kinds["adapter" if chat.model != MODEL else "base"] += 1
             tally.kinds["salted"] += bool(chat.salt)
@@ -190,6 +194,7 @@ async def play(session: aiohttp.ClientSession, url: str, options: Any, tally: Ta
                 chat = draw.choice(waiting)
                 active.remove(chat)
             await turn(chat)
+            await asyncio.sleep(options.pause)
             if len(chat.pods) < chat.turns and len(chat.messages) < 12:
                 active.append(chat)
 
@@ -233,6 +238,7 @@ async def run(options: Any, scratch: Path) -> dict[str, Any]:
     return {
         "requests": len(tally.differences),
         "failed": tally.failed,
+        "unpredicted": tally.unpredicted,
         "within_one_block": within / count,
         "exact": sum(not difference for difference in tally.differences) / count,
         "over": sum(difference > options.block for difference in tally.differences),
@@ -261,6 +267,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="number of requests")
     parser.add_argument("--chats", type=int, default=12, help="conversations that take turns")
     parser.add_argument("--concurrency", type=int, default=2, help="requests at a time")
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds between a client's requests")
     parser.add_argument("--block", type=int, default=32, help="tokens of a KV block")
     parser.add_argument("--blocks", type=int, default=200, help="KV blocks of each engine")
     parser.add_argument("--seed", type=int, default=1, help="seed of the conversations")
