@@ -36,7 +36,20 @@ MODEL, ADAPTERS = "tiny", ("sql", "poems")
 PODS = 2
 MIN_WITHIN, MIN_RETURNED = 0.99, 0.9
 READY_SECONDS = 900.0
-WORDS = ("fox", "lazy", "dog", "wizards", "potions", "moonlight", "rivers", "the quick brown", "jumps over", "while seven", "brew", "near old")
+WORDS = (
+    "fox",
+    "lazy",
+    "dog",
+    "wizards",
+    "potions",
+    "moonlight",
+    "rivers",
+    "the quick brown",
+    "jumps over",
+    "while seven",
+    "brew",
+    "near old",
+)
 
 
 @dataclass
@@ -269,7 +282,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=2, help="requests at a time")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between a client's requests")
     parser.add_argument("--block", type=int, default=32, help="tokens of a KV block")
-    parser.add_argument("--blocks", type=int, default=200, help="KV blocks of each engine")
+    parser.add_argument("--blocks", type=int, default=400, help="KV blocks of each engine")
     parser.add_argument("--seed", type=int, default=1, help="seed of the conversations")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where vLLM's environment and the model are kept")
     options = parser.parse_args()

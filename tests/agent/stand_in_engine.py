@@ -1,5 +1,6 @@
 """A server with vLLM's HTTP and KV events and a model of its cache, without a model: in this process, or as a program to kill."""
 
+import argparse
 import asyncio
 import json
 import sys
@@ -48,8 +49,8 @@ def write_model(folder: Path) -> Path:
 class StandInEngine:
     """`blocks`: size of the cache. Requests take `seconds`, in which a stream sends four tokens."""
 
-    def __init__(self, events: str, replay: str, *, blocks: int = 200, port: int = 0, seed: int = 0) -> None:
-        self.pool = Pool(blocks, seed)
+    def __init__(self, events: str, replay: str, *, blocks: int = 200, port: int = 0, model: str = MODEL) -> None:
+        self.pool, self.model = Pool(blocks), model
         self.events, self.replay, self.blocks, self.port = events, replay, blocks, port
         self.bodies: list[dict] = []
         self.headers: list[dict[str, str]] = []
@@ -109,8 +110,8 @@ class StandInEngine:
         return web.Response(text=text)
 
     async def _models(self, request: web.Request) -> web.Response:
-        base = {"id": MODEL, "root": "/model", "parent": None, "max_model_len": 4096}
-        adapters = [{"id": name, "root": f"/adapters/{name}", "parent": MODEL} for name in self.adapters]
+        base = {"id": self.model, "root": "/model", "parent": None, "max_model_len": 4096}
+        adapters = [{"id": name, "root": f"/adapters/{name}", "parent": self.model} for name in self.adapters]
         return web.json_response({"object": "list", "data": [base, *adapters]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -128,7 +129,7 @@ class StandInEngine:
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         tokens = self._tokens(body)
-        adapter = body["model"] if body.get("model") != MODEL else ""
+        adapter = body["model"] if body.get("model") != self.model else ""
         salt = body.get("cache_salt") or ""
         cached = self.pool.cached_blocks(tokens[:-1], adapter, salt) * BLOCK
         blocks = self.pool.start(tokens, adapter, salt)
@@ -163,10 +164,22 @@ class StandInEngine:
         return answer
 
 
-async def _run(port: int, events: str, replay: str) -> None:
-    await StandInEngine(events, replay, port=port).start()
+async def _run() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name", default=MODEL)
+    parser.add_argument("--kv-events-config", type=json.loads)
+    options, _ = parser.parse_known_args()
+    config = options.kv_events_config
+    await StandInEngine(config["endpoint"], config["replay_endpoint"], port=options.port, model=options.served_model_name).start()
     await asyncio.Event().wait()
 
 
+def command(port: int, events: str, replay: str) -> list[str]:
+    """Return the command line of a stand-in as a process, with vLLM's flags."""
+    config = json.dumps({"endpoint": events, "replay_endpoint": replay})
+    return [sys.executable, "-m", "tests.agent.stand_in_engine", "serve", "--port", str(port), "--kv-events-config", config]
+
+
 if __name__ == "__main__":
-    asyncio.run(_run(int(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    asyncio.run(_run())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.agent.conftest import RunningAgent, eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
-from tests.agent.stand_in_engine import FORMAT, StandInEngine, write_model
+from tests.agent.stand_in_engine import FORMAT, StandInEngine, command, write_model
 from tests.servers.redis_server import RedisServer, free_port
 
 from fairlead_common.prompts.encoder import PromptEncoder, digest
@@ -84,9 +84,8 @@ async def test_a_draining_worker_leaves_the_index_before_its_streams_end(tmp_pat
 
 async def test_a_killed_engine_leaves_the_index_and_returns_empty(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
     events, replay, port = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay", free_port()
-    command = [sys.executable, "-m", "tests.agent.stand_in_engine", str(port), events, replay]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    engine = await asyncio.create_subprocess_exec(*command, env=env)
+    engine = await asyncio.create_subprocess_exec(*command(port, events, replay), env=env)
     reader = IndexReader(redis.url, namespace, deadline=5.0)
     settings = {"redis_url": redis.url, "index_namespace": namespace}
     try:
@@ -99,7 +98,7 @@ async def test_a_killed_engine_leaves_the_index_and_returns_empty(tmp_path: Path
                 await engine.wait()
                 await eventually(lambda: _has(reader, 0))
                 assert not agent.agent.is_serving
-                engine = await asyncio.create_subprocess_exec(*command, env=env)
+                engine = await asyncio.create_subprocess_exec(*command(port, events, replay), env=env)
                 await eventually(lambda: _has(reader, 1))
                 assert await found(reader, agent, PROMPTS[0]) == 0
     finally:
@@ -128,9 +127,10 @@ async def test_the_agent_runs_an_engine_and_ends_with_it(tmp_path: Path) -> None
     events, replay, port, own = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay", free_port(), free_port()
     flags = ["--model", str(write_model(tmp_path / "model")), "--engine-url", f"http://127.0.0.1:{port}", "--kv-events", events]
     flags += ["--kv-replay", replay, "--host", "127.0.0.1", "--port", str(own), "--termination-log", str(tmp_path / "why")]
-    engine = [sys.executable, "-m", "tests.agent.stand_in_engine", str(port), events, replay]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    agent = await asyncio.create_subprocess_exec(sys.executable, "-m", "fairlead_agent.main", *flags, "--", *engine, env=env)
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_agent.main", *flags, "--", *command(port, events, replay), env=env
+    )
     try:
         await eventually(lambda: _answers(own, "/ready"))
         agent.send_signal(signal.SIGTERM)
@@ -147,8 +147,8 @@ async def test_an_engine_that_cannot_start_is_the_reason_of_the_failure(tmp_path
     flags = ["--model", str(tmp_path), "--host", "127.0.0.1", "--port", str(free_port()), "--termination-log", str(tmp_path / "why")]
     script = "raise RuntimeError('no memory for the KV cache')"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
-    agent = await asyncio.create_subprocess_exec(*command, env=env)
+    program = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
+    agent = await asyncio.create_subprocess_exec(*program, env=env)
     async with asyncio.timeout(20):
         assert await agent.wait() == 1
     reason = (tmp_path / "why").read_text()
