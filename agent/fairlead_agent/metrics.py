@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,7 +17,6 @@ class AgentMetrics:
         self.follower: Follower | None = None
         """Follower of the current engine process; None: the engine is not ready, or it has no events."""
         self.registry = CollectorRegistry()
-        ProcessCollector(namespace="fairlead_agent", registry=self.registry)
         for name, text, value in (
             ("fairlead_engine_ready", "1 if the engine is ready.", lambda: float(agent.is_serving)),
             ("fairlead_http_requests_in_flight", "Inference requests being answered.", lambda: float(agent.in_flight)),
@@ -55,9 +54,8 @@ class _Counters(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         follower = self._metrics.follower
         for name, text, value in (
-            ("kv_event_batches", "Batches of KV events applied since the engine's start.", follower.batches if follower else 0),
-            ("kv_event_batches_replayed", "Batches of KV events that came by replay.", follower.replayed if follower else 0),
-            ("kv_event_gaps", "Gaps in the KV events that replay could not fill.", follower.gaps if follower else 0),
-            ("kv_blocks_removed", "KV blocks that the engine evicted.", self._metrics.removed_blocks),
+            ("agent_kv_event_batches_replayed", "Batches of KV events that came by replay.", follower.replayed if follower else 0),
+            ("agent_kv_event_gaps", "Gaps in the KV events that replay could not fill.", follower.gaps if follower else 0),
+            ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", self._metrics.removed_blocks),
         ):
-            yield CounterMetricFamily(f"fairlead_agent_{name}", text, value=value)
+            yield CounterMetricFamily(f"fairlead_{name}", text, value=value)

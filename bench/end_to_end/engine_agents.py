@@ -270,7 +270,7 @@ async def removed_blocks(session: aiohttp.ClientSession, url: str) -> int:
     """Return how many blocks an engine has evicted."""
     async with session.get(f"{url}/metrics") as answer:
         for line in (await answer.text()).splitlines():
-            if line.startswith("fairlead_agent_kv_blocks_removed_total "):
+            if line.startswith("fairlead_evicted_pages_total "):
                 return int(float(line.split()[1]))
     return 0
 
@@ -279,8 +279,8 @@ def main() -> None:
     parser = make_parser(__name__, __doc__)
     parser.add_argument("--requests", type=int, default=2000, help="number of requests")
     parser.add_argument("--chats", type=int, default=12, help="conversations that take turns")
-    parser.add_argument("--concurrency", type=int, default=2, help="requests at a time")
-    parser.add_argument("--pause", type=float, default=0.05, help="seconds between a client's requests")
+    parser.add_argument("--concurrency", type=int, default=3, help="requests at a time")
+    parser.add_argument("--pause", type=float, default=0.3, help="seconds between a client's requests")
     parser.add_argument("--block", type=int, default=32, help="tokens of a KV block")
     parser.add_argument("--blocks", type=int, default=400, help="KV blocks of each engine")
     parser.add_argument("--seed", type=int, default=1, help="seed of the conversations")

@@ -16,7 +16,7 @@ from tests.servers.redis_server import RedisServer
 from fairlead_agent.config import AgentConfig
 from fairlead_agent.server import AgentServer
 
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")

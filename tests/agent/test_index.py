@@ -134,7 +134,7 @@ async def test_the_agent_runs_an_engine_and_ends_with_it(tmp_path: Path) -> None
     try:
         await eventually(lambda: _answers(own, "/ready"))
         agent.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await agent.wait() == 0
         assert not await _answers(port, "/health"), "the engine has ended too"
     finally:
@@ -149,7 +149,7 @@ async def test_an_engine_that_cannot_start_is_the_reason_of_the_failure(tmp_path
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
     agent = await asyncio.create_subprocess_exec(*program, env=env)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await agent.wait() == 1
     reason = (tmp_path / "why").read_text()
     assert "exit status 1" in reason
