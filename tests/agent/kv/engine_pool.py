@@ -97,6 +97,14 @@ class Pool:
 
         return {self._index_hash[name] for name in held if is_usable(name)}
 
+    def chains(self) -> dict[int, list[int]]:
+        """Return each block that was ever computed, with the hashes of its whole prefix."""
+        found: dict[int, list[int]] = {}
+        for name, value in self._index_hash.items():
+            above = self._parent[name]
+            found[value] = [*(found[self._index_hash[above]] if above is not None else []), value]
+        return found
+
     def cached_blocks(self, tokens: list[int], adapter: str = "", salt: str = "") -> int:
         names = self._names(tokens, adapter, salt)
         return next((index for index, name in enumerate(names) if not self._of_content.get(name)), len(names))
