@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -158,6 +158,10 @@ bench-router-engines: install ## benchmark routing with real engines, below and 
 	$(RUN) end_to_end/overload $(BENCH) --json bench/results/end_to_end/overload.json
 	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
+
+bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, and the index with an engine's cache after faults (a quarter of an hour, longer the first time); writes bench/results/
+	$(RUN) index/engine_events $(BENCH) --json bench/results/index/engine_events.json
+	$(RUN) end_to_end/engine_agents $(BENCH) --json bench/results/end_to_end/engine_agents.json
 
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (a quarter of an hour; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json
