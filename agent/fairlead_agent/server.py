@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import zmq
 from aiohttp import web
 
 from fairlead_agent.config import AgentConfig
@@ -187,7 +188,10 @@ class AgentServer:
         follower: Follower | None = None
         if format is not None and config.kv_events:
             agent.blocks = EngineBlocks(self._block, agent.root_of, agent.publisher)
-            follower = self._metrics.follower = Follower(config.kv_events, config.kv_replay, config.kv_topic, agent.blocks)
+            try:
+                follower = self._metrics.follower = Follower(config.kv_events, config.kv_replay, config.kv_topic, agent.blocks)
+            except zmq.ZMQError as error:
+                self._fail(f"--kv-events {config.kv_events} cannot be used: {error}")
         if not agent.draining:
             agent.publisher.start()
         return follower

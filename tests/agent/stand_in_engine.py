@@ -57,6 +57,8 @@ class StandInEngine:
         self.cancelled = 0
         self.extra_token = False
         """Tokenize otherwise than the files say."""
+        self.is_dead = False
+        """Answer as vLLM's API process does after its engine process has ended."""
         self.release = asyncio.Event()
         self.release.set()
         self.adapters = ["sql"]
@@ -123,6 +125,9 @@ class StandInEngine:
         return [*tokens, *([0] if self.extra_token else [])]
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if self.is_dead:
+            message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            return web.json_response({"error": {"message": message, "type": "InternalServerError", "code": 500}}, status=500)
         body = await request.json()
         assert isinstance(request.transport, asyncio.Transport)
         self._transports.add(request.transport)

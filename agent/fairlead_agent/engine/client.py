@@ -11,6 +11,9 @@ from fairlead_agent.engine.metrics import EngineStats, read_stats
 from fairlead_agent.engine.tokenizer import Differs, samples
 from fairlead_common.prompts.encoder import PromptFormat
 
+KEEP_ALIVE_SECONDS = 3.0
+"""Shorter than vLLM keeps an idle connection (5 s): a server that closes first races with a new request."""
+
 
 class EngineGone(Exception):
     """The engine refuses connections: it has not started yet, or it has ended."""
@@ -40,7 +43,7 @@ class EngineClient:
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),

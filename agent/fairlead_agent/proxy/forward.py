@@ -38,6 +38,9 @@ _LORA = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _UNKNOWN_PATH = (b'{"detail":"Not Found"}', b'{"detail":"Method Not Allowed"}')
 """FastAPI's answers for a path that an engine does not have. A model that it does not have gets another document."""
 
+_ENGINE_DEAD = b"EngineCore encountered an issue"
+"""In vLLM's 500 for requests that it had when its engine process ended. Its API process ends soon after."""
+
 
 class Forwarder:
     """Sends requests to the engine."""
@@ -131,6 +134,8 @@ class Forwarder:
             return self.refusal(path, 503, f"{self._agent.config.runtime_name} ended within its answer", {RETRY: LOST})
         if pending is not None:
             self._record_answer(pending, response.status == 200)
+        if response.status >= 500 and _ENGINE_DEAD in data:
+            return self.refusal(path, 503, f"{self._agent.config.runtime_name} has ended", {RETRY: LOST})
         if response.status in (404, 405) and data in _UNKNOWN_PATH:
             return self.refusal(
                 path, 501, f"{self._agent.config.runtime_name} does not serve {request.method} {path}", code="not_implemented"

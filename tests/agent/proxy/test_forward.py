@@ -3,13 +3,14 @@
 import asyncio
 import gzip
 import json
+import socket
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.agent.conftest import eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
-from tests.agent.stand_in_engine import FORMAT
+from tests.agent.stand_in_engine import FORMAT, StandInEngine
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
@@ -92,6 +93,23 @@ async def test_a_path_that_the_engine_lacks_is_501_with_its_name(tmp_path: Path)
         assert answer.json()["error"]["message"] == "vLLM does not serve POST /v1/messages"
 
 
+async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        engine.is_dead = True
+        answer = await agent.complete(PROMPT)
+        assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
+
+
+async def test_an_endpoint_that_cannot_be_bound_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        async with running_agent(tmp_path, engine.url, endpoint) as agent:
+            async with asyncio.timeout(60):
+                assert f"--kv-events {endpoint} cannot be used: Address" in await agent.task
+    await engine.stop()
+
+
 async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: Path) -> None:
     async with pair(tmp_path) as (engine, agent):
         engine.release.clear()
@@ -156,8 +174,6 @@ async def test_without_an_engine_requests_go_to_another_worker(tmp_path: Path) -
 async def test_another_tokenization_of_the_engine_leaves_no_prompt_format(tmp_path: Path) -> None:
     """Hashes of other tokens would claim prefixes that the engine does not have."""
     events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    from tests.agent.stand_in_engine import StandInEngine
-
     engine = StandInEngine(events, replay)
     engine.extra_token = True
     await engine.start()
