@@ -58,8 +58,11 @@ async def running_agent(folder: Path, engine_url: str, events: str = "", replay:
     port = listener.getsockname()[1]
     given = {"model": str(write_model(folder / "model")), "engine_url": engine_url, "kv_events": events, "kv_replay": replay}
     given |= {"host": "127.0.0.1", "port": port, "pod_name": "pod-0", "advertise": f"127.0.0.1:{port}", "drain_timeout": 5}
+    listeners = [listener]
+    if "admin_port" in settings:
+        listeners.append(socket.create_server(("127.0.0.1", settings["admin_port"])))
     config = AgentConfig(**given | settings, _cli_parse_args=[])
-    server = AgentServer(config, [listener], [])
+    server = AgentServer(config, listeners, [])
     task = asyncio.create_task(server.run())
     running = RunningAgent(server, task, port)
     try:

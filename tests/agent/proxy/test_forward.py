@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,9 @@ import pytest
 from tests.agent.conftest import eventually, pair, running_agent
 from tests.agent.kv.engine_pool import BLOCK
 from tests.agent.stand_in_engine import FORMAT, StandInEngine
+from tests.servers.redis_server import free_port
 
+from fairlead_agent.proxy.app import HUNG_SECONDS
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_index.hashing import token_bytes
 from fairlead_index.salts import cache_salt
@@ -158,6 +161,34 @@ async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:
         assert 'vllm:num_requests_waiting{engine="0",model_name="stand-in"} 3.0' in metrics
         assert 'fairlead_num_requests_waiting{engine="0",model_name="stand-in"} 3.0' in metrics
         assert "fairlead_engine_ready 1.0" in metrics
+
+
+async def test_an_admin_port_takes_the_paths_that_are_not_for_clients(tmp_path: Path) -> None:
+    admin = free_port()
+    async with pair(tmp_path, admin_port=admin) as (engine, agent):
+        url = f"http://127.0.0.1:{admin}"
+        for path in ("/load", "/metrics", "/internal/prompt-format", "/engine/health", "/ready", "/health"):
+            assert (await agent.client.get(url + path)).status_code == 200, path
+        for path in ("/load", "/metrics", "/internal/prompt-format", "/internal/drain", "/engine/health", "/reset_prefix_cache", "/docs"):
+            assert (await agent.client.get(path)).status_code == 404, path
+        assert (await agent.complete(PROMPT)).status_code == 200
+        body = {"model": "stand-in", "prompt": PROMPT}
+        assert (await agent.client.post(f"{url}/v1/completions", json=body)).status_code == 404
+        for port in (url, ""):
+            assert len((await agent.client.post(f"{port}/tokenize", json=body)).json()["tokens"]) == len(PROMPT)
+        await engine.stop()
+        await eventually(lambda: agent.agent.phase == "starting")
+        assert (await agent.client.get("/health")).status_code == 503
+        for path in ("/health", "/engine/health"):
+            assert (await agent.client.get(url + path)).status_code == 200, "a missing engine is no reason to restart the agent"
+        await engine.start()
+
+
+async def test_a_hung_engine_is_reported_to_its_liveness_probe(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        assert (await agent.client.get("/engine/health")).status_code == 200
+        agent.agent.silent_since = time.monotonic() - HUNG_SECONDS
+        assert (await agent.client.get("/engine/health")).status_code == 503
 
 
 async def test_without_an_engine_requests_go_to_another_worker(tmp_path: Path) -> None:
