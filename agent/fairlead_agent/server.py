@@ -15,7 +15,7 @@ from aiohttp import web
 from fairlead_agent.config import AgentConfig
 from fairlead_agent.engine.client import EngineClient, EngineGone, EngineSilent, Model
 from fairlead_agent.engine.process import EngineProcess
-from fairlead_agent.engine.tokenizer import NoFormat, find_folder, read_format
+from fairlead_agent.engine.tokenizer import CHAT_SAMPLE, NoFormat, find_folder, read_format
 from fairlead_agent.kv.blocks import EngineBlocks
 from fairlead_agent.kv.follower import Follower
 from fairlead_agent.kv.publisher import Publisher
@@ -208,7 +208,9 @@ class AgentServer:
             difference, reason = None, str(error)
         else:
             reason = f"the engine tokenizes otherwise ({difference})"
-            if difference is None:
+            if difference is None or difference.what == CHAT_SAMPLE:
+                if difference is not None:  # the text's tokens are equal: only the rendering of the template differs
+                    log.warning("the engine renders chats otherwise (%s): routers ask its /tokenize", difference)
                 return format, ""
         log.warning("routers send text and cannot route by prefix: %s", reason)
         return None, reason

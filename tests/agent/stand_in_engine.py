@@ -55,8 +55,8 @@ class StandInEngine:
         self.bodies: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
-        self.extra_token = False
-        """Tokenize otherwise than the files say."""
+        self.extra_token = ""
+        """Tokenize otherwise than the files say: `all` prompts, or each `chat`."""
         self.is_dead = False
         """Answer as vLLM's API process does after its engine process has ended."""
         self.release = asyncio.Event()
@@ -122,7 +122,7 @@ class StandInEngine:
     def _tokens(self, body: dict) -> list[int]:
         messages = body.get("messages")
         tokens = self._encoder.encode_chat(messages) if messages else self._encoder.encode_text(body["prompt"])
-        return [*tokens, *([0] if self.extra_token else [])]
+        return [*tokens, *([0] if self.extra_token == "all" or (self.extra_token == "chat" and messages) else [])]
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self.is_dead:

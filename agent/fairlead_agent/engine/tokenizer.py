@@ -13,6 +13,7 @@ from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat, digest
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SAMPLE_TEXT = "Zürich, 1 + 1 = 2:\n\n\tdef f(x): return x  # 你好 🙂"
+TEXT_SAMPLE, CHAT_SAMPLE = "text", "chat"
 SAMPLE_CHAT = (
     [{"role": "user", "content": "Hello."}],
     [
@@ -93,11 +94,11 @@ def samples(format: PromptFormat) -> list[tuple[dict[str, Any], str, list[int]]]
         text = encoder.encode_text(SAMPLE_TEXT).tolist()
     except PromptError as error:
         raise NoFormat(f"the tokenizer's files cannot be used: {error}") from error
-    found: list[tuple[dict[str, Any], str, list[int]]] = [({"model": model, "prompt": SAMPLE_TEXT}, "text", text)]
+    found: list[tuple[dict[str, Any], str, list[int]]] = [({"model": model, "prompt": SAMPLE_TEXT}, TEXT_SAMPLE, text)]
     for messages in SAMPLE_CHAT if format.chat_template else ():
         with contextlib.suppress(PromptError):  # some templates refuse system messages
             tokens = encoder.encode_chat(messages).tolist()
-            found.append(({"model": model, "messages": messages, "add_generation_prompt": True}, "chat", tokens))
+            found.append(({"model": model, "messages": messages, "add_generation_prompt": True}, CHAT_SAMPLE, tokens))
     return found
 
 
