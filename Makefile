@@ -16,7 +16,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server registry chromium screenshots clients kubernetes demo test test-isa test-arm image-arm lint format e2e e2e-long soak gpu-check gpu-bundle bench bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-agents bench-operator crash-matrix crds chart-readme docs requirements sbom release audit bench-router-engines protos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -77,7 +77,7 @@ image-arm: ## build the worker image for Arm and serve a tiny model from it, in 
 lint: install ## check with ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead bench release
+	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator agent/fairlead_agent cli/fairlead bench release
 	$(BIN)/lint-imports
 
 format: install ## format the code, and fix what ruff can fix
@@ -159,6 +159,10 @@ bench-router-engines: install ## benchmark routing with real engines, below and 
 	$(RUN) end_to_end/batch_interference $(BENCH) --json bench/results/end_to_end/batch_interference.json
 	$(RUN) end_to_end/faults $(BENCH) --json bench/results/end_to_end/faults.json
 
+bench-agents: install ## compare predicted with actual cached tokens of two vLLM engines behind agents, and the index with an engine's cache after faults (a quarter of an hour, longer the first time); writes bench/results/
+	$(RUN) index/engine_events $(BENCH) --json bench/results/index/engine_events.json
+	$(RUN) end_to_end/engine_agents $(BENCH) --json bench/results/end_to_end/engine_agents.json
+
 bench-operator: install ## benchmark the operator with 1, 100 and 1,000 services of five pods against its limits (about 20 minutes; BENCH=--quick: a short trial run); writes bench/results/operator/scale.json
 	$(RUN) operator/scale $(BENCH) --json bench/results/operator/scale.json
 
@@ -182,7 +186,7 @@ requirements: ## pin every dependency with hashes; fails if the images' have no 
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt -c requirements/constraints.in
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker --extra tracing pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu --extra worker --extra tracing pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator --extra tracing pyproject.toml -o requirements/control.txt -c requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator --extra agent --extra tracing pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/openapi_client/requirements.in -o tests/api/openapi_client/requirements.txt

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-OURS = ("fairlead", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker")
+OURS = ("fairlead", "fairlead_agent", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker")
 
 
 def fairlead() -> None:
@@ -27,6 +27,10 @@ def router() -> None:
 
 def batch() -> None:
     _run("fairlead-batch", "fairlead_router.batch.main", "router")
+
+
+def agent() -> None:
+    _run("fairlead-agent", "fairlead_agent.main", "agent")
 
 
 def worker() -> None:

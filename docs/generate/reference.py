@@ -19,6 +19,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
+from fairlead_agent.config import AgentConfig
+from fairlead_agent.metrics import AgentMetrics
+from fairlead_agent.state import Agent
 from fairlead_common.canary_split import SplitReport
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_operator.api import InferenceService, InvalidManifest
@@ -290,7 +293,7 @@ def worker_flags_page() -> str:
 
 
 def registries() -> Iterator[tuple[str, CollectorRegistry]]:
-    """Yield the registries of a worker, a router and the operator, as these processes make them."""
+    """Yield the registries of each process, as it makes them."""
     ready = Ready(max_model_len=64, page_size=16, pages=8, model_digest="d", vocabulary_size=10)
     engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(drafts=Drafts()), start_up=StartUp(0.0), ready=ready), serving=True)
     router = RouterMetrics(WorkerTable())
@@ -302,6 +305,8 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
     operator.register_sources(lambda: True, lambda: 0.0, lambda: 0, list)
     yield "Router", router.registry
     yield "Worker", WorkerMetrics(engine, "m").registry
+    agent = Agent(AgentConfig(model="m"), "127.0.0.1:8000")
+    yield "Agent", AgentMetrics(agent).registry
     yield "Batch server", BatchMetrics().registry
     yield "Operator", operator.registry
 
@@ -394,6 +399,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ("reference/inferenceservice.md", crd_page()),
         ("reference/engines.md", engines_page()),
         ("reference/worker-flags.md", worker_flags_page()),
+        ("reference/agent-flags.md", flags_page("fairlead-agent", AgentConfig)),
         ("reference/router-flags.md", flags_page("fairlead-router", RouterConfig)),
         ("reference/batch-flags.md", flags_page("fairlead-batch", BatchConfig)),
         ("reference/operator-flags.md", flags_page("fairlead-operator", OperatorConfig)),

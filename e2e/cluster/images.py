@@ -21,7 +21,7 @@ from .paths import CHECKOUT, cache_root, content_key, locked
 
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = "ca-certificates,curl,procps,python3,python3-venv,python-is-python3,redis-server"
-PACKAGES = ("common", "index", "worker", "router", "operator", "cli")
+PACKAGES = ("common", "index", "worker", "router", "operator", "agent", "cli")
 WORKER_SOURCES = (
     "pyproject.toml",
     "hatch_build.py",

@@ -28,6 +28,7 @@ def run_without(package: str, script: str, *arguments: str) -> subprocess.Comple
         ("kopf", "fairlead-operator", ["--help"], "operator"),
         ("httptools", "fairlead-router", ["--help"], "router"),
         ("uvloop", "fairlead-worker", ["--help"], "worker"),
+        ("zmq", "fairlead-agent", ["--help"], "agent"),
         ("torch", "fairlead", ["make-model", "MODEL"], "local"),
         ("kubernetes", "kubectl-fairlead", ["status"], "operator"),
     ],

@@ -19,8 +19,17 @@ from fairlead_operator.api.owned_flags import ENGINE_FLAGS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WORDS, CODE_COLUMNS = 1_500, 90
-OTHER_PROGRAMS_FLAGS = {"cascade", "location", "reset-then-reuse-values", "reuse-values", "set", "skip-tests", "take-ownership"}
-"""Flags of helm, kubectl and curl that the pages explain."""
+OTHER_PROGRAMS_FLAGS = {
+    "cascade",
+    "data-parallel-size",
+    "location",
+    "reset-then-reuse-values",
+    "reuse-values",
+    "set",
+    "skip-tests",
+    "take-ownership",
+}
+"""Flags of helm, kubectl, curl and vLLM that the pages explain."""
 OTHER_VARIABLES = {"FAIRLEAD_CPU_ISA", "FAIRLEAD_INSECURE_REGISTRIES", "FAIRLEAD_ROLLOUT_SEEDS"}
 LINK = re.compile(r"(?<!`)\]\(([^)#\s]+)(?:#[^)]*)?\)")
 TEST = re.compile(r"`((?:tests/|e2e/)?[\w/]+/test_\w+\.py)(?:::(test_\w+))?`")
@@ -112,7 +121,7 @@ def _cli_flags(commands: Iterable[Command]) -> set[str]:
 
 def test_named_flags_exist() -> None:
     reference = _load("reference")
-    others = (reference.RouterConfig, reference.BatchConfig, reference.OperatorConfig)
+    others = (reference.AgentConfig, reference.RouterConfig, reference.BatchConfig, reference.OperatorConfig)
     pages = [reference.worker_flags_page(), *(reference.flags_page("", config) for config in others)]
     served = set(re.findall(r"`--([a-z-]+)`", "".join(pages)))
     sources = [path.read_text() for path in (ROOT / "bench").rglob("*.py")]
@@ -144,7 +153,7 @@ def test_named_metrics_exist() -> None:
     series = served | {f"{name}{end}" for name in served for end in ("_bucket", "_sum", "_count")}
     recorded = re.compile(r"\bservice:fairlead_\w+:\w+")  # of templates/_slo.tpl; tests of the chart check their names
     named = {(page, name) for page, text in PAGES.items() for name in re.findall(r"\bfairlead_[a-z0-9_]+", recorded.sub("", text))}
-    packages = {"fairlead_common", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker"}
+    packages = {"fairlead_agent", "fairlead_common", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker"}
     assert {each for each in named if each[1] not in series | packages} == set()
 
 

@@ -98,7 +98,7 @@ def environment(entries: Sequence[Mapping[str, Any]], identity: PodIdentity, hos
     return env
 
 
-ONE_PORT_PATHS: Mapping[tuple[str, str], str] = {("worker", "/health"): "/livez"}
+ONE_PORT_PATHS: Mapping[tuple[str, str], str] = {("worker", "/health"): "/livez", ("agent", "/health"): "/livez"}
 """Paths of liveness probes where one port serves clients and probes: a worker's `/health` is the clients' there, and 503 while it loads."""
 
 
@@ -120,7 +120,7 @@ def local_container(
     except the CPU level, because that belongs to the machine.
     """
     container = template["spec"]["containers"][0]
-    inside = _inside_only(template)
+    inside = mount_paths(container)
     own = environment([entry for entry in container.get("env", ()) if entry.get("value") not in inside], identity, host_env)
     inherited = {name: value for name, value in host_env.items() if name == CPU_LEVEL or not name.startswith("FAIRLEAD_")}
     args = [expand(arg, own) for arg in container.get("args", ())]
@@ -188,9 +188,9 @@ def _images(template: Mapping[str, Any]) -> dict[str, str]:
     return {volume["name"]: volume["image"]["reference"] for volume in template["spec"].get("volumes", ()) if "image" in volume}
 
 
-def _inside_only(template: Mapping[str, Any]) -> set[str]:
+def mount_paths(container: Mapping[str, Any]) -> set[str]:
     """Return mount paths, which exist only in the container. Variables that point there (HOME, HF_HOME) keep this machine's value."""
-    return {mount["mountPath"] for mount in template["spec"]["containers"][0].get("volumeMounts", ())}
+    return {mount["mountPath"] for mount in container.get("volumeMounts", ())}
 
 
 def _probe(container: Mapping[str, Any], kind: str, port: int, paths: Mapping[tuple[str, str], str] = MappingProxyType({})) -> Probe | None:

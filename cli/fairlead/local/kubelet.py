@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairlead.errors import UserError
-from fairlead.local.containers import LOOPBACK, Container, PodIdentity, local_container, paths_of
+from fairlead.local.containers import LOOPBACK, Container, PodIdentity, local_container, mount_paths, paths_of
+from fairlead.local.engine import EnginePorts, engine_command, engine_container
 from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.workloads import LocalSettings, Workload
@@ -141,15 +142,22 @@ class Kubelet:
         self._reconcile()
 
     def _container(self, workload: Workload, pod: str, port: int) -> Container:
+        identity = PodIdentity(name=pod, namespace=workload.namespace, labels=workload.labels)
+        find_path = paths_of(workload.template, self.settings.model_root)
+        flags, variables = workload.flags(port, self.settings), workload.variables(pod, port, self.settings)
+        if (engine := engine_container(workload.template)) is not None:
+            ports = EnginePorts.choose(free_port, {member.pod.container.port for member in self.members} | {port})
+            command, env = engine_command(engine, identity, ports, self._host_env, mount_paths(engine), find_path)
+            flags, variables = [*flags, *ports.agent_flags, "--", *command], env | variables
         return local_container(
             workload.template,
-            PodIdentity(name=pod, namespace=workload.namespace, labels=workload.labels),
+            identity,
             port=port,
-            flags=workload.flags(port, self.settings),
-            variables=workload.variables(pod, port, self.settings),
+            flags=flags,
+            variables=variables,
             host_env=self._host_env,
             find_program=lambda command: find_program(command, workload.component),
-            find_path=paths_of(workload.template, self.settings.model_root),
+            find_path=find_path,
         )
 
     def _write_endpoints(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairlead.errors import UserError
 from fairlead.local.containers import LOOPBACK
+from fairlead.local.engine import engine_container
 from fairlead.local.rundir import BATCH_SECRET
 
 KEY_FILE_VARIABLE = "FAIRLEAD_API_KEYS_FILE"
@@ -82,6 +83,8 @@ class Workload:
             if self.partner_port:
                 flags += ["--batch-url", f"http://{LOOPBACK}:{self.partner_port}", "--batch-secret-file", str(settings.batch_secret)]
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
+        if engine_container(self.template) is not None:
+            return flags  # the engine chooses its own threads
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._sets_threads else flags
 
     def variables(self, pod: str, port: int, settings: LocalSettings) -> dict[str, str]:

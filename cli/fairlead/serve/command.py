@@ -18,10 +18,12 @@ app = new_app()
     context_settings={"ignore_unknown_options": True},  # they are the worker's
     help=describe(
         "Serve one model on this machine until Ctrl-C, without a manifest. A Ctrl-C after the start is an orderly end, with status 0. "
-        "Flags that are not listed here are the worker's: `fairlead-worker --help` lists them.",
+        "Flags that are not listed here are the worker's (`fairlead-worker --help` lists them), or with --runtime those of vLLM or SGLang, "
+        "which run behind a router.",
         "fairlead serve ./model",
         "fairlead serve Qwen/Qwen3-0.6B --max-model-len 8192",
         "fairlead serve s3://bucket/model --replicas 2 --port 9000",
+        "fairlead serve Qwen/Qwen3-0.6B --runtime vllm --max-model-len 8192",
     ),
 )
 @takes(ServeOptions)

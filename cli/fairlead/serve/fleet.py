@@ -16,8 +16,11 @@ from fairlead.local.pod import Pod
 from fairlead.local.process import Guard
 from fairlead.local.rundir import RunRecord, make_run_directory, remove_run_directory, write_record
 from fairlead.local.usage import curl_command
+from fairlead.serve.options import Runtime
 from fairlead_operator.api import InferenceService, InvalidManifest
 
+RUNTIMES = {"vllm": "VLLM", "sglang": "SGLang"}
+"""Value of `spec.engine.runtime`."""
 SERVICE, POD = "serve", "worker"
 """Names in `fairlead status`."""
 UNUSABLE = frozenset('%#?"')
@@ -146,7 +149,9 @@ def make_record(command: str, name: str, port: int, *, needs_key: bool) -> RunRe
     )
 
 
-def make_manifest(command: str, uri: str, name: str, replicas: int, flags: Sequence[str], stop_grace: float) -> Manifest:
+def make_manifest(
+    command: str, uri: str, name: str, replicas: int, flags: Sequence[str], stop_grace: float, runtime: Runtime = "fairlead"
+) -> Manifest:
     """Return the manifest of `replicas` workers of a model. `name`: the model's name in the API. Raises UserError."""
     folder = unquote(uri.removeprefix("file://")) if uri.startswith("file://") else ""
     if set(folder) & UNUSABLE:
@@ -157,6 +162,7 @@ def make_manifest(command: str, uri: str, name: str, replicas: int, flags: Seque
             "model": {"uri": "file:///folder" if folder else uri, "name": name},
             "replicas": replicas,
             "rollout": {"drainTimeoutSeconds": int(stop_grace)},
+            **({"engine": {"runtime": RUNTIMES[runtime], "image": "local"}} if runtime != "fairlead" else {}),
         },
     }
     try:

@@ -3,11 +3,14 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from fairlead.errors import UserError
 from fairlead.local.containers import LOOPBACK
+from fairlead.local.engine import find_engine
+from fairlead.serve.options import ServeOptions
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.values import to_model_uri
 from fairlead_worker.errors import ModelLoadError
@@ -15,7 +18,8 @@ from fairlead_worker.weights import hub
 from fairlead_worker.weights.hub import HubModel
 from fairlead_worker.weights.uri import parse_uri, resolve
 
-OWN_FLAGS = ("--port", "--replicas", "--stop-grace")
+OWN_FLAGS = ("--port", "--replicas", "--runtime", "--stop-grace")
+ENGINE_COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python3", "-m", "sglang.launch_server")}
 PROBED_HOSTS = ("0.0.0.0", "localhost", LOOPBACK)
 """Values of `--host` with which a worker answers on loopback over IPv4."""
 WEIGHTS = "*.safetensors"
@@ -53,6 +57,37 @@ def _check_folder(uri: str, path: Path) -> None:
     folder = resolve(uri)
     if not any(folder.glob(WEIGHTS)):
         raise ModelLoadError(uri, f"no {WEIGHTS} in {folder}; convert the checkpoint to safetensors")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the API serves. `name`: of the model. `model_cache`: folder of downloaded models."""
+
+    name: str
+    needs_key: bool
+    model_cache: str
+
+
+def find_served(options: ServeOptions, uri: str) -> Served:
+    """Return what a run serves. Ends the process with status 2 for a wrong flag of the worker; raises UserError for other wrong ones."""
+    if options.runtime == "fairlead":
+        config = worker_config(uri, options.port, options.flags or ())
+        return Served(config.names[0], bool(config.api_key_file), config.model_cache)
+    _check_engine(options, uri)
+    config = WorkerConfig.from_command_line(["--model", uri])
+    return Served(config.names[0], False, config.model_cache)
+
+
+def _check_engine(options: ServeOptions, uri: str) -> None:
+    """Raise UserError for what vLLM and SGLang cannot serve here."""
+    find_engine(ENGINE_COMMANDS[options.runtime])
+    if not uri.startswith(("file://", "hf://")):
+        raise UserError(f"--runtime {options.runtime}: {uri} is neither a folder nor a model of the hub; download it first")
+    for flag in (one.partition("=")[0] for one in options.flags or ()):
+        if flag in ("--host", "--served-model-name", "--model", "--model-path", "--kv-events-config", "--api-key"):
+            raise UserError(f"{flag}: not with --runtime {options.runtime}, because the router and the agent in front of it set it")
+        if flag in OWN_FLAGS:
+            raise UserError(f"{flag}: give it before -- instead")
 
 
 def worker_config(uri: str, port: int, flags: Sequence[str]) -> WorkerConfig:

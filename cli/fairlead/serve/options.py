@@ -1,7 +1,7 @@
 """The options of `fairlead serve`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,6 +9,7 @@ from fairlead.errors import UserError
 from fairlead.serve import DEFAULT_PORT
 
 MOST_GRACE_SECONDS = 3600
+Runtime = Literal["fairlead", "vllm", "sglang"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,8 @@ class ServeOptions:
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, ORG/NAME on the Hugging Face hub, hf://, s3://, gs://, oci:// or file:///.")
     ]
-    flags: Annotated[list[str] | None, typer.Argument(metavar="WORKER FLAGS", help="Flags of fairlead-worker.")] = None
+    flags: Annotated[list[str] | None, typer.Argument(metavar="ENGINE FLAGS", help="Flags of fairlead-worker, or of the runtime.")] = None
+    runtime: Annotated[Runtime, typer.Option(help="Engine: Fairlead's own worker, or vLLM or SGLang behind fairlead-agent.")] = "fairlead"
     port: Annotated[int, typer.Option("--port", "-p", metavar="P", help="Port of the API.")] = DEFAULT_PORT
     replicas: Annotated[int, typer.Option(metavar="N", help="Workers; above 1 a router and Redis run too.")] = 1
     stop_grace: Annotated[float, typer.Option(metavar="S", help="Seconds for streams to end after Ctrl-C; Ctrl-C again: stop now.")] = 10

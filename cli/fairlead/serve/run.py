@@ -17,10 +17,9 @@ from fairlead.local.usage import curl_command
 from fairlead.serve import DEFAULT_URL
 from fairlead.serve.download import download
 from fairlead.serve.fleet import LocalFleet, LocalWorker, make_manifest, make_record
-from fairlead.serve.model import find_model, worker_config
+from fairlead.serve.model import Served, find_model, find_served
 from fairlead.serve.options import ServeOptions
 from fairlead.serve.progress import StartUpProgress
-from fairlead_worker.config import WorkerConfig
 
 WORKER_PREFIX = "fairlead-worker: "
 """How the line with the reason of a worker's failure begins."""
@@ -31,7 +30,7 @@ async def serve(options: ServeOptions, console: Console) -> int:
     began = time.monotonic()
     options.check()
     uri = find_model(options.model)
-    config = worker_config(uri, options.port, options.flags or ())
+    served = find_served(options, uri)
     check_ports_free(options.port, 1)
     stop = stop_on_signals()
     remove_old_runs()
@@ -39,7 +38,7 @@ async def serve(options: ServeOptions, console: Console) -> int:
 
         async def fetch() -> None:
             nonlocal uri
-            uri = await download(uri, config.model_cache, console)
+            uri = await download(uri, served.model_cache, console)
 
         if not await run_until_stopped(fetch(), stop):
             console.print("stopping")
@@ -50,7 +49,7 @@ async def serve(options: ServeOptions, console: Console) -> int:
         changed.set()
         progress.update()
 
-    fleet = _make_fleet(options, uri, config, on_change)
+    fleet = _make_fleet(options, uri, served, on_change)
     progress = StartUpProgress(console, fleet.pods)
     async with fleet:
         console.print(f"logs: {fleet.directory}/logs", style="dim", soft_wrap=True)
@@ -59,21 +58,21 @@ async def serve(options: ServeOptions, console: Console) -> int:
                 console.print("stopping")
                 return 0
         console.print(f"\n[bold green]ready[/] after {time.monotonic() - began:.1f} s", soft_wrap=True)
-        url, needs_key = f"http://{LOOPBACK}:{options.port}", bool(config.api_key_file)
-        print_usage(console, url, config.names[0], needs_key=needs_key, has_console=options.replicas > 1)
+        url = f"http://{LOOPBACK}:{options.port}"
+        print_usage(console, url, served.name, needs_key=served.needs_key, has_console=isinstance(fleet, LocalFleet))
         await run_until_stopped(_report_failures(fleet, changed, console), stop)
         console.print("stopping; Ctrl-C again: stop now")
     return 0
 
 
-def _make_fleet(options: ServeOptions, uri: str, config: WorkerConfig, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
+def _make_fleet(options: ServeOptions, uri: str, served: Served, on_change: Callable[[], None]) -> LocalWorker | LocalFleet:
     port, grace, flags = options.port, options.stop_grace, options.flags or []
-    name, command = config.names[0], shlex.join(["fairlead", "serve", options.model])
-    if options.replicas == 1:
-        record = make_record(command, name, port, needs_key=bool(config.api_key_file))
+    command = shlex.join(["fairlead", "serve", options.model])
+    if options.replicas == 1 and options.runtime == "fairlead":
+        record = make_record(command, served.name, port, needs_key=served.needs_key)
         worker_flags = ("--model", uri, *flags)
         return LocalWorker(worker_flags, record=record, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
-    manifest = make_manifest(command, uri, name, options.replicas, flags, grace)
+    manifest = make_manifest(command, uri, served.name, options.replicas, flags, grace, options.runtime)
     return LocalFleet(manifest, port=port, host_env=os.environ, stop_grace=grace, on_change=on_change)
 
 

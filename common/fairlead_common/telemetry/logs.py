@@ -12,7 +12,7 @@ import msgspec
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 LogFormat = Literal["text", "json"]
-_PACKAGES = ("fairlead", "fairlead_common", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker")
+_PACKAGES = ("fairlead", "fairlead_agent", "fairlead_common", "fairlead_index", "fairlead_operator", "fairlead_router", "fairlead_worker")
 _request: ContextVar[tuple[str, str]] = ContextVar("request of the log lines", default=("", ""))
 
 

@@ -1,0 +1,152 @@
+"""The agent's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win)."""
+
+import re
+import socket
+import sys
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from fairlead_common.telemetry.logs import LogFormat, LogLevel
+from fairlead_index.groups import MAX_GROUPS, namespace_of
+from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
+
+Runtime = Literal["vllm", "sglang"]
+OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
+RUNTIME_NAMES: dict[Runtime, str] = {"vllm": "vLLM", "sglang": "SGLang"}
+_ENDPOINT = r"(tcp://(\*|[^/\s:]+|\[[^\]]+\]):\d{1,5}|ipc://\S+)"
+
+
+class AgentConfig(BaseSettings):
+    """Flags of `fairlead-agent`. Each is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FAIRLEAD_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        cli_prog_name="fairlead-agent",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+    )
+
+    runtime: Runtime = Field("vllm", description="the engine")
+    model: str = Field(description="the engine's model: a folder, file:///path, ORG/NAME or hf://ORG/NAME; its tokenizer is read")
+    served_model_name: str = Field("", description="name of the model in the API (empty: what the engine answers)")
+    engine_url: str = Field("http://127.0.0.1:8100", description="URL of the engine's HTTP server")
+    kv_events: str = Field("tcp://127.0.0.1:5557", description="`endpoint` of the engine's --kv-events-config (empty: no events)")
+    kv_replay: str = Field("tcp://127.0.0.1:5558", description="`replay_endpoint` of the engine's --kv-events-config (empty: none)")
+    kv_topic: str = Field("", description="`topic` of the engine's --kv-events-config")
+    block_tokens: int = Field(0, ge=0, description="tokens of a block of the prefix index, a multiple of the engine's (0: the engine's)")
+    host: str = Field("0.0.0.0", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on (0: any free one)")
+    admin_port: OptionalPort = Field(None, description="port of the admin paths, which --port then refuses (empty: --port serves all)")
+    drain_timeout: float = Field(120.0, ge=0, description="seconds for running requests to finish after SIGTERM")
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
+    pod_name: str = Field("", description="name of this worker in the index and in responses (empty: the host name)")
+    advertise: str = Field("", description="HOST:PORT at which routers reach this worker (empty: from --host and --port)")
+    canary: str = Field("", description="revision of which this worker is the canary")
+    termination_log: str = Field("/dev/termination-log", description="file for the reason of a failure")
+    index_namespace: str = Field("", description="NAMESPACE/NAME of the service in the prefix index")
+    index_groups: int = Field(1, ge=1, le=MAX_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
+    redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
+    redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
+    redis_username_file: str = Field("", description="file with the user, read at each connection")
+    redis_password_file: str = Field("", description="file with the password, read at each connection")
+    redis_ca_file: str = Field("", description="PEM file of the authorities for rediss:// (empty: the system's)")
+    redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
+    redis_key_file: str = Field("", description="PEM file of the client certificate's private key")
+    redis_sentinel_username_file: str = Field("", description="file with the sentinels' user, read at each connection")
+    redis_sentinel_password_file: str = Field("", description="file with the sentinels' password, read at each connection")
+    log_level: LogLevel = Field("INFO", description="least important lines that are logged")
+    log_format: LogFormat = Field("text", description="json: one JSON object a line")
+
+    @field_validator("engine_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
+            raise ValueError("must be http://HOST:PORT without a path, as in http://127.0.0.1:8100")
+        return value.rstrip("/")
+
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        if value and not re.fullmatch(_ENDPOINT, value):
+            raise ValueError("must be tcp://HOST:PORT or ipc:///path, as in the engine's --kv-events-config")
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and ":" in host and "[" not in host:  # a pod's IPv6 address comes without brackets from the downward API
+            value = f"[{host}]:{port}"
+        if value and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value):
+            raise ValueError("must be HOST:PORT, as in 10.0.0.7:8000 or [fd00::7]:8000")
+        return value
+
+    @model_validator(mode="after")
+    def _check_redis(self) -> Self:
+        if self.redis_url:
+            parse_url(self.redis_url)
+            if not self.index_namespace:
+                raise ValueError("--redis-url needs --index-namespace too: give NAMESPACE/NAME")
+        _ = self.redis
+        return self
+
+    @property
+    def redis(self) -> RedisAccess | None:
+        """Return how to reach Redis, or None without an index. Raises ValueError for settings that can never work together."""
+        if not self.redis_url:
+            return None
+        files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
+        return RedisAccess(
+            self.redis_url, self.redis_username, *files, self.redis_sentinel_username_file, self.redis_sentinel_password_file
+        )
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace that this worker writes to."""
+        return namespace_of(self.index_namespace, self.pod, self.index_groups)
+
+    @property
+    def pod(self) -> str:
+        return self.pod_name or socket.gethostname()
+
+    @property
+    def runtime_name(self) -> str:
+        return RUNTIME_NAMES[self.runtime]
+
+    def address(self, port: int) -> str:
+        """Return HOST:PORT at which routers reach this worker. `port`: the bound port."""
+        if self.advertise:
+            return self.advertise
+        host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def shown(self) -> dict[str, object]:
+        """Return the configuration for the log at start, without the password of the Redis URL."""
+        return self.model_dump() | {"redis_url": redact_url(self.redis_url)}
+
+
+def read_config(arguments: list[str]) -> AgentConfig:
+    """Read flags and environment. A bad value ends the process with status 2 and lines that name the flags."""
+    try:
+        return AgentConfig(_cli_parse_args=arguments)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            if problem["type"] == "missing":  # the error's input is the whole configuration, with passwords
+                text = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
+            else:
+                text = (f"--{flag} {problem['input']!r}: " if flag else "") + problem["msg"].removeprefix("Value error, ")
+            print(f"fairlead-agent: {text}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"fairlead-agent: {str(error).removeprefix('error parsing CLI: ')}; fairlead-agent --help lists the flags", file=sys.stderr)
+    sys.exit(2)

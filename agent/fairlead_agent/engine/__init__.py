@@ -1,0 +1,1 @@
+"""What the agent knows about its engine: metrics, models, tokenizer, and the process in local mode."""

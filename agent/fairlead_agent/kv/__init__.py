@@ -1,0 +1,1 @@
+"""From the engine's KV events to the index. Reading order: `events` (wire format), `blocks`, `follower`, `publisher`."""

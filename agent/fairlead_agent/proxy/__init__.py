@@ -1,0 +1,1 @@
+"""HTTP between routers and the engine."""

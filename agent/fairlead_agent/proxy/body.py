@@ -1,0 +1,101 @@
+"""The request bodies that the engine gets: without the router's token ids, with the salt and the usage that Fairlead needs. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from fairlead_index.hashing import Tokens, tokens_from_bytes
+from fairlead_index.salts import cache_salt
+
+TOKENS, SALT, USAGE = "x-fairlead-prompt-tokens", "x-fairlead-cache-salt", "x-fairlead-usage"
+_SALTED: Final = (COMPLETIONS, CHAT, RESPONSES)
+"""Paths whose bodies have vLLM's field `cache_salt`."""
+
+
+class Refused(Exception):
+    """A request that must not reach the engine. `status`: of the answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBody:
+    """A body for the engine, and what the agent reads of it."""
+
+    data: bytes
+    tokens: Tokens = ()
+    """Token ids of the prompt, if the router sent them."""
+    model: str = ""
+    salt: str = ""
+    stream: bool = False
+    adds_usage: bool = False
+    """The stream ends with a comment with its usage, for the router."""
+    hides_usage: bool = False
+    """The client did not ask for the stream's usage event."""
+
+
+def build_body(path: str, headers: Mapping[str, str], body: bytes, runtime: str) -> EngineBody:
+    """Return the engine's body of a request. Raises Refused."""
+    tokens, body = _split_tokens(headers.get(TOKENS), body)
+    salt = headers.get(SALT, "")
+    if not re.fullmatch("[0-9a-f]{0,64}", salt):
+        raise Refused(400, "X-Fairlead-Cache-Salt: must be hexadecimal digits, at most 64")
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return EngineBody(body, tokens)  # the engine answers with its own error
+    given, model = _text(fields.get("cache_salt")), _text(fields.get("model"))
+    salt = salt or (cache_salt(b"", "", given) if given else "")
+    changes: dict[str, object] = {}
+    if salt:
+        if runtime == "sglang":
+            raise Refused(501, "SGLang's KV events do not tell salts apart, so caches of tenants cannot be kept apart: use vLLM")
+        if path == MESSAGES:
+            raise Refused(501, f"vLLM's {MESSAGES} takes no cache salt, so caches of tenants cannot be kept apart: use {CHAT}")
+        if path in _SALTED:
+            changes["cache_salt"] = salt
+    if b"kv_cache_report_mode" in body and (xargs := fields.get("vllm_xargs")) is not None:
+        changes["vllm_xargs"] = _without_report_mode(xargs)
+    stream = bytes(fields.get("stream", b"")) == b"true"
+    adds_usage = stream and USAGE in headers
+    hides_usage = False
+    if adds_usage and path in (COMPLETIONS, CHAT):
+        try:
+            options = msgspec.json.decode(fields.get("stream_options") or b"null", type=dict[str, msgspec.Raw] | None) or {}
+        except msgspec.MsgspecError:
+            return EngineBody(body, tokens, model, salt, stream)  # the engine refuses it
+        hides_usage = bytes(options.get("include_usage", b"")) != b"true"
+        changes["stream_options"] = options | {"include_usage": msgspec.Raw(b"true")}
+    if changes:
+        body = msgspec.json.encode(fields | changes)
+    return EngineBody(body, tokens, model, salt, stream, adds_usage, hides_usage)
+
+
+def _split_tokens(count: str | None, body: bytes) -> tuple[Tokens, bytes]:
+    """Return the prompt's token ids, which stand before the JSON as uint32, and the JSON."""
+    if count is None:
+        return (), body
+    if not re.fullmatch("[0-9]{1,12}", count) or 4 * int(count) > len(body):
+        raise Refused(400, f"X-Fairlead-Prompt-Tokens: {count[:20]!r} does not fit a body of {len(body)} bytes")
+    end = 4 * int(count)
+    return tokens_from_bytes(body[:end]), body[end:]
+
+
+def _without_report_mode(xargs: msgspec.Raw) -> object:
+    """Return vLLM's extra arguments without the one that makes it report blocks as stored that a request only reuses."""
+    values = msgspec.json.decode(xargs)
+    return {name: value for name, value in values.items() if name != "kv_cache_report_mode"} if isinstance(values, dict) else values
+
+
+def _text(value: msgspec.Raw | None) -> str:
+    """Return a JSON string; empty for anything else."""
+    try:
+        return msgspec.json.decode(value, type=str) if value is not None else ""
+    except msgspec.MsgspecError:
+        return ""

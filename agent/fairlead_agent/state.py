@@ -1,0 +1,182 @@
+"""The state that all parts of the agent share: phase, requests in flight, the engine's load, and what routers are told."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+
+from fairlead_agent.config import AgentConfig
+from fairlead_agent.engine.metrics import EngineStats
+from fairlead_agent.engine.pace import PrefillPace
+from fairlead_agent.kv.blocks import EngineBlocks
+from fairlead_agent.kv.publisher import Publisher
+from fairlead_common.prompts.encoder import PromptFormat, digest
+from fairlead_index.arrival_rate import ArrivalRate
+from fairlead_index.hashing import block_hashes, prompt_root
+from fairlead_index.worker_load import WorkerLoad
+
+Phase = Literal["starting", "loading", "ready", "failed"]
+
+
+class Pending(msgspec.Struct):
+    """A request that the engine has not begun to answer. `tokens`: prompt tokens that it has to compute, as far as is known."""
+
+    tokens: int
+    streamed: bool
+
+
+class Agent:
+    """One engine as routers see it."""
+
+    def __init__(self, config: AgentConfig, address: str) -> None:
+        self.config, self.address = config, address
+        self.phase: Phase = "starting"
+        self.reason = ""
+        self.percent = 0
+        self.draining = False
+        self.drained = asyncio.Event()
+        """The drain has ended: the engine may be stopped."""
+        self.drain_requested = asyncio.Event()
+        self.in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.start_up: dict[str, float] = {}
+        """Seconds of each phase of the start."""
+        self.model_names: list[str] = []
+        self.adapters: dict[str, str | None] = {}
+        """LoRA adapters of the engine: name -> source."""
+        self.adapters_changed = asyncio.Event()
+        self.format: PromptFormat | None = None
+        self.format_body, self.format_etag = b"", ""
+        self.no_format = "the engine is not ready"
+        """Why there is no prompt format."""
+        self.stats = EngineStats()
+        self.engine_metrics = b""
+        self.silent_since: float | None = None
+        """Since when the engine has not answered, monotonic seconds; None: it answers, or it is not up."""
+        self.step_seconds = 0.0
+        self.blocks: EngineBlocks | None = None
+        self.publisher: Publisher | None = None
+        self.pace = PrefillPace()
+        self.arrivals = ArrivalRate()
+        self._pending_tokens = 0
+
+    @property
+    def is_serving(self) -> bool:
+        return self.phase == "ready" and not self.draining
+
+    def set_phase(self, phase: Phase, reason: str = "") -> None:
+        self.phase, self.reason = phase, reason
+        self.percent = 100 if phase == "ready" else 0
+
+    def set_format(self, format: PromptFormat | None, reason: str = "") -> None:
+        """Set what routers tokenize with. `reason`: why there is none."""
+        self.format, self.no_format = format, reason
+        self.format_body = msgspec.json.encode(format) if format is not None else b""
+        self.format_etag = f'"{digest(self.format_body.decode())}"' if format is not None else ""
+
+    def set_stats(self, stats: EngineStats, text: bytes) -> None:
+        """Set the newest scrape of the engine, and report it to the index."""
+        gaps = stats.token_gaps - self.stats.token_gaps
+        if gaps > 0 and self.stats.started == stats.started:
+            self.step_seconds = max(0.0, stats.token_gap_seconds - self.stats.token_gap_seconds) / gaps
+        self.stats, self.engine_metrics = stats, text
+        if self.publisher is not None:
+            self.publisher.report(self.load())
+
+    def root_of(self, adapter: str, salt: str) -> int:
+        """Return the root of a prompt's hashes. `adapter`: its name, which is what the engine tells its blocks apart by."""
+        assert self.format is not None
+        return prompt_root(self.format, adapter_digest(adapter), salt)
+
+    def uncached_tokens(self, tokens: Sequence[int], model: str, salt: str) -> int:
+        """Return how many tokens of a prompt the engine has to compute, by what it is known to hold."""
+        if self.blocks is None or self.format is None or not tokens:
+            return len(tokens)
+        root = self.root_of(model if model in self.adapters else "", salt)
+        size = self.format.block_tokens
+        return len(tokens) - size * self.blocks.count_cached(block_hashes(root, tokens, size))
+
+    @contextmanager
+    def track_request(self) -> Iterator[None]:
+        """Count a request that a drain waits for, while the context lasts."""
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+
+    def begin(self, tokens: int, streamed: bool) -> Pending:
+        """Record a prompt that goes to the engine. Call `answered` for it exactly once."""
+        now = time.monotonic()
+        self.arrivals.record(now)
+        self._pending_tokens += tokens
+        if streamed:  # a whole answer's first byte comes after its last token, and says nothing about prefill
+            self.pace.begin(now)
+        return Pending(tokens, streamed)
+
+    def answered(self, pending: Pending, is_computed: bool) -> None:
+        """Record the first byte of an answer, or its failure (`is_computed`: False)."""
+        self._pending_tokens -= pending.tokens
+        if pending.streamed:
+            self.pace.end(time.monotonic(), pending.tokens if is_computed else 0)
+
+    def load(self) -> WorkerLoad:
+        """Return the load as the index has it."""
+        stats = self.stats
+        return WorkerLoad(
+            running=stats.running,
+            waiting=stats.waiting,
+            backlog_tokens=self._pending_tokens,
+            prefill_rate=self.pace.tokens_per_second,
+            step_seconds=self.step_seconds,
+            pages_free=round(stats.blocks * (1.0 - stats.kv_usage)),
+            pages_total=stats.blocks,
+            page_size=stats.block_size,
+            arrival_rate=self.arrivals.per_second(time.monotonic()),
+        )
+
+    def describe_load(self) -> dict[str, Any]:
+        """Return the document of `/load`, as a worker's."""
+        stats = self.stats
+        document: dict[str, Any] = {
+            "pod": self.config.pod,
+            "address": self.address,
+            "runtime": self.config.runtime,
+            "draining": self.draining,
+            "ready": self.is_serving,
+            "max_running": 0,  # engines do not tell
+            "server_load": self.in_flight,
+        }
+        if self.publisher is not None and self.publisher.incarnation:
+            document["incarnation"] = self.publisher.incarnation
+        if self.config.canary:
+            document["canary"] = self.config.canary
+        if self.adapters:
+            base = self.model_names[0] if self.model_names else ""
+            document["adapters"] = {
+                name: {"digest": adapter_digest(name), "root": root or name, "parent": base} for name, root in self.adapters.items()
+            }
+        counters = {"prompt_tokens": stats.prompt_tokens, "cached_tokens": stats.cached_tokens, "output_tokens": stats.output_tokens}
+        numbers: dict[str, Any] = msgspec.to_builtins(self.load())
+        return document | numbers | counters
+
+    def describe_readiness(self) -> dict[str, Any]:
+        """Return the document of `/ready`, as a worker's."""
+        phase = "draining" if self.draining else self.phase
+        document: dict[str, Any] = {"ready": self.is_serving, "phase": phase, "percent": self.percent, "reason": self.reason}
+        document["runtime"] = self.config.runtime
+        if phase in ("starting", "loading"):
+            document |= {"stage": "Loading", "bytes": 0, "total_bytes": 0}
+        return document | {"start_up_seconds": {name: round(seconds, 3) for name, seconds in self.start_up.items()}}
+
+
+def adapter_digest(name: str) -> str:
+    """Return the digest of a LoRA adapter for the index; empty for the base model."""
+    return digest(name) if name else ""

@@ -1,0 +1,80 @@
+"""The engine's metrics, the measured pace of prefill, and the prompt format from files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.agent.stand_in_engine import METRICS, write_model
+
+from fairlead_agent.engine.metrics import read_stats, with_own_names
+from fairlead_agent.engine.pace import PrefillPace
+from fairlead_agent.engine.tokenizer import NoFormat, find_folder, read_format
+
+SGLANG = b"""# HELP sglang:num_running_reqs Running.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="m",tp_rank="0"} 2.0
+# HELP sglang:num_queue_reqs Queued.
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1.0
+# HELP sglang:cached_tokens_total Cached.
+# TYPE sglang:cached_tokens_total counter
+sglang:cached_tokens_total{model_name="m"} 64.0
+"""
+
+
+def test_stats_of_vllm_sum_its_engine_cores() -> None:
+    text = METRICS.format(running=2, prompt=100, cached=40, block=16, blocks=50)
+    text += 'vllm:num_requests_running{engine="1",model_name="stand-in"} 3.0\nvllm:broken{engine="1"} not-a-number\n'
+    stats = read_stats(text.encode(), "vllm")
+    assert (stats.running, stats.waiting, stats.prompt_tokens, stats.cached_tokens) == (5, 3, 100, 40)
+    assert (stats.block_size, stats.blocks, stats.kv_usage) == (16, 50, 0.25)
+
+
+def test_stats_of_sglang_and_its_families_under_our_names() -> None:
+    stats = read_stats(SGLANG, "sglang")
+    assert (stats.running, stats.waiting, stats.cached_tokens) == (2, 1, 64)
+    text = with_own_names(SGLANG, "sglang")
+    assert text.startswith(SGLANG)
+    assert b'fairlead_num_requests_waiting{model_name="m",tp_rank="0"} 1.0' in text
+    assert b"# TYPE fairlead_prefix_cache_hits_total counter" in text
+
+
+def test_concurrent_prompts_do_not_count_their_time_twice() -> None:
+    pace = PrefillPace()
+    assert pace.tokens_per_second == 0
+    for _ in range(4):
+        pace.begin(10.0)
+    for at in (10.25, 10.5, 10.75, 11.0):
+        pace.end(at, 250)
+    assert pace.tokens_per_second == pytest.approx(1000, rel=0.05)
+    pace.begin(100.0)  # idle time does not count
+    pace.end(101.0, 1000)
+    assert pace.tokens_per_second == pytest.approx(1000, rel=0.05)
+
+
+def test_runtimes_of_one_model_have_separate_roots(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    ours, theirs = (read_format(folder, runtime, ["m"], 16, 64, "") for runtime in ("vllm", "sglang"))
+    assert ours.tokenizer_digest == theirs.tokenizer_digest
+    assert ours.model_digest != theirs.model_digest
+
+
+def test_templates_and_special_tokens_of_older_files(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    config = {"chat_template": named, "eos_token": {"content": "</s>"}, "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    format = read_format(folder, "vllm", ["m"], 16, 64, "")
+    assert (format.chat_template, format.tool_template, format.special_tokens) == ("a", "b", {"eos_token": "</s>"})
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NoFormat, match="mount the engine's model into the agent's container too"):
+        find_folder("/nowhere/model")
+    with pytest.raises(NoFormat, match=r"has no tokenizer\.json"):
+        read_format(tmp_path, "vllm", ["m"], 16, 64, "")
+    write_model(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(NoFormat, match=r"tokenizer_config\.json is not a JSON object"):
+        read_format(tmp_path, "vllm", ["m"], 16, 64, "")

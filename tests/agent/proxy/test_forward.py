@@ -1,0 +1,252 @@
+"""Requests through the agent: what the engine gets, and what routers and clients get."""
+
+import asyncio
+import gzip
+import json
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.agent.conftest import eventually, pair, running_agent
+from tests.agent.kv.engine_pool import BLOCK
+from tests.agent.stand_in_engine import FORMAT, StandInEngine
+from tests.servers.redis_server import free_port
+
+from fairlead_agent.proxy.app import HUNG_SECONDS
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
+from fairlead_index.hashing import token_bytes
+from fairlead_index.salts import cache_salt
+
+PROMPT = "The quick brown fox jumps over the lazy dog."
+
+
+async def test_a_whole_answer_tells_its_usage_in_headers(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        await agent.complete(PROMPT)
+        answer = await agent.complete(PROMPT)
+        assert answer.json()["choices"][0]["text"] == " 0 1 2 3"
+        cached = (len(PROMPT) - 1) // BLOCK * BLOCK
+        assert answer.headers["x-fairlead-cached-tokens"] == str(cached)
+        assert answer.headers["x-fairlead-usage"] == f"{len(PROMPT)} 4"
+        assert answer.headers["x-fairlead-pod"] == "pod-0"
+        assert not any(name.lower().startswith("x-fairlead") for name in engine.headers[0])
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["asked", "not-asked"])
+@pytest.mark.parametrize("options", [None, {"include_usage": True}, {"include_usage": False}])
+async def test_a_stream_ends_with_its_usage_for_the_router(tmp_path: Path, asks: bool, options: dict | None) -> None:
+    fields = {"stream_options": options} if options is not None else {}
+    async with pair(tmp_path) as (_, agent):
+        await agent.complete(PROMPT)
+        answer = await agent.complete(PROMPT, {"x-fairlead-usage": "1"} if asks else None, stream=True, **fields)
+        events = answer.text.split("\n\n")
+        cached = (len(PROMPT) - 1) // BLOCK * BLOCK
+        wants_usage = bool(options and options["include_usage"])
+        assert (f": usage {len(PROMPT)} 4 {cached}" in events) == asks
+        assert any('"usage"' in event for event in events) == wants_usage
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert sum('"text"' in event for event in events) == 4
+
+
+async def test_token_ids_of_the_router_do_not_reach_the_engine(tmp_path: Path) -> None:
+    tokens = PromptEncoder(FORMAT).encode_text(PROMPT)
+    body = token_bytes(tokens) + json.dumps({"model": "stand-in", "prompt": PROMPT}).encode()
+    async with pair(tmp_path) as (engine, agent):
+        answer = await agent.client.post("/v1/completions", content=body, headers={"x-fairlead-prompt-tokens": str(len(tokens))})
+        assert answer.status_code == 200
+        assert engine.bodies == [{"model": "stand-in", "prompt": PROMPT}]
+        answer = await agent.client.post("/v1/completions", content=body, headers={"x-fairlead-prompt-tokens": "99999"})
+        assert answer.status_code == 400
+        assert "X-Fairlead-Prompt-Tokens" in answer.json()["error"]["message"]
+
+
+async def test_salts_keep_caches_apart(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        await agent.complete(PROMPT)
+        first = await agent.complete(PROMPT, {"x-fairlead-cache-salt": "ab" * 16}, cache_salt="client's own")
+        assert engine.bodies[-1]["cache_salt"] == "ab" * 16
+        assert first.headers["x-fairlead-cached-tokens"] == "0"
+        await agent.complete(PROMPT, cache_salt="mine")
+        assert engine.bodies[-1]["cache_salt"] == cache_salt(b"", "", "mine"), "without a router, as our worker derives it"
+        assert (await agent.complete(PROMPT, {"x-fairlead-cache-salt": "not hex"})).status_code == 400
+        refused = await agent.client.post("/v1/messages", json={"model": "stand-in"}, headers={"x-fairlead-cache-salt": "ab"})
+        assert refused.status_code == 501
+        assert "cache salt" in refused.json()["error"]["message"]
+
+
+async def test_sglang_refuses_salts(tmp_path: Path) -> None:
+    async with pair(tmp_path, runtime="sglang") as (_, agent):
+        answer = await agent.complete(PROMPT, {"x-fairlead-cache-salt": "ab"})
+        assert answer.status_code == 501
+        assert "SGLang" in answer.json()["error"]["message"]
+
+
+async def test_a_client_cannot_make_the_engine_report_reused_blocks_as_new(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        await agent.complete(PROMPT, vllm_xargs={"kv_cache_report_mode": "full", "other": 1})
+        assert engine.bodies[-1]["vllm_xargs"] == {"other": 1}
+
+
+async def test_a_path_that_the_engine_lacks_is_501_with_its_name(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        answer = await agent.client.post("/v1/messages", json={"model": "stand-in", "messages": []})
+        assert answer.status_code == 501
+        assert answer.json()["error"]["message"] == "vLLM does not serve POST /v1/messages"
+
+
+async def test_requests_of_a_dead_engine_process_go_to_another_worker(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        engine.is_dead = True
+        answer = await agent.complete(PROMPT)
+        assert (answer.status_code, answer.headers["x-fairlead-retry"]) == (503, "lost")
+
+
+async def test_an_endpoint_that_cannot_be_bound_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    engine = await StandInEngine(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay").start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        async with running_agent(tmp_path, engine.url, endpoint) as agent:
+            async with asyncio.timeout(60):
+                assert f"--kv-events {endpoint} cannot be used: Address" in await agent.task
+    await engine.stop()
+
+
+async def test_a_client_that_leaves_cancels_its_request_in_the_engine(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        engine.release.clear()
+        async with agent.client.stream("POST", "/v1/completions", json={"model": "stand-in", "prompt": PROMPT, "stream": True}) as answer:
+            await anext(answer.aiter_bytes())
+        await eventually(lambda: engine.cancelled == 1)
+        await eventually(lambda: agent.agent.in_flight == 0)
+
+
+async def test_the_backlog_counts_what_the_engine_has_to_compute(tmp_path: Path) -> None:
+    tokens = PromptEncoder(FORMAT).encode_text(PROMPT)
+    body = token_bytes(tokens) + json.dumps({"model": "stand-in", "prompt": PROMPT}).encode()
+    headers = {"x-fairlead-prompt-tokens": str(len(tokens))}
+    async with pair(tmp_path) as (engine, agent):
+        engine.release.clear()
+        first = asyncio.create_task(agent.client.post("/v1/completions", content=body, headers=headers))
+        await eventually(lambda: agent.agent.load().backlog_tokens == len(tokens))
+        engine.release.set()
+        assert (await first).status_code == 200
+        assert agent.agent.load().backlog_tokens == 0
+        await eventually(lambda: agent.agent.uncached_tokens(tokens, "stand-in", "") == len(tokens) % BLOCK)
+        assert agent.agent.uncached_tokens(tokens, "sql", "") == len(tokens)
+        assert agent.agent.uncached_tokens(tokens, "stand-in", "ab") == len(tokens)
+
+
+async def test_routers_get_a_worker_s_documents(tmp_path: Path) -> None:
+    async with pair(tmp_path, canary="r2") as (_, agent):
+        ready = (await agent.client.get("/ready")).json()
+        assert (ready["ready"], ready["phase"], ready["runtime"]) == (True, "ready", "vllm")
+        load = (await agent.client.get("/load")).json()
+        assert load["pod"] == "pod-0"
+        assert load["canary"] == "r2"
+        assert load["waiting"] == 3
+        assert load["pages_free"] == 150
+        assert load["page_size"] == BLOCK
+        assert load["adapters"]["sql"]["parent"] == "stand-in"
+        answer = await agent.client.get("/internal/prompt-format")
+        format = msgspec.json.decode(answer.content, type=PromptFormat)
+        assert (format.block_tokens, format.model_names, format.max_model_len) == (BLOCK, ["stand-in"], 4096)
+        raw = await agent.client.get("/internal/prompt-format", headers={"accept-encoding": "identity"})
+        assert raw.content == answer.content
+        assert gzip.decompress(gzip.compress(raw.content)) == answer.content
+        again = await agent.client.get("/internal/prompt-format", headers={"if-none-match": answer.headers["etag"]})
+        assert again.status_code == 304
+        metrics = (await agent.client.get("/metrics")).text
+        assert 'vllm:num_requests_waiting{engine="0",model_name="stand-in"} 3.0' in metrics
+        assert 'fairlead_num_requests_waiting{engine="0",model_name="stand-in"} 3.0' in metrics
+        assert "fairlead_engine_ready 1.0" in metrics
+
+
+async def test_an_admin_port_takes_the_paths_that_are_not_for_clients(tmp_path: Path) -> None:
+    admin = free_port()
+    async with pair(tmp_path, admin_port=admin) as (engine, agent):
+        url = f"http://127.0.0.1:{admin}"
+        for path in ("/load", "/metrics", "/internal/prompt-format", "/engine/health", "/ready", "/health"):
+            assert (await agent.client.get(url + path)).status_code == 200, path
+        for path in ("/load", "/metrics", "/internal/prompt-format", "/internal/drain", "/engine/health", "/reset_prefix_cache", "/docs"):
+            assert (await agent.client.get(path)).status_code == 404, path
+        assert (await agent.complete(PROMPT)).status_code == 200
+        body = {"model": "stand-in", "prompt": PROMPT}
+        assert (await agent.client.post(f"{url}/v1/completions", json=body)).status_code == 404
+        for port in (url, ""):
+            assert len((await agent.client.post(f"{port}/tokenize", json=body)).json()["tokens"]) == len(PROMPT)
+        await engine.stop()
+        await eventually(lambda: agent.agent.phase == "starting")
+        assert (await agent.client.get("/health")).status_code == 503
+        for path in ("/health", "/engine/health"):
+            assert (await agent.client.get(url + path)).status_code == 200, "a missing engine is no reason to restart the agent"
+        await engine.start()
+
+
+async def test_a_hung_engine_is_reported_to_its_liveness_probe(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_, agent):
+        assert (await agent.client.get("/engine/health")).status_code == 200
+        agent.agent.silent_since = time.monotonic() - HUNG_SECONDS
+        assert (await agent.client.get("/engine/health")).status_code == 503
+
+
+async def test_without_an_engine_requests_go_to_another_worker(tmp_path: Path) -> None:
+    async with running_agent(tmp_path, "http://127.0.0.1:9") as agent:
+        await eventually(lambda: "does not listen yet" in agent.agent.reason)
+        answer = await agent.complete(PROMPT)
+        assert answer.status_code == 503
+        assert answer.headers["x-fairlead-retry"] == "other"
+        ready = await agent.client.get("/ready")
+        assert (ready.status_code, ready.json()["phase"]) == (503, "starting")
+        assert (await agent.client.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("differs", ["all", "chat"])
+async def test_another_tokenization_of_the_engine_leaves_no_prompt_format(tmp_path: Path, differs: str) -> None:
+    """Hashes of other tokens would never match. Where only chats are rendered otherwise, routers ask the engine for their tokens."""
+    events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    engine = StandInEngine(events, replay)
+    engine.extra_token = differs
+    await engine.start()
+    try:
+        async with running_agent(tmp_path, engine.url, events, replay) as agent:
+            await agent.ready()
+            answer = await agent.client.get("/internal/prompt-format")
+            assert answer.status_code == (404 if differs == "all" else 200)
+            assert (differs == "all") == ("tokenizes otherwise" in answer.text)
+            assert (await agent.complete(PROMPT)).status_code == 200
+    finally:
+        await engine.stop()
+
+
+async def test_a_drain_refuses_new_requests_and_waits_for_streams(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        engine.release.clear()
+        stream = asyncio.create_task(agent.complete(PROMPT, stream=True))
+        await eventually(lambda: agent.agent.in_flight == 1)
+        hook = asyncio.create_task(agent.client.get("/internal/drain"))
+        await eventually(lambda: agent.agent.draining)
+        refused = await agent.complete(PROMPT)
+        assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")
+        assert (await agent.client.get("/ready")).json()["phase"] == "draining"
+        assert not hook.done()
+        engine.release.set()
+        assert (await stream).text.endswith("data: [DONE]\n\n")
+        assert (await hook).json() == {"drained": True}
+        assert await agent.task == ""
+
+
+async def test_an_engine_that_ends_within_a_stream_ends_it_with_an_error(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (engine, agent):
+        engine.release.clear()
+        stream = asyncio.create_task(agent.complete(PROMPT, stream=True))
+        await eventually(lambda: bool(engine.bodies))
+        await engine.stop()
+        text = (await stream).text
+        assert '"error"' in text.split("\n\n")[-2]
+        await eventually(lambda: agent.agent.phase == "starting")
+        await engine.start()
+        await eventually(lambda: agent.agent.is_serving)
+        engine.release.set()
+        assert (await agent.complete(PROMPT)).status_code == 200

@@ -1,0 +1,175 @@
+"""The index in Redis equals the engine's cache: through restarts, kill -9 and gaps, and it forgets a worker before its engine ends."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.agent.conftest import RunningAgent, eventually, pair, running_agent
+from tests.agent.kv.engine_pool import BLOCK
+from tests.agent.stand_in_engine import FORMAT, StandInEngine, command, write_model
+from tests.servers.redis_server import RedisServer, free_port
+
+from fairlead_common.prompts.encoder import PromptEncoder, digest
+from fairlead_index.hashing import block_hashes, prompt_root
+from fairlead_index.reader import IndexReader
+
+PROMPTS = [f"{number} bottles of beer on the wall, {number} bottles of beer." for number in range(20, 40)]
+
+
+async def found(reader: IndexReader, agent: RunningAgent, prompt: str, adapter: str = "", salt: str = "") -> int:
+    """Return how many tokens of a prompt the index says that the agent's engine holds."""
+    format = agent.agent.format
+    assert format is not None
+    tokens = PromptEncoder(FORMAT).encode_text(prompt)
+    root = prompt_root(format, digest(adapter) if adapter else "", salt)
+    return (await reader.match(block_hashes(root, tokens, BLOCK))).get(agent.agent.address, 0)
+
+
+async def test_the_index_finds_what_the_engine_holds(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+    settings = {"redis_url": redis.url, "index_namespace": namespace}
+    reader = IndexReader(redis.url, namespace, deadline=5.0)
+    async with pair(tmp_path, **settings) as (engine, agent):
+        for prompt in PROMPTS:
+            await agent.complete(prompt)
+        await agent.client.post("/v1/completions", json={"model": "sql", "prompt": PROMPTS[0]})
+        await agent.complete(PROMPTS[1], {"x-fairlead-cache-salt": "ab" * 16})
+        encoder = PromptEncoder(FORMAT)
+
+        async def is_equal() -> bool:
+            for prompt in PROMPTS:
+                if await found(reader, agent, prompt) != engine.pool.cached_blocks(encoder.encode_text(prompt).tolist()) * BLOCK:
+                    return False
+            return True
+
+        await eventually(is_equal)
+        assert await found(reader, agent, PROMPTS[-1]) > 0
+        assert await found(reader, agent, PROMPTS[0], adapter="sql") > 0
+        assert await found(reader, agent, PROMPTS[1], adapter="sql") < BLOCK * 2
+        assert await found(reader, agent, PROMPTS[1], salt="ab" * 16) > 0
+        assert await found(reader, agent, PROMPTS[0], salt="ab" * 16) == 0
+        worker = (await reader.workers())[0]
+        assert (worker.pod, worker.address, worker.load.waiting) == ("pod-0", agent.agent.address, 3)
+        assert (await agent.client.get("/load")).json()["incarnation"] == worker.incarnation
+        before = worker.incarnation
+        assert agent.agent.blocks is not None
+        agent.agent.blocks.doubt()
+        await eventually(lambda: agent.agent.publisher is not None and agent.agent.publisher.is_joined)
+
+        async def is_fresh() -> bool:
+            workers = await reader.workers()
+            return len(workers) == 1 and workers[0].incarnation != before and not await found(reader, agent, PROMPTS[-1])
+
+        await eventually(is_fresh)
+        await agent.complete(PROMPTS[-1] + " Take one down.")
+        await eventually(lambda: _is(found(reader, agent, PROMPTS[-1]), len(PROMPTS[-1]) // BLOCK * BLOCK))
+    await reader.close()
+
+
+async def test_a_draining_worker_leaves_the_index_before_its_streams_end(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+    reader = IndexReader(redis.url, namespace, deadline=5.0)
+    async with pair(tmp_path, redis_url=redis.url, index_namespace=namespace) as (engine, agent):
+        await eventually(lambda: _has(reader, 1))
+        engine.release.clear()
+        stream = asyncio.create_task(agent.complete(PROMPTS[0], stream=True))
+        await eventually(lambda: agent.agent.in_flight == 1)
+        agent.agent.drain_requested.set()
+        await eventually(lambda: _has(reader, 0))
+        assert not stream.done()
+        engine.release.set()
+        assert (await stream).text.endswith("data: [DONE]\n\n")
+    await reader.close()
+
+
+async def test_a_killed_engine_leaves_the_index_and_returns_empty(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+    events, replay, port = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay", free_port()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    engine = await asyncio.create_subprocess_exec(*command(port, events, replay), env=env)
+    reader = IndexReader(redis.url, namespace, deadline=5.0)
+    settings = {"redis_url": redis.url, "index_namespace": namespace}
+    try:
+        async with running_agent(tmp_path, f"http://127.0.0.1:{port}", events, replay, **settings) as agent:
+            for _ in range(2):
+                await eventually(lambda: agent.agent.is_serving)
+                await agent.complete(PROMPTS[0])
+                await eventually(lambda: _is(found(reader, agent, PROMPTS[0]), len(PROMPTS[0]) // BLOCK * BLOCK))
+                engine.send_signal(signal.SIGKILL)
+                await engine.wait()
+                await eventually(lambda: _has(reader, 0))
+                assert not agent.agent.is_serving
+                engine = await asyncio.create_subprocess_exec(*command(port, events, replay), env=env)
+                await eventually(lambda: _has(reader, 1))
+                assert await found(reader, agent, PROMPTS[0]) == 0
+    finally:
+        engine.kill()
+        await engine.wait()
+        await reader.close()
+
+
+async def test_an_agent_that_starts_beside_a_busy_engine_knows_its_cache(tmp_path: Path, redis: RedisServer, namespace: str) -> None:
+    events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    engine = await StandInEngine(events, replay).start()
+    reader = IndexReader(redis.url, namespace, deadline=5.0)
+    settings = {"redis_url": redis.url, "index_namespace": namespace}
+    try:
+        for _ in range(2):  # the second one is a restarted agent
+            async with running_agent(tmp_path, engine.url, events, replay, **settings) as agent:
+                await agent.ready()
+                await agent.complete(PROMPTS[0])
+                await eventually(lambda: _is(found(reader, agent, PROMPTS[0]), len(PROMPTS[0]) // BLOCK * BLOCK))
+    finally:
+        await engine.stop()
+        await reader.close()
+
+
+async def test_the_agent_runs_an_engine_and_ends_with_it(tmp_path: Path) -> None:
+    events, replay, port, own = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay", free_port(), free_port()
+    flags = ["--model", str(write_model(tmp_path / "model")), "--engine-url", f"http://127.0.0.1:{port}", "--kv-events", events]
+    flags += ["--kv-replay", replay, "--host", "127.0.0.1", "--port", str(own), "--termination-log", str(tmp_path / "why")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_agent.main", *flags, "--", *command(port, events, replay), env=env
+    )
+    try:
+        await eventually(lambda: _answers(own, "/ready"))
+        agent.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await agent.wait() == 0
+        assert not await _answers(port, "/health"), "the engine has ended too"
+    finally:
+        if agent.returncode is None:
+            agent.kill()
+            await agent.wait()
+
+
+async def test_an_engine_that_cannot_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    flags = ["--model", str(tmp_path), "--host", "127.0.0.1", "--port", str(free_port()), "--termination-log", str(tmp_path / "why")]
+    script = "raise RuntimeError('no memory for the KV cache')"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-m", "fairlead_agent.main", *flags, "--kv-events", "", "--", sys.executable, "-c", script]
+    agent = await asyncio.create_subprocess_exec(*program, env=env)
+    async with asyncio.timeout(60):
+        assert await agent.wait() == 1
+    reason = (tmp_path / "why").read_text()
+    assert "exit status 1" in reason
+    assert "RuntimeError: no memory for the KV cache" in reason
+
+
+async def _is(answer: object, expected: int) -> bool:
+    assert asyncio.iscoroutine(answer)
+    return await answer == expected
+
+
+async def _has(reader: IndexReader, count: int) -> bool:
+    return len(await reader.workers()) == count
+
+
+async def _answers(port: int, path: str) -> bool:
+    import httpx
+
+    try:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"http://127.0.0.1:{port}{path}", timeout=5)).status_code == 200
+    except httpx.HTTPError:
+        return False
