@@ -85,7 +85,6 @@ def test_serve_refuses_an_engine_that_it_cannot_run(
 
 
 def test_serve_runs_vllm_behind_a_router(tmp_path: Path) -> None:
-    pytest.importorskip("fairlead_operator.api.engine_runtime")
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"")
     (tmp_path / "bin").mkdir()
