@@ -36,6 +36,7 @@ class _Load(WorkerLoad, frozen=True):
     output_tokens: int | None = None
     role: str = ""
     canary: str = ""
+    fallback: str = ""
     incarnation: str = ""
     adapters: dict[str, Adapter] = msgspec.field(default_factory=dict)
 
@@ -130,7 +131,7 @@ class Poller:
         load = self._decoder.decode(body)
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
-        worker.max_running = load.max_running
+        worker.max_running, worker.fallback = load.max_running, load.fallback
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation
             self._table.on_incarnation()

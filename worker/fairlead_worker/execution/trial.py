@@ -207,6 +207,9 @@ class _Trial:
                 raise
             logger.warning("a step of the start-up trial failed", exc_info=error)
             self.has_raised = True
+            device = self._runner.loaded.device
+            if device.type == "cuda":  # a plan that was cut short left copies that no event stands for
+                torch.cuda.synchronize(device)
             return describe_failure(error)
 
     def _expect(self) -> str:
