@@ -10,8 +10,8 @@ from typing import Any
 from fairlead_operator.observed import ObservedIndex, ObservedTraffic
 from fairlead_operator.polling.periodic import PeriodicTask
 from fairlead_operator.polling.prober import Prober, RouterUnavailable
-from fairlead_operator.status import index as index_status
 from fairlead_operator.status import fallback, traffic
+from fairlead_operator.status import index as index_status
 
 PERIOD = 30.0  # seconds
 FIRST_DELAY = 2.0  # seconds until a router without a known state is polled

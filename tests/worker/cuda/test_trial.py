@@ -9,7 +9,7 @@ from tests.worker.cuda.machine import Failure, Machine
 from tests.worker.cuda.planted import Patch, Plant
 
 from fairlead_worker.execution import trial
-from fairlead_worker.execution.trial import PLAIN, Modes, Outcome, try_modes
+from fairlead_worker.execution.trial import Modes, Outcome, try_modes
 
 BOTH = Modes(graphs=True, overlap=True)
 PROMPT = 2
