@@ -211,7 +211,7 @@ def test_all_stages_together_keep_the_limit_and_inherit_unused_time() -> None:
 )
 def test_a_devices_rates_are_those_of_its_data_sheet(name: str, terabytes: float) -> None:
     rates = roofline.find_sheet(name)
-    assert rates is not None and rates.bytes_per_s == terabytes * 1e12
+    assert rates is not None and rates.bytes_per_s == pytest.approx(terabytes * 1e12)
     assert roofline.find_sheet("NVIDIA GeForce RTX 4090") is None
 
 
