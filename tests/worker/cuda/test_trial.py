@@ -32,11 +32,12 @@ def serve(engine: Engine, expected: list[list[int]]) -> None:
 @pytest.fixture
 def few(monkeypatch: Patch) -> None:
     """A shorter trial: a failure is planted into it many times."""
+    monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
     monkeypatch.setattr(trial, "NEW_TOKENS", 3)
     monkeypatch.setattr(trial, "CHUNK", 4)
 
 
-def test_the_trial_is_in_order_and_leaves_no_page_behind(expected: list[list[int]]) -> None:
+def test_the_trial_is_in_order_and_leaves_no_page_behind(few: None, expected: list[list[int]]) -> None:
     with device_engine() as (engine, mode):
         outcome, _ = run(engine, mode.machine)
         assert outcome == Outcome(BOTH) and mode.machine.replays > 5

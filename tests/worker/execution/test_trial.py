@@ -41,6 +41,12 @@ def half(folder: Path) -> LoadedModel:
     return load_model(str(folder), dtype="float16")
 
 
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial takes as long as it takes on this machine."""
+    monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
+
+
 def graphed(loaded: LoadedModel, adapters: AdapterSet | None = None) -> tuple[ModelRunner, Replayed]:
     """Return a runner on FlashInfer interpreted, with replayed graphs of up to 6 decodes."""
     runner, recorder = ModelRunner(loaded, filled_backend(loaded, 120), adapters=adapters), Replayed()
@@ -220,7 +226,8 @@ def test_an_error_on_a_sharded_model_ends_the_start(half: LoadedModel, monkeypat
         run(runner)
 
 
-def test_a_trial_that_takes_long_falls_back(half: LoadedModel) -> None:
+def test_a_trial_that_takes_long_falls_back(half: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "MAX_SECONDS", 20.0)
     runner, _ = graphed(half)
     times: Iterator[float] = iter(range(1000))
     outcome = try_modes(runner, config(), CONTEXT, True, clock=lambda: float(next(times)))

@@ -16,6 +16,12 @@ from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import StepPlan
 
 
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start-up trial takes as long as it takes on this machine."""
+    monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
+
+
 class End:
     """Sends `Stop` at the first receive, and records the state when the engine is ready."""
 
