@@ -114,10 +114,10 @@ def test_a_draft_model_waits_for_each_drafted_token_only(gpu: FakeGpu) -> None:
     assert any(wait.site == "execution/draft.py:_choose" for wait in gpu.record.waits)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_the_start_up_trial_waits_for_tokens_only(gpu: FakeGpu, family: str, tmp_path: Path) -> None:
     """It passes here, as all logits are zeros: every step that it plans runs on a GPU, in graphs and without."""
-    loaded = load(family)
+    loaded = load(family, num_hidden_layers=1)
     adapters = AdapterSet(loaded, 1, 4) if family == "llama" else None
     if adapters is not None:
         write_adapter(loaded.model, tmp_path, rank=4)
