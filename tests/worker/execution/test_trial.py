@@ -251,7 +251,7 @@ def test_a_request_exceeds_the_sliding_window(tmp_path: Path, monkeypatch: pytes
 
 def test_a_draft_models_graphs_are_tried_too(half: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference turns off the graphs of both models."""
-    settings = {"speculative_method": "draft", "speculative_num_tokens": 3}
+    settings: dict[str, Any] = {"speculative_method": "draft", "speculative_num_tokens": 3}
 
     def make() -> tuple[ModelRunner, Replayed]:
         runner, _ = graphed(half)
