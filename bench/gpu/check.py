@@ -1,8 +1,8 @@
 """The GPU path on this machine: correctness against transformers and the reference backend, then speed.
 
-Stages run one after the other, each with a time limit. Every finding is written to the report when it is made. Without a GPU the check
-prints one line and exits with 0. It exits with 1 if a check fails. `--bundle` provides the packages that this machine lacks (see
-`make gpu-bundle`).
+Stages run one after the other: first correctness and the headline figures, in three minutes. A stage that is over its time limit is
+stopped, and the next ones run. Every finding is written to the report when it is made. Without a GPU the check prints one line and exits
+with 0. It exits with 1 if a check fails. `--bundle` provides the packages that this machine lacks (see `make gpu-bundle`).
 """
 
 import importlib.util
@@ -34,9 +34,9 @@ ON_REQUEST = (
     "fused",
     "drafts",
 )
-"""Stages that run only if `--only` names them, because eight minutes have no room for them. Those with a target come first.
+"""Stages whose figures are better with the time that `--only` gives them: a run of all stages measures as many rows as fit.
 
-`--only targets` runs all of them after the kernels are compiled.
+`--only targets` runs all of them after the kernels are compiled. Those with a target come first.
 """
 GROUPS = {"targets": ("compilers", "compiled", *ON_REQUEST)}
 Rows = Iterator[dict[str, Any]]
@@ -55,8 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="folder for the report DATE-COMMIT.json (default on a GPU: bench/results/gpu)")
     parser.add_argument(
-        "--only", default="", help=f"stages, comma-separated (default: all except {', '.join(ON_REQUEST)}; `targets`: those)"
+        "--only",
+        default="",
+        help=f"stages, comma-separated, each with all of its rows (default: all stages; `targets`: {', '.join(ON_REQUEST)})",
     )
+    parser.add_argument("--compare", action="store_true", help="serve the same model with vLLM and SGLang too, if they are installed")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit of all stages together (default: %(default)s)")
     given = parser.parse_args(arguments)
     if given.bundle is not None and "GPU_CHECK_UNPACKED" not in os.environ:
@@ -72,22 +75,23 @@ def main(arguments: list[str] | None = None) -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         print("gpu-check: no GPU found on this machine (torch.cuda.is_available() is false); nothing was checked")
         return 0
-    return run(given.device, given.out, given.only, given.seconds, given.json)
+    return run(given.device, given.out, given.only, given.seconds, given.json, given.compare)
 
 
-def run(kind: str, out: Path | None, only: str, seconds: float, file: Path | None = None) -> int:
+def run(kind: str, out: Path | None, only: str, seconds: float, file: Path | None = None, compares: bool = False) -> int:
     """Run the stages that `only` names (names of stages and of groups, comma-separated; empty: the usual ones).
 
     The report goes to `file`, or into the folder `out`.
     """
     named = [name for name in only.split(",") if name]
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as models:
-        return _run(kind, out, named, time.monotonic() + seconds, Path(models), file)
+        return _run(kind, out, named, time.monotonic() + seconds, Path(models), file, compares)
 
 
-def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Path, file: Path | None) -> int:
+def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Path, file: Path | None, compares: bool) -> int:
     import torch
 
+    from bench.gpu.budget import order, seconds_for
     from bench.gpu.compile import Builds
     from bench.gpu.device import Device
     from bench.gpu.report import Report
@@ -96,16 +100,17 @@ def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Pat
     folder = out or (ROOT / "bench" / "results" / "gpu" if device.cuda else None)
     report = Report(folder, device.facts(), named, file)
     builds: list[Builds] = []
-    wanted = {stage for name in named for stage in GROUPS.get(name, (name,))}
+    wanted = {stage for name in named for stage in GROUPS.get(name, (name,))} | ({"compare"} if compares and named else set())
     known = stages(device, builds)
     if unknown := wanted - {name for name, _, _ in known} - {"compilers", "compiled"}:
         raise SystemExit(
             f"gpu-check: no stage is called {', '.join(sorted(unknown))}: choose from {', '.join(name for name, _, _ in known)}"
         )
     try:
-        for name, bound, stage in known:
-            if name not in wanted if wanted else name in ON_REQUEST:
-                continue
+        chosen = [one for one in known if one[0] in wanted] if wanted else [one for one in order(known) if compares or one[0] != "compare"]
+        for place, (name, bound, stage) in enumerate(chosen):
+            if not wanted:
+                bound = seconds_for((name, bound, stage), chosen[place + 1 :], device.left())
             if device.left() < 5:
                 report.end(name, "skipped: no time was left")
                 continue
@@ -131,8 +136,10 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
     from bench.gpu.shared_model import Kit
     from bench.gpu.stages import (
         attention,
+        compare,
         drafts,
         fused,
+        headline,
         kernel_busy_time,
         lora,
         memory,
@@ -177,6 +184,11 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
             for build in builds:
                 build.kill()
 
+    def alone(stage: Callable[[], Rows]) -> Rows:
+        """Run a stage that needs the device's memory for itself."""
+        kit.drop()
+        yield from stage()
+
     first: list[tuple[str, float, Callable[[], Rows]]] = [("compilers", 10, start_compilers)] if device.cuda else []
     then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 190, compiled)] if device.cuda else []
     return [
@@ -186,10 +198,11 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         *then,
         ("attention", 70, attended),
         ("filters", 30, lambda: sampling.check_filters(device, kinds if device.cuda else set())),
+        ("headline", 90, lambda: headline.measure(device, kit)),
         ("logits", 30, lambda: transformers_match.logits(device)),
-        ("memory", 60, lambda: memory.check(device)),
+        ("memory", 60, lambda: alone(lambda: memory.check(device))),
         ("step_time", 60, lambda: step_time.measure(device, kinds if device.cuda else set())),
-        ("serving", 150, lambda: serving.serve(device)),
+        ("serving", 150, lambda: alone(lambda: serving.serve(device))),
         ("kernel_busy_time", 80, lambda: kernel_busy_time.measure(device, kit)),
         ("prompt_arrival", 60, lambda: prompt_arrival.measure(device, kit)),
         ("transformers_batching", 90, lambda: transformers_batching.measure(device, kit)),
@@ -201,23 +214,27 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
         ("drafts", 40, lambda: drafts.measure(device, kit)),
+        ("compare", 300, lambda: compare.measure(device, kit)),
     ]
 
 
 def carry_out(report: Any, name: str, seconds: float, stage: Callable[[], Rows]) -> None:
-    """The rows of one stage until it ends, fails, or its time is over: that is looked at between rows."""
+    """The rows of one stage until it ends, fails, or is stopped because its time is over."""
     from bench.gpu.shared_model import release
+    from bench.gpu.time_limit import OutOfTime, time_limit
 
     report.begin(name)
     ends = time.monotonic() + seconds
     rows = stage()
     try:
-        for row in rows:
-            report.add(name, row)
-            if time.monotonic() > ends:
-                report.end(name, f"out of time after {seconds:.0f} s")
-                return
+        with time_limit(seconds):
+            for row in rows:
+                report.add(name, row)
+                if time.monotonic() > ends:
+                    raise OutOfTime
         report.end(name, "done")
+    except OutOfTime:
+        report.end(name, f"out of time after {seconds:.0f} s")
     except Exception as error:
         import traceback
 

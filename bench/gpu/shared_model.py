@@ -19,6 +19,10 @@ SHARED = 34_200, 256
 """Pages, and rows of the largest graph, of the 8B shape in the stages that share it: 256 decodes at a context of 2k, 67 GiB."""
 
 
+SHARED_BYTES = 100 << 30
+"""Memory of a device that holds it. Others hold what each stage needs."""
+
+
 class Eager:
     """In the place of graphs where there is no GPU: the same calls on the same memory."""
 
@@ -40,6 +44,8 @@ class Kit:
         if self.device.tiny:
             return self.runner("tiny", pages, rows)
         assert pages <= SHARED[0] and rows <= SHARED[1], "the shared model must be large enough for every stage"
+        if torch.cuda.get_device_properties(self.device.device).total_memory < SHARED_BYTES:
+            return self.runner("8b", pages, rows)
         return self.runner("8b", *SHARED)
 
     def runner(self, shape: str, pages: int, rows: int) -> ModelRunner:

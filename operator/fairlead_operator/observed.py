@@ -193,6 +193,7 @@ class Observed:
     other_services: Mapping[str, OtherService] = field(default_factory=dict)  # those of spec.exposure.otherServices that exist
     gateway: Body | None = None  # the Gateway of spec.exposure.gateway; empty: it does not exist; None: unknown
     traffic: ObservedTraffic | None = None
+    fallbacks: Mapping[str, str] | None = None  # pod → why it runs without CUDA graphs or overlap; None: no router has answered yet
     pod_events: Mapping[str, PodEvent] = field(default_factory=dict)  # pod → its newest relevant Event, of pods that are stuck
     canary: ObservedCanary | None = None  # None: no router has answered yet
     last_departure_at: float = 0.0  # seconds since the epoch when a worker last left, as far as this process knows

@@ -256,6 +256,7 @@ class Router:
                 "in_flight": worker.in_flight,
                 "incarnation": worker.incarnation,
                 "canary": worker.canary,
+                "fallback": worker.fallback,
                 "load": msgspec.to_builtins(worker.load),
                 "prediction": worker.prediction_error.to_dict(),
             }

@@ -1,7 +1,9 @@
 """`make gpu-check` without a GPU: every stage on the CPU, tiny and with FlashInfer interpreted; its report; the files of its bundle."""
 
+import contextlib
 import itertools
 import json
+import os
 import subprocess
 import tarfile
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.common import report as report_module
-from bench.gpu import bundle, compile, interpreter
+from bench.gpu import budget, bundle, compile, interpreter, roofline
 from bench.gpu import check as gpu_check
 from bench.gpu.check import ON_REQUEST, carry_out, main, stages
 from bench.gpu.device import Device
@@ -19,7 +21,7 @@ from bench.gpu.loop import Loop
 from bench.gpu.low_bit_weights import by_token
 from bench.gpu.report import Report, beside
 from bench.gpu.shared_model import Kit, make
-from bench.gpu.stages import quantized
+from bench.gpu.stages import compare, quantized
 from tests.models import one_thread
 
 from fairlead_worker.scheduler.request import lease_of
@@ -27,8 +29,12 @@ from fairlead_worker.scheduler.request import lease_of
 __all__ = ["one_thread"]
 MEASURED = ("step_time", "kernel_busy_time", "prompt_arrival", "transformers_batching", "optimisation_gains")
 """Results that need no check."""
-BARRED = ("kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
-STAGES = ("sampling", "greedy", "attention", "filters", "logits", "memory", "step_time", "serving", *ON_REQUEST)
+ROOFLINES = ("headline", "kernel_busy_time", "serving", "overlap", "step_time")
+"""Stages whose figures stand beside what the device allows."""
+BARRED = ("headline", "kernel_busy_time", "prompt_arrival", "transformers_batching", "worker_start", "overlap")
+STAGES = ("sampling", "greedy", "attention", "filters", "headline", "logits", "memory", "step_time", "serving", *ON_REQUEST, "compare")
+
+WEIGHTED = tuple(budget.WEIGHTS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -54,6 +60,7 @@ def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     rows = written["results"]["stages"][name]["rows"]
     assert rows and (name in MEASURED or any(row.get("ok") for row in rows))
     assert any("bar" in row for row in rows) == (name in BARRED)
+    assert name not in ROOFLINES or any(key.endswith(("of_roofline", "of_ideal")) for row in rows for key in row)
 
 
 def test_the_summary_shows_figures_beside_their_targets(tmp_path: Path) -> None:
@@ -148,6 +155,108 @@ def test_a_run_that_is_cut_short_prints_its_findings(tmp_path: Path) -> None:
     assert written["broken"]["rows"] == [{"what": "wrong", "ok": False}]
     assert written["broken"]["state"] == "failed: RuntimeError: the device is gone"
     assert len(report.failed) == 2
+
+
+def test_a_stage_that_overruns_is_stopped_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also inside of a row, and where a stage handles all errors of what it measures."""
+    ended = []
+
+    def hangs():
+        try:
+            yield {"what": "before", "ok": True}
+            with contextlib.suppress(Exception):
+                while True:
+                    time.sleep(0.01)
+        finally:
+            ended.append("its processes")
+
+    def follows():
+        yield {"what": "after", "ok": True}
+
+    monkeypatch.setattr(budget, "FIRST", {"sampling": 0.3})
+    monkeypatch.setattr(gpu_check, "stages", lambda device, builds: [("logits", 10.0, follows), ("sampling", 10.0, hangs)])
+    assert main(["--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert told.index("what=before") < told.index("out of time after 0 s") < told.index("what=after") and ended == ["its processes"]
+
+
+def test_the_first_three_minutes_have_correctness_and_the_headline_figures() -> None:
+    device = Device(torch.device("cpu"), True, time.monotonic() + 60)
+    known = [(name, most, run) for name, most, run in stages(device, [])] + [("new", 60.0, lambda: iter(()))]
+    planned = [name for name, _, _ in budget.order(known)]
+    assert planned[:4] == ["sampling", "greedy", "attention", "headline"] and planned[-1] == "new"
+    assert sum(budget.FIRST.values()) <= 180
+    assert set(WEIGHTED) == set(STAGES) - set(budget.FIRST), "a new stage gets a weight"
+
+
+def test_all_stages_together_keep_the_limit_and_inherit_unused_time() -> None:
+    known = budget.order([(name, 500.0, lambda: iter(())) for name in STAGES])
+
+    def spend(share: float) -> dict[str, float]:
+        left, limits = gpu_check.SECONDS, {}
+        for place, stage in enumerate(known):
+            limits[stage[0]] = budget.seconds_for(stage, known[place + 1 :], left)
+            left -= share * limits[stage[0]]
+        assert left >= -1e-6
+        return limits
+
+    slow, fast = spend(1.0), spend(0.5)
+    assert sum(slow.values()) <= gpu_check.SECONDS + 1e-6 and min(slow.values()) >= 5
+    assert all(fast[name] > slow[name] for name in WEIGHTED if name != "overlap")
+
+
+@pytest.mark.parametrize(
+    ("name", "terabytes"),
+    [("NVIDIA H200", 4.8), ("NVIDIA H100 80GB HBM3", 3.35), ("NVIDIA H100 PCIe", 2.0), ("NVIDIA A100-SXM4-80GB", 2.039)],
+)
+def test_a_devices_rates_are_those_of_its_data_sheet(name: str, terabytes: float) -> None:
+    rates = roofline.find_sheet(name)
+    assert rates is not None and rates.bytes_per_s == pytest.approx(terabytes * 1e12)
+    assert roofline.find_sheet("NVIDIA GeForce RTX 4090") is None
+
+
+def test_the_roofline_of_a_step_reads_weights_and_kv_once() -> None:
+    """Llama 3.1 8B at 64 streams and 2k: 15 GB of weights without the embedding, and 128 KiB of KV for each token."""
+    moved, flops = roofline.decode_work("8b", 64, 2048)
+    assert moved == pytest.approx(15.0e9 + 64 * 2048 * 131_072, rel=0.01)
+    assert roofline.SHEETS["H200"].seconds(moved, flops) == pytest.approx(moved / 4.8e12), "memory bounds it"
+    work = roofline.prefill_work("8b", 8192)
+    assert roofline.SHEETS["H200"].seconds(*work) == work[1] / 989e12 and work[1] == pytest.approx(1.32e14, rel=0.05)
+
+
+def test_another_server_is_compared_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package called vllm, whose server is the worker under another name."""
+    package = tmp_path / "vllm" / "entrypoints" / "openai"
+    package.mkdir(parents=True)
+    for folder in (tmp_path / "vllm", package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "api_server.py").write_text(OTHER_SERVER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(compare, "find_spec", lambda name: name == "vllm" or None)
+    device = Device(torch.device("cpu"), True, time.monotonic() + 200, tmp_path / "models")
+    (tmp_path / "models").mkdir()
+    rows = list(compare.measure(device, Kit(device)))
+    assert [row["with"] for row in rows] == ["fairlead", "vllm"] and all(row["ok"] for row in rows), rows
+    assert {"ttft_ms_of_vllm", "itl_ms_of_vllm", "output_tokens_per_s_of_vllm"} <= rows[1].keys()
+
+
+OTHER_SERVER = """
+import argparse, os, sys
+parser = argparse.ArgumentParser()
+for name in ("model", "served-model-name", "port", "dtype", "max-model-len"):
+    parser.add_argument(f"--{name}")
+given = parser.parse_args()
+os.environ["FAIRLEAD_TERMINATION_LOG"] = os.devnull
+flags = ["--model", f"file://{given.model}", "--served-model-name", given.served_model_name, "--host", "127.0.0.1", "--port", given.port]
+os.execv(sys.executable, [sys.executable, "-m", "fairlead_worker.main", *flags, "--kv-pages", "600", "--threads", "1"])
+"""
+
+
+def test_a_comparison_without_other_servers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "find_spec", lambda name: None)
+    device = Device(torch.device("cpu"), True, time.monotonic() + 60)
+    (row,) = compare.measure(device, Kit(device))
+    assert row["left_out"] == "neither vllm nor sglang is installed in this environment"
 
 
 def test_exactly_the_kernels_that_the_stages_use_are_compiled() -> None:

@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from fairlead_worker.config import SpeculativeConfig, WorkerConfig
+from fairlead_worker.ipc.messages import StepModes
 from fairlead_worker.platform.cores import engine_threads
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SELF_EXPLANATORY = ("ModelLoadError", "AdapterError", "NotInvariant")
 """Names of exceptions whose message is complete without type and traceback. Names, because their modules are not imported here."""
+MOST_REASON = 400
+"""Characters of the reason for a fallback that other processes get."""
 CPU_STEP_MS = 500.0
 """Target duration of a step with decodes on a CPU if `--itl-target-ms` is not set."""
 
@@ -100,16 +103,69 @@ def build_runner(
 
 def graph_rows(config: WorkerConfig, device: str, log_reason: bool = True) -> int:
     """Return the decodes of the largest CUDA graph; 0 if there can be none. `log_reason`: log why there are none."""
-    ranks, most = config.tensor_parallel_size, config.max_cudagraph_capture_size
+    most, reason = config.max_cudagraph_capture_size, _why_no_graphs(config, device)
+    is_default = most == type(config).model_fields["max_cudagraph_capture_size"].default
+    if reason and most and log_reason and not is_default:
+        logger.warning("--max-cudagraph-capture-size %d is ignored: %s", most, reason)
+    return 0 if reason else most
+
+
+def _why_no_graphs(config: WorkerConfig, device: str) -> str:
+    ranks = config.tensor_parallel_size
     reasons = {
         f"--tensor-parallel-size {ranks} (a graph would have to contain the all-reduces)": ranks > 1,
         "--deterministic (decodes are computed like prefills)": config.deterministic,
         f"a {device.upper()}": device != "cuda",
     }
     found = [name for name, applies in reasons.items() if applies]
-    if found and most and log_reason:
-        logger.warning("--max-cudagraph-capture-size %d is ignored: no CUDA graphs with %s", most, ", ".join(found))
-    return 0 if found else most
+    return f"no CUDA graphs with {', '.join(found)}" if found else ""
+
+
+def _why_no_overlap(config: WorkerConfig, device: str) -> str:
+    """Return why steps cannot overlap. Features that need a step's tokens on the host before the next step use the plain loop."""
+    if config.overlap == "off":
+        return "--overlap off"
+    if config.overlap == "auto" and device != "cuda":
+        return f"nothing to gain on a {device.upper()}"
+    reasons = {
+        f"--tensor-parallel-size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
+        "--speculative-config": config.speculative_config is not None,
+        "--trace-schedule": bool(config.trace_schedule),
+    }
+    found = [name for name, applies in reasons.items() if applies]
+    return f"each step is read before the next one is planned with {', '.join(found)}" if found else ""
+
+
+def choose_modes(
+    config: WorkerConfig,
+    runner: "ModelRunner",
+    steps: "SchedulerConfig",
+    context: int,
+    adapters: "AdapterSet | None" = None,
+    progress: "Progress | None" = None,
+) -> StepModes:
+    """Return how the engine runs its steps, after a trial of what is wanted. `context`: tokens of the longest sequence."""
+    from fairlead_worker.execution.graphs import unsupported_reason
+    from fairlead_worker.execution.trial import try_modes
+    from fairlead_worker.weights.progress import no_progress
+
+    device = runner.loaded.device.type
+    no_overlap, no_graphs = _why_no_overlap(config, device), _why_no_graphs(config, device)
+    if not config.max_cudagraph_capture_size:
+        no_graphs = "--max-cudagraph-capture-size 0"
+    no_graphs = no_graphs or unsupported_reason(runner.backend).lstrip(": ") or runner.graph_failure
+    if not steps.generates:
+        no_graphs = no_overlap = "the model has no language model head"
+    elif no_overlap and config.overlap == "on":
+        logger.warning("--overlap on is ignored: %s", no_overlap)
+    adapter = next(iter(adapters.infos), 0) if adapters is not None else 0
+    outcome = try_modes(runner, steps, context, not no_overlap, adapter, progress or no_progress)
+    failures = [reason for reason in (runner.graph_failure, outcome.failure) if reason]
+    return StepModes(
+        "on" if outcome.modes.graphs else f"off: {no_graphs or outcome.failure}",
+        "on" if outcome.modes.overlap else f"off: {no_overlap or outcome.failure}",
+        "; ".join(failures)[:MOST_REASON],
+    )
 
 
 def scheduler_config(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead_common.telemetry.logs import configure_logging
-from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, build_runner, describe_error, load, scheduler_config
+from fairlead_worker.build import SELF_EXPLANATORY, build_adapters, build_runner, choose_modes, describe_error, load, scheduler_config
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.config.api_files import read_file
 from fairlead_worker.ipc.messages import Failed, Loading, Pooling, Ready
@@ -108,7 +108,7 @@ def _build_and_serve(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) 
     gc.freeze()
     end.send(ready)
     try:
-        if overlaps(config):
+        if ready.modes.overlap == "on":
             return run_overlapped(scheduler, OverlappedRunner(runner), end, end, timer, adapters, runner.grammars)
         return run_plain(scheduler, runner, end, end, timer, adapters, runner.grammars)
     finally:
@@ -181,6 +181,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     # A request longer than the KV cache can never run.
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _load_prompt_format(config, loaded.path, loaded.digest, longest)
+    modes = choose_modes(config, runner, steps, longest, adapters, _progress_reporter(end))
     end.send(Loading(phase="warmup", percent=0))
     warm_up(scheduler, runner, longest)
     runner.grammars = _build_grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
@@ -194,6 +195,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         backend=type(runner.backend).__name__,
         cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
         native_decoder=isinstance(runner.forward, NativeForward),
+        modes=modes,
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
@@ -203,20 +205,6 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         generates=loaded.generates,
     )
     return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)
-
-
-def overlaps(config: WorkerConfig) -> bool:
-    """Return whether steps overlap. Features that need a step's tokens on the host before the next step use the plain loop."""
-    if config.overlap != "on":
-        return False
-    reasons = {
-        f"--tensor-parallel-size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
-        "--speculative-config": config.speculative_config is not None,
-        "--trace-schedule": bool(config.trace_schedule),
-    }
-    if found := [name for name, applies in reasons.items() if applies]:
-        logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
-    return not found
 
 
 def _progress_reporter(end: EngineEnd, detail: str = "") -> "Progress":

@@ -13,6 +13,7 @@ from bench.gpu.device import Device
 from bench.gpu.loop import Loop
 from bench.gpu.model import SHAPES
 from bench.gpu.report import beside
+from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import Kit
 
 
@@ -22,7 +23,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
     streams, prompt, new, warm, steps = (64, 512, 256, 300, 200) if not device.tiny else (3, 20, 6, 4, 5)
     shape = "tiny" if device.tiny else "8b"
     runner = kit.shared(2 * streams * -(-(prompt + new) // 16) + 64, streams)
-    graphs = runner.graphs
+    graphs, rates = runner.graphs, rates_of(device)
     try:
         for what, overlap in (("steps ahead, graphs", True), ("the plain loop", False)):
             runner.graphs = graphs if overlap else None
@@ -36,6 +37,7 @@ def measure(device: Device, kit: Kit) -> Iterator[dict[str, Any]]:
                 "busy": busy(device, serving, steps),
                 "graphs": runner.graphs is not None,
             }
+            row = beside_roofline(row, rates, decode_work(shape, streams, prompt + new / 2), streams / rate)
             yield beside(row, "busy", least=0.97) if overlap else row
     finally:
         runner.graphs = graphs

@@ -21,6 +21,7 @@ import httpx
 
 from bench.gpu.device import Device, median
 from bench.gpu.model import SHAPES, saved
+from bench.gpu.roofline import beside_roofline, decode_work, rates_of
 from bench.gpu.shared_model import release
 
 START_SECONDS = 110.0
@@ -80,7 +81,7 @@ def worker(device: Device, model: Path, *more: str) -> Iterator[Worker]:
 def serve(device: Device) -> Iterator[dict[str, Any]]:
     """Rows: making the model, the start by phases, then rounds of requests."""
     shape = "tiny" if device.tiny else "8b"
-    began = time.perf_counter()
+    began, rates = time.perf_counter(), rates_of(device)
     with saved(device, shape) as model:
         release()
         yield {"what": f"{shape} made and written", "seconds": time.perf_counter() - began}
@@ -88,7 +89,8 @@ def serve(device: Device) -> Iterator[dict[str, Any]]:
             yield {"what": "start", "ok": True, "seconds": served.seconds, **served.row}
             rounds = [(1, 128, 32), (16, 1024, 64), (64, 1024, 64), (256, 512, 64)] if device.cuda else [(1, 16, 4), (3, 40, 4)]
             for clients, prompt, new in rounds:
-                yield ask(served.url, model.name, SHAPES[shape]["vocab_size"], clients, prompt, new)
+                row = ask(served.url, model.name, SHAPES[shape]["vocab_size"], clients, prompt, new)
+                yield beside_roofline(row, rates, decode_work(shape, clients, prompt + new / 2), row["itl_ms"] / 1e3)
 
 
 def ask(url: str, name: str, vocabulary: int, clients: int, prompt: int, new: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stage: a worker's start, with the weights in the page cache, to ready; with the flags as they come, and with graphs and steps ahead."""
+"""Stage: a worker's start, with the weights in the page cache, to ready: with default flags, and without CUDA graphs and overlap."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +10,8 @@ from bench.gpu.shared_model import Kit
 from bench.gpu.stages.serving import ask, worker
 
 WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("graphs, steps ahead", ("--overlap", "on", "--max-cudagraph-capture-size", "256")),
-    ("flags as they come", ()),
+    ("default flags", ()),
+    ("no graphs, no overlap", ("--overlap", "off", "--max-cudagraph-capture-size", "0")),
 )
 
 

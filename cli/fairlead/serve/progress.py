@@ -23,6 +23,7 @@ NAMES = {
     "profile": "measure memory",
     "capture": "capture CUDA graphs",
     "cache": "allocate the KV cache",
+    "trial": "try CUDA graphs and overlap",
     "warmup": "warm up",
     "grammars": "prepare grammars",
 }

@@ -1,4 +1,4 @@
-"""Polls one ready router of a service for its view of the index and the workers' traffic, twice a minute."""
+"""Polls one ready router of a service for its view of the index, the workers' traffic and their fallbacks, twice a minute."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ from typing import Any
 from fairlead_operator.observed import ObservedIndex, ObservedTraffic
 from fairlead_operator.polling.periodic import PeriodicTask
 from fairlead_operator.polling.prober import Prober, RouterUnavailable
+from fairlead_operator.status import fallback, traffic
 from fairlead_operator.status import index as index_status
-from fairlead_operator.status import traffic
 
 PERIOD = 30.0  # seconds
 FIRST_DELAY = 2.0  # seconds until a router without a known state is polled
@@ -19,12 +19,16 @@ MAX_MISSES = 3  # missed answers after which the last one no longer counts
 
 
 class IndexPoller:
-    """`seen` is the last answer, `traffic` what was served since the one before. Calls `on_change()` when either changes."""
+    """`seen` is the last answer, `traffic` what was served since the one before, `fallbacks` the reasons of workers, by pod.
+
+    Calls `on_change()` when one of them changes.
+    """
 
     def __init__(self, prober: Prober, on_change: Callable[[], None]) -> None:
         self._prober, self._on_change = prober, on_change
         self.seen: ObservedIndex | None = None
         self.traffic: ObservedTraffic | None = None
+        self.fallbacks: Mapping[str, str] | None = None
         self._snapshot: traffic.CounterSnapshot | None = None
         self._address = ""
         self._poll_soon = asyncio.Event()
@@ -47,7 +51,7 @@ class IndexPoller:
 
     def stop(self) -> None:
         self._task.stop()
-        self.seen, self.traffic, self._snapshot = None, None, None
+        self.seen, self.traffic, self.fallbacks, self._snapshot = None, None, None, None
         self._address, self._misses = "", 0
 
     async def _poll(self) -> float:
@@ -57,7 +61,7 @@ class IndexPoller:
                 await self._poll_soon.wait()
         self._poll_soon.clear()
         self._pause = PERIOD * random.uniform(0.8, 1.2)
-        before = self.seen, self.traffic
+        before = self.seen, self.traffic, self.fallbacks
         try:
             self._record(await self._prober.fetch_workers(self._address))
             self._misses = 0
@@ -66,13 +70,13 @@ class IndexPoller:
             if self._misses < MAX_MISSES:
                 return 0.0
             self.seen = ObservedIndex("Unknown", str(error))
-        if (self.seen, self.traffic) != before:
+        if (self.seen, self.traffic, self.fallbacks) != before:
             self._on_change()
         return 0.0
 
     def _record(self, page: Mapping[str, Any]) -> None:
         snapshot = traffic.CounterSnapshot.parse(page, time.monotonic())
-        self.seen = index_status.parse_router_page(page)
+        self.seen, self.fallbacks = index_status.parse_router_page(page), fallback.parse_router_page(page)
         measured = traffic.measure_traffic(self._snapshot, snapshot) if self._snapshot is not None and snapshot is not None else None
         if self._snapshot is None or snapshot is None or measured is not None:
             self._snapshot, self.traffic = snapshot, measured

@@ -271,6 +271,7 @@ class Reconciler:
             other_services=self._find_other_services(service),
             gateway=self._find_gateway(service),
             traffic=self._index.traffic,
+            fallbacks=self._index.fallbacks,
             pod_events=self._pod_events.seen,
             canary=self._canary.seen,
             last_departure_at=self._departures.since(pods, time.time()),

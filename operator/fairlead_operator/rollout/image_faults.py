@@ -26,8 +26,16 @@ OF_IMAGES = frozenset(
 )
 """Reasons of condition Degraded."""
 
-NO_OBSTACLES = ("IndexUnavailable", "ReplicasConflict", "ControllerNotResponding", "SchedulerNotResponding", "NodeNotResponding")
-"""Reasons of condition Degraded with which an update may begin: they say nothing about the service's pods."""
+NO_OBSTACLES = (
+    "IndexUnavailable",
+    "ReplicasConflict",
+    "ControllerNotResponding",
+    "SchedulerNotResponding",
+    "NodeNotResponding",
+    "WorkerFallback",
+)
+"""Reasons of condition Degraded with which an update may begin: they say nothing about the service's pods, or the pods serve and another
+image may mend it."""
 
 
 def find_image_fault(degraded: Condition | None, progressing: Condition | None) -> str:

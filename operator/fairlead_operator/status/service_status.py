@@ -12,7 +12,7 @@ from fairlead_operator.rollout.canary import NO_CANARY, CanaryPlan
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.router_size import router_replicas
 from fairlead_operator.status import batch as batch_status
-from fairlead_operator.status import capacity, external_url, other_services, prefetch, router_tls, serving, traffic
+from fairlead_operator.status import capacity, external_url, fallback, other_services, prefetch, router_tls, serving, traffic
 from fairlead_operator.status import gateway as gateway_status
 from fairlead_operator.status import index as index_status
 from fairlead_operator.status import loading as loading_status
@@ -120,6 +120,7 @@ def build_service_status(
         prefetch.find_fault(service, observed, prefetch_job),
         tls_fault,
         other_services.find_fault(service, observed),
+        fallback.find_fault(before, observed.pods, observed.fallbacks),
     )
     pod_faults = (obstacle, canary_plan.cause, step.problem, unresponsive_cause, stalled, probe.find_fault(router), reduced)
     fault = next((one for one in (*pod_faults, conflict, index_fault, *optional_faults) if one is not None and one.fault), None)

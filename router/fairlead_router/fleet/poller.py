@@ -37,6 +37,7 @@ class _Load(WorkerLoad, frozen=True):
     role: str = ""
     canary: str = ""
     runtime: str = ""
+    fallback: str = ""
     incarnation: str = ""
     adapters: dict[str, Adapter] = msgspec.field(default_factory=dict)
 
@@ -131,7 +132,7 @@ class Poller:
         load = self._decoder.decode(body)
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary, worker.runtime = load.role, load.adapters, load.canary, load.runtime
-        worker.max_running, self._table.last_runtime = load.max_running, load.runtime
+        worker.max_running, worker.fallback, self._table.last_runtime = load.max_running, load.fallback, load.runtime
         if worker.incarnation != load.incarnation:
             worker.incarnation = load.incarnation
             self._table.on_incarnation()

@@ -97,6 +97,8 @@ class Worker:
         """Why the last check did not find it ready; empty when it did."""
         self.load = WorkerLoad()
         self.load_at = monotonic()
+        self.fallback = ""
+        """Why it runs without CUDA graphs or overlap although they were wanted, as it reports itself; empty: no fallback."""
         self.canary = ""
         """Revision whose canary it is; empty for stable workers."""
         self.runtime = ""

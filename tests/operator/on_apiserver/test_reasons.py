@@ -141,3 +141,24 @@ def test_traffic_is_measured_by_one_router_and_an_idle_service_is_not_written(
         time.sleep(0.05)  # traffic goes on while the status is read
     traffic = status()["traffic"]
     assert traffic["promptTokensPerSecond"] > 100 and traffic["cacheHitPercent"] == 75
+
+
+def test_a_workers_fallback_reaches_the_status_and_an_event(cluster: Cluster, router: StubRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_watch, "PERIOD", 0.1)
+    why = "CUDA graphs failed the start-up trial and is off: RuntimeError: CUDA error"
+    router.page = {"index": "ok", "index_read": "mirror", "workers": [{"pod": "qwen-worker-x", "ready": True, "fallback": why}]}
+    cluster.create()
+    cluster.play_controllers()
+    cluster.play_kubelet("qwen-worker-x", READY)
+    cluster.play_kubelet("qwen-router-x", READY, "router")
+
+    def degraded() -> dict[str, Any]:
+        status = cluster.get("inferenceservices", "qwen").get("status") or {}
+        return next((one for one in status.get("conditions", []) if one["type"] == "Degraded"), {})
+
+    eventually(lambda: degraded().get("reason") == "WorkerFallback")
+    assert f"Pod qwen-worker-x: {why}" in degraded()["message"]
+    eventually(lambda: cluster.ready().get("status") == "True")
+    eventually(lambda: any(why in one["note"] for one in events(cluster) if one["reason"] == "WorkerFallback"))
+    router.page = {"index": "ok", "index_read": "mirror", "workers": [{"pod": "qwen-worker-x", "ready": True, "fallback": ""}]}
+    eventually(lambda: degraded().get("reason") == "AsExpected")

@@ -280,7 +280,7 @@ async def test_two_hundred_concurrent_streams(fleet: Fleet) -> None:
 
 
 async def test_the_routers_own_pages(fleet: Fleet) -> None:
-    worker = await fleet.worker(load={"running": 3, "backlog_tokens": 50})
+    worker = await fleet.worker(load={"running": 3, "backlog_tokens": 50, "fallback": "overlap failed"})
     router = await fleet.router(worker)
     assert (await router.client.get("/ready")).status_code == 200
     models = (await router.client.get("/v1/models")).json()
@@ -289,6 +289,7 @@ async def test_the_routers_own_pages(fleet: Fleet) -> None:
     assert (await router.client.get("/v1/models/none")).json()["error"]["code"] == "model_not_found"
     picture = (await router.client.get("/fairlead/workers")).json()
     assert picture["workers"][0]["pod"] == "pod-0" and picture["workers"][0]["load"]["running"] == 3
+    assert picture["workers"][0]["fallback"] == "overlap failed"
     await router.complete("x")
     assert await router.metric("fairlead_router_requests_total") == 1
 

@@ -18,14 +18,17 @@ from tests.worker.fake_gpu.waits import RANKS, SCORE, unexpected
 from tests.worker.sampling.test_verify import run as serve_all
 
 from fairlead_index.hashing import extend
+from fairlead_worker.build import choose_modes, graph_rows
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.execution.draft import Drafts
 from fairlead_worker.execution.overlap import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.ipc.messages import Failed, FromEngine, PoolingKind, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.execution.trial import Modes, Outcome, try_modes
+from fairlead_worker.ipc.messages import Failed, FromEngine, PoolingKind, Sampling, Step, StepModes, Stop, Submit, ToEngine
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import load_model
@@ -150,6 +153,43 @@ def test_other_ranks_get_drafts_with_the_arrays_of_the_host(gpu: FakeGpu, monkey
     request = make_request("0", range(2, 40), Sampling(max_tokens=24, temperature=0, ignore_eos=True))
     serve_all(runner, Asking([request], PAGES, PAGE, 1 << 30))
     assert max(drafted) > 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_start_up_trial_waits_for_tokens_only(gpu: FakeGpu, family: str, tmp_path: Path) -> None:
+    """It passes here, as all logits are zeros: every step that it plans runs on a GPU, in graphs and without."""
+    loaded = load(family, num_hidden_layers=1)
+    adapters = AdapterSet(loaded, 1, 4) if family == "llama" else None
+    if adapters is not None:
+        write_adapter(loaded.model, tmp_path, rank=4)
+        adapters.load(1, "a", "file:///a", tmp_path)
+    runner = make_runner(loaded, page_size=PAGE, kv_pages=PAGES, adapters=adapters, graph_rows=4)
+    gpu.record.clear()
+    outcome = try_modes(runner, SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=32), 512, True, 0 if adapters is None else 1)
+    assert outcome == Outcome(Modes(graphs=True, overlap=True))
+    assert unexpected(gpu.record) == []
+
+
+def test_the_start_up_trial_of_a_draft_model_waits_for_its_tokens_only(gpu: FakeGpu) -> None:
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, draft=load("llama"), graph_rows=4)
+    steps = SchedulerConfig(512, max_num_seqs=4, chunked_prefill_size=32, speculative_method="draft", speculative_num_tokens=2)
+    gpu.record.clear()
+    assert try_modes(runner, steps, 512, False) == Outcome(Modes(graphs=True))
+    assert unexpected(gpu.record) == []
+
+
+def test_on_a_gpu_graphs_and_overlap_are_tried_by_default(gpu: FakeGpu) -> None:
+    """Ranks have neither, so that nothing is tried, and each says why."""
+    config = WorkerConfig(model="file:///m", max_num_seqs=4)
+    assert graph_rows(config, "cuda") == 512
+    runner = make_runner(load("llama"), page_size=PAGE, kv_pages=PAGES, graph_rows=4)
+    assert choose_modes(config, runner, SchedulerConfig(512, max_num_seqs=4), 512) == StepModes("on", "on")
+    off = WorkerConfig(model="file:///m", overlap="off", max_cudagraph_capture_size=0)
+    assert choose_modes(off, runner, SchedulerConfig(512), 512).overlap == "off: --overlap off"
+    sharded = WorkerConfig(model="file:///m", tensor_parallel_size=2)
+    rank = make_runner(load("llama", FakeGroup(gpu, 0, 2)), page_size=PAGE, kv_pages=PAGES, graph_rows=graph_rows(sharded, "cuda"))
+    modes = choose_modes(sharded, rank, SchedulerConfig(512), 512)
+    assert "--tensor-parallel-size 2" in modes.cuda_graphs and "--tensor-parallel-size 2" in modes.overlap and not modes.fallback
 
 
 def test_scores_and_embeddings_wait_for_what_they_return(gpu: FakeGpu) -> None:

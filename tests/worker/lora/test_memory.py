@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.layers import adaptable_layers
+from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.scheduler.limits import StepLimits
@@ -154,6 +156,28 @@ def test_slots_and_graphs_have_their_memory_before_pages_do(growing: bool, loade
     assert bool(slots) is growing and made.step_tokens == 20
     room = (16 << 20) - (1 << 20) - slots - memory.graphs * memory.graph_bytes
     assert made.backend.pages == room // made.backend.spec.page_bytes
+
+
+def test_a_failed_capture_with_adapters_is_not_repeated_after_the_profile(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failed capture costs time, and memory in some releases of torch. The graphs without adapters stay."""
+    adapters = AdapterSet(loaded, 2, 8)
+    memory, tried = Memory(adapters), list[int]()
+
+    def fail(self: AdapterSlots, slots: torch.Tensor) -> AbstractContextManager[None]:
+        tried.append(len(slots))
+        raise RuntimeError("CUDA error: not permitted\nand advice") from ValueError("a hook failed")
+
+    monkeypatch.setattr(AdapterSlots, "activate", fail)
+    monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
+    monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
+    steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
+    made = make_runner(
+        loaded, page_size=PAGE, backend="flashinfer", adapters=adapters, steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory
+    )
+    assert tried == [2] and memory.recorder.recorded == [2, 1, 2, 1]
+    assert made.graphs is not None and made.graphs.is_recorded
+    failed = "RuntimeError: CUDA error: not permitted, after ValueError: a hook failed"
+    assert made.graph_failure == f"a step of 2 decodes with LoRA adapters cannot be recorded: {failed}"
 
 
 def test_those_that_may_come_have_their_memory_where_no_slots_are_kept(loaded: LoadedModel, folders: list[Path]) -> None:

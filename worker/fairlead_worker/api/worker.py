@@ -107,6 +107,11 @@ class Worker:
         return self._model is not None and self.engine.serving and not self.draining and not self.warming
 
     @property
+    def fallback(self) -> str:
+        """Return why the engine runs without CUDA graphs or overlap although they were wanted; empty: no fallback, or not loaded."""
+        return "" if self._model is None else self._model[0].modes.fallback
+
+    @property
     def healthy(self) -> bool:
         """Return whether the engine is alive, as far as is known."""
         if self.engine.state.phase == "failed" or self.engine.seconds_without_progress() >= self.config.limits.load_timeout:

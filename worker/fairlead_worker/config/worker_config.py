@@ -147,11 +147,12 @@ class WorkerConfig(BaseSettings):
     ] = "auto"
     overlap: Annotated[
         Literal["auto", "on", "off"],
-        flag("Execution", "schedule a step while the one before it runs on the GPU; auto is off"),
+        flag("Execution", "schedule a step while the one before it runs on the GPU; auto: on a GPU, after a start-up trial"),
     ] = "auto"
     max_cudagraph_capture_size: Annotated[
-        NonNegative, flag("Execution", "decodes of the largest CUDA graph (FlashInfer on a GPU); 0: no CUDA graphs")
-    ] = 0
+        NonNegative,
+        flag("Execution", "decodes of the largest CUDA graph, at most (FlashInfer on a GPU, after a start-up trial); 0: no CUDA graphs"),
+    ] = 512
     threads: Annotated[NonNegative, flag("Execution", "CPU threads of the engine; 0: from its cores and CPU quota")] = 0
     deterministic: Annotated[
         bool, flag("Execution", "batch-invariant kernels: tokens do not depend on other requests or on the cache; tested at the start")

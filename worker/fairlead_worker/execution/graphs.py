@@ -109,6 +109,10 @@ class GraphedDecodes:
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
         """Page tables of the step that is replayed, shared by all graphs."""
         self.sizes = batch_sizes(most)
+        self.failure = ""
+        """Why decodes cannot be recorded; empty if they can."""
+        self.adapter_failure = ""
+        """Why decodes with LoRA adapters cannot be recorded; empty if they can."""
         self._graphs: dict[int, _Graph] = {}
 
     @property
@@ -126,7 +130,8 @@ class GraphedDecodes:
                 self._record_adapted(graph, size)
                 graph.record(self._forward, self._recorder)
             except Exception as error:  # whatever a kernel raises that cannot be recorded
-                logger.warning("decodes run without CUDA graphs, as one of %d rows cannot be recorded: %s", size, _reason(error))
+                self.failure = f"a step of {size} decodes cannot be recorded: {describe_failure(error)}"
+                logger.warning("decodes run without CUDA graphs: %s", self.failure)
                 self._graphs.clear()
                 return
             self._graphs[size] = graph
@@ -140,7 +145,8 @@ class GraphedDecodes:
         try:
             graph.record_adapted(self._forward, self._recorder, self._slots)
         except Exception as error:
-            logger.warning("decodes with LoRA adapters run without CUDA graphs, as %d rows cannot be recorded: %s", size, _reason(error))
+            self.adapter_failure = f"a step of {size} decodes with LoRA adapters cannot be recorded: {describe_failure(error)}"
+            logger.warning("decodes with LoRA adapters run without CUDA graphs: %s", self.adapter_failure)
             self._slots = None
 
     def run(self, step: PackedStep) -> torch.Tensor | None:
@@ -253,11 +259,17 @@ class _Graph:
         )
 
 
-def _reason(error: BaseException) -> str:
-    """Return the message of the first error: the end of a broken capture raises again, and says only that there was an error before."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return f"{type(error).__name__}: {error}"  # not the error itself: its traceback keeps the memory of the capture
+def describe_failure(error: BaseException) -> str:
+    """Return the messages of `error` and of the errors before it, in one line: the end of a broken capture raises again, and says only
+    that there was an error before.
+    """
+    lines, seen = [], [error]
+    while (before := seen[-1].__cause__ or seen[-1].__context__) is not None and before not in seen:
+        seen.append(before)
+    for each in seen:  # not the errors themselves: their tracebacks keep the memory of the capture
+        text = str(each).strip().partition("\n")[0]  # CUDA's advice on debugging follows
+        lines.append(f"{type(each).__name__}: {text}" if text else type(each).__name__)
+    return ", after ".join(dict.fromkeys(lines))
 
 
 def graphs_for(

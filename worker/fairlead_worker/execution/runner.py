@@ -73,6 +73,8 @@ class ModelRunner:
         """The last logits of complete prompts; None: none are kept."""
         self.graphs: GraphedDecodes | None = None
         """CUDA graphs for decode-only steps; None: every step runs eagerly."""
+        self.graph_failure = ""
+        """Why CUDA graphs could not be recorded; empty: they were, or none were wanted."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
@@ -233,6 +235,7 @@ def make_runner(
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
+    failure = adapter_failure = ""  # of a capture
     if draft is not None or loaded.ranks > 1 or not loaded.generates:
         kept_prompts = 0
     if loaded.ranks > 1:
@@ -270,8 +273,6 @@ def make_runner(
         taken = (0 if adapters is None else adapters.pending_bytes()) + kept_prompts * slot_bytes(spec.page_bytes, loaded.vocabulary_size)
         step_tokens, room = found.step_tokens, max(0, found.kv_bytes - taken)
 
-        can_record = True
-
         def graph_bytes(
             model: LoadedModel, layout: KVSpec, rows: int, batch_invariant: bool = False, adapters: AdapterSet | None = None
         ) -> int:
@@ -279,9 +280,10 @@ def make_runner(
             slots = None if adapters is None else adapters.slots
 
             def record() -> GraphedDecodes | None:
-                nonlocal can_record
+                nonlocal failure, adapter_failure
                 graphs = _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots)
-                can_record = can_record and (graphs is None or graphs.is_recorded)
+                if graphs is not None:
+                    failure, adapter_failure = failure or graphs.failure, adapter_failure or graphs.adapter_failure
                 return graphs
 
             return measure_allocation(memory, record)
@@ -291,7 +293,7 @@ def make_runner(
             if draft is not None and draft_spec is not None:
                 taken += graph_bytes(draft, draft_spec, drafted_rows)
             room = max(0, room - taken)
-        if not can_record:  # each failed capture leaves its memory allocated in some releases of torch
+        if failure:  # each failed capture leaves its memory allocated in some releases of torch
             graph_rows = drafted_rows = 0
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
@@ -310,6 +312,7 @@ def make_runner(
         draft_forward = choose_forward(draft, draft_backend, native_decoder)
         drafter = Drafter(draft_forward, draft, draft_backend, loaded.vocabulary_size)
         drafter.graphs = _graphs(draft_forward, draft_backend, drafted_rows, loaded.max_model_len, progress)
+        failure = failure or ("" if drafter.graphs is None else drafter.graphs.failure)
     runner = ModelRunner(
         loaded,
         kv_backend,
@@ -324,8 +327,11 @@ def make_runner(
         runner.filters = make_device_filters(loaded.device)
     if kept_prompts:
         runner.kept = KeptLogits(kept_prompts, kv_backend)
-    slots = None if adapters is None else adapters.slots
+    slots = None if adapters is None or adapter_failure else adapters.slots
     runner.graphs = _graphs(runner.forward, kv_backend, graph_rows, loaded.max_model_len, progress, slots)
+    if runner.graphs is not None:
+        failure, adapter_failure = failure or runner.graphs.failure, adapter_failure or runner.graphs.adapter_failure
+    runner.graph_failure = failure or adapter_failure
     return runner
 
 

@@ -322,7 +322,7 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
 
     phase: str
     """"imports", "nodes", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "capture", "cache",
-    "warmup", "grammars"."""
+    "trial", "warmup", "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0
@@ -369,6 +369,18 @@ class Pooling(msgspec.Struct, frozen=True):
     """Embeddings may be truncated to these lengths only."""
 
 
+class StepModes(msgspec.Struct, frozen=True):
+    """How the engine runs its steps."""
+
+    cuda_graphs: str = "off"
+    """"on", or "off: " and the reason."""
+    overlap: str = "off"
+    """"on", or "off: " and the reason."""
+    fallback: str = ""
+    """Why one of them is off although it was wanted and is possible here: it could not be recorded, or failed the start-up trial. Such a
+    worker serves more slowly. Empty: there is no fallback."""
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The engine serves."""
 
@@ -386,6 +398,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """One of `isa.LEVELS`; empty on another device."""
     native_decoder: bool = False
     """Whether a step of the whole model is one native call."""
+    modes: StepModes = StepModes()
     prompt_format: bytes = b""
     """A `PromptFormat` as JSON. The engine process builds it with transformers, which the API process does not import."""
     sampling_defaults: dict[str, float] = {}

@@ -1,5 +1,7 @@
 """vLLM's paths for looking at a server, and SageMaker's two paths."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from tests.servers.redis_server import RedisServer
@@ -17,6 +19,39 @@ def test_server_info_has_every_setting_and_no_password(start: Any, redis: RedisS
     said = worker.client.get("/server_info").json()
     assert said["settings"]["kv_pages"] == "600" and said["max_model_len"] == 4096
     assert said["system_fingerprint"] == worker.complete(prompt="x", max_tokens=1)["system_fingerprint"]
+
+
+FAULT = """
+import sys
+
+
+class Plant:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fairlead_worker.execution.trial":
+            sys.meta_path.remove(self)
+            from fairlead_worker.execution.overlap import OverlappedRunner
+
+            OverlappedRunner._fill_placeholders = lambda self, plan, step: lambda: step.tokens.clamp_(max=9)
+
+
+sys.meta_path.insert(0, Plant())
+"""
+"""A module that Python imports at its start: overlapped steps then compute with wrong tokens."""
+
+
+def test_a_failed_start_up_trial_shows_on_every_page(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAULT)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    worker = start("--overlap", "on", PYTHONPATH=path).wait_ready()
+    said = worker.client.get("/server_info").json()
+    assert said["cuda_graphs"] == "off: no CUDA graphs with a CPU"
+    why = said["fallback"]
+    assert why.startswith("overlap failed the start-up trial and is off: ") and said["overlap"] == f"off: {why}"
+    assert worker.client.get("/ready").json()["fallback"] == worker.load()["fallback"] == why
+    assert worker.client.get("/ready").json()["start_up_seconds"]["trial"] > 0
+    metrics = worker.client.get("/metrics").text
+    assert 'fairlead_engine_fallback{model_name="tiny"} 1.0' in metrics and 'overlap="off"' in metrics
+    assert why in worker.log.read_text()
 
 
 def test_tokenizer_info_has_the_template_and_sizes(shared: WorkerProcess) -> None:

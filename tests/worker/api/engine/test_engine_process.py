@@ -9,9 +9,17 @@ import pytest
 from fairlead_worker.build import graph_rows
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
-from fairlead_worker.execution.overlap import OverlappedRunner
-from fairlead_worker.ipc.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.execution import trial
+from fairlead_worker.execution.overlap import LaunchedStep, OverlappedRunner
+from fairlead_worker.ipc.messages import FromEngine, Load, Loading, Ready, Sampling, Step, StepModes, Stop, Submit, ToEngine
+from fairlead_worker.scheduler.decode_batch import PLACEHOLDER
 from fairlead_worker.scheduler.plan import StepPlan
+
+
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start-up trial takes as long as it takes on this machine."""
+    monkeypatch.setattr(trial, "MAX_SECONDS", float("inf"))
 
 
 class End:
@@ -46,8 +54,14 @@ class Asking:
         self.left, self.open = list(requests), {request.id for request in requests}
         self.tokens: dict[str, list[int]] = {request.id: [] for request in requests}
         self.ready: Ready | None = None
+        self.loading: list[Loading] = []
+        self.first_load: Load | None = None
+        """Before the first step."""
+        self.stored_before_first_output = 0
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
+        if self.first_load is None:
+            return []
         if self.left:
             return [self.left.pop(0)]
         return [] if self.open else [Stop()]
@@ -55,6 +69,10 @@ class Asking:
     def send(self, message: FromEngine) -> None:
         if isinstance(message, Ready):
             self.ready = message
+        if isinstance(message, Loading):
+            self.loading.append(message)
+        if isinstance(message, Step) and self.first_load is None:
+            self.first_load, self.stored_before_first_output = message.load, len(message.events)
         for output in message.each() if isinstance(message, Step) else ():
             self.tokens[output.id] += array("I", output.tokens)
             self.open -= {output.id} if output.finish else set()
@@ -105,13 +123,75 @@ def test_steps_launched_ahead_change_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Speculation needs each step's tokens first, so it uses the plain loop and logs that."""
-    launched: list[StepPlan] = []
-    launch = OverlappedRunner.launch
-    monkeypatch.setattr(OverlappedRunner, "launch", lambda self, plan: launched.append(plan) or launch(self, plan))
+    launched = collect_launched(monkeypatch)
     assert {name: len(tokens) for name, tokens in expected.items()} == {str(number): 5 + 4 * number for number in range(6)}
     assert generate(model, overlap="on", **flags) == expected
     assert (len(launched) > 10) == ahead
-    assert ("--overlap on is ignored beside --speculative-config" in caplog.text) != ahead
+    told = "--overlap on is ignored: each step is read before the next one is planned with --speculative-config"
+    assert (told in caplog.text) != ahead
+
+
+def collect_launched(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Collect the plans of requests that are launched ahead, without those of the start-up trial."""
+    launched: list[StepPlan] = []
+    launch = OverlappedRunner.launch
+
+    def collect(self: OverlappedRunner, plan: StepPlan) -> LaunchedStep:
+        if not plan.rows[0].request.id.startswith("trial, "):
+            launched.append(plan)
+        return launch(self, plan)
+
+    monkeypatch.setattr(OverlappedRunner, "launch", collect)
+    return launched
+
+
+def test_the_start_up_trial_leaves_nothing_behind(model: Path, expected: dict[str, list[int]]) -> None:
+    """The engine tells what it uses, and its cache and counters begin empty."""
+    end = Asking(requests())
+    config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32", "overlap": "on"})
+    try:
+        assert run(config, end) == 0
+    finally:
+        gc.unfreeze()
+    assert end.tokens == expected
+    assert end.ready is not None and end.ready.modes == StepModes("off: no CUDA graphs with a CPU", "on")
+    phases = [message.phase for message in end.loading]
+    assert phases.index("trial") < phases.index("warmup")
+    assert end.first_load is not None and end.first_load.pages_cached == 0 and end.first_load.pages_free == 64
+    assert end.first_load.prompt_tokens == end.first_load.steps == 0 and not end.stored_before_first_output
+
+
+def test_a_failed_trial_falls_back_to_the_plain_loop_with_the_reason(
+    model: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with --overlap on: slower tokens are better than wrong ones, and than no worker."""
+    launched = collect_launched(monkeypatch)
+    monkeypatch.setattr(
+        OverlappedRunner, "_fill_placeholders", lambda self, plan, step: lambda: step.tokens.masked_fill_(step.tokens == PLACEHOLDER, 0)
+    )
+    end = Asking(requests())
+    config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32", "overlap": "on"})
+    try:
+        assert run(config, end) == 0
+    finally:
+        gc.unfreeze()
+    assert end.tokens == expected and not launched
+    assert end.ready is not None
+    modes = end.ready.modes
+    assert modes.fallback.startswith("overlap failed the start-up trial and is off: ") and "get other tokens" in modes.fallback
+    assert modes.overlap == f"off: {modes.fallback}" and modes.fallback in caplog.text
+
+
+def test_on_a_cpu_nothing_is_tried_by_default(model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(trial._Trial, "prepare", lambda self: pytest.fail("a trial"))
+    end = Asking(requests()[:1])
+    try:
+        assert run(WorkerConfig(model=f"file://{model}", kv_pages=64, threads=1), end) == 0
+    finally:
+        gc.unfreeze()
+    assert end.ready is not None
+    assert end.ready.modes == StepModes("off: no CUDA graphs with a CPU", "off: nothing to gain on a CPU")
+    assert "ignored" not in caplog.text, "the user has set nothing"
 
 
 @pytest.mark.parametrize(

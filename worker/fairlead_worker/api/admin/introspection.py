@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from fairlead_worker.api.errors import unavailable
 from fairlead_worker.api.http import RequestContext
 from fairlead_worker.api.worker import Worker
@@ -19,6 +21,7 @@ async def server_info(worker: Worker, context: RequestContext) -> None:
             "attention_backend": ready.backend,
             "cpu_level": ready.cpu_level,
             "native_decoder": ready.native_decoder,
+            **msgspec.to_builtins(ready.modes),
         }
     await context.respond_json(document)
 

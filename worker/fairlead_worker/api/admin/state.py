@@ -28,6 +28,8 @@ async def ready(worker: Worker, context: RequestContext) -> None:
     document: dict[str, Any] = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
     if phase in ("starting", "loading"):
         document |= {"stage": stage, "bytes": state.done, "total_bytes": state.total}
+    if fallback := worker.fallback:
+        document["fallback"] = fallback
     document["start_up_seconds"] = {name: round(spent, 3) for name, spent in state.start_up.seconds.items()}
     await context.respond(200 if serving else 503, msgspec.json.encode(document))
 
@@ -43,6 +45,8 @@ async def load(worker: Worker, context: RequestContext) -> None:
         fields["incarnation"] = incarnation
     if worker.config.canary:
         fields["canary"] = worker.config.canary
+    if fallback := worker.fallback:
+        fields["fallback"] = fallback
     if adapters := worker.adapters.describe():
         fields["adapters"] = adapters
     await context.respond_json(fields | numbers)

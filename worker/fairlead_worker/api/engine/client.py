@@ -64,6 +64,7 @@ STAGES = {
     "profile": "Preparing",
     "capture": "Preparing",
     "cache": "Preparing",
+    "trial": "Preparing",
     "warmup": "Preparing",
 }
 """Phases of a load, mapped to the stages of `status.loading`."""

@@ -43,6 +43,8 @@ class Readiness(Answer):
     """While the model loads."""
     bytes: int | None = None
     total_bytes: int | None = None
+    fallback: str | None = None
+    """Why the engine runs without CUDA graphs or overlap although they were wanted."""
     start_up_seconds: dict[str, float]
     """Seconds of each stage so far."""
 
@@ -67,6 +69,8 @@ class Load(Answer):
     incarnation: str | None = None
     """The name under which the index knows this start of the worker."""
     canary: str | None = None
+    fallback: str | None = None
+    """Why the engine runs without CUDA graphs or overlap although they were wanted."""
     adapters: dict[str, Json] | None = None
     """By name: digest, root and parent of each LoRA adapter."""
     running: int
@@ -98,6 +102,12 @@ class ServerInfo(Answer):
     attention_backend: str | None = None
     cpu_level: str | None = None
     native_decoder: bool | None = None
+    cuda_graphs: str | None = None
+    """`on`, or `off: ` and the reason."""
+    overlap: str | None = None
+    """`on`, or `off: ` and the reason."""
+    fallback: str | None = None
+    """Why one of them is off although it was wanted; empty: no fallback."""
 
 
 class TokenizerInfo(Answer):

@@ -1,0 +1,344 @@
+"""Trial of CUDA graphs and overlap at the start: the same requests run with plain steps and with both, and their tokens are compared.
+
+It runs before the first request, on the runner's pages, with a scheduler and a prefix cache of its own. So it leaves no entry in the
+engine's cache and no count in its statistics. Only rank 0 plans and samples, so its outcome is that of all ranks.
+
+A padded batch and a graph's plan may sum in another order, which turns the last bits of a logit. So another token counts as equal if plain
+steps choose it too once its logit is larger, and that of the first token smaller, by what rounding explains.
+"""
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from typing import NamedTuple
+
+import torch
+from msgspec import structs
+
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.overlap import Overlap
+from fairlead_worker.engine.request_timer import RequestTimer
+from fairlead_worker.execution.graphs import batch_sizes, describe_failure
+from fairlead_worker.execution.overlap import OverlappedRunner
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.ipc.messages import Sampling, Submit
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
+from fairlead_worker.scheduler.step_outputs import StepOutputs
+from fairlead_worker.weights.progress import Progress, no_progress
+
+MAX_SECONDS = 20.0
+"""Limit of the whole trial; a trial that is not over by then counts as failed."""
+MOST_ROWS = 8
+"""Most decodes in a step without graphs to compare."""
+CHUNK = 64
+"""Most tokens of a chunk, so that prompts are computed in several."""
+LONGEST_WINDOW = 2048
+"""Sliding windows up to this many tokens are exceeded by a request."""
+NEW_TOKENS = 8
+"""Tokens of each request that runs beside chunks."""
+ROUNDING = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+"""Largest change of a logit that rounding explains."""
+ROUNDED_INPUTS = 0.3
+"""The same if linear layers round their inputs; see `check.ROUNDED_TOLERANCE`."""
+SAMPLINGS = (
+    Sampling(max_tokens=1, temperature=0, ignore_eos=True),
+    Sampling(max_tokens=1, temperature=0.8, seed=7, ignore_eos=True),
+    Sampling(max_tokens=1, temperature=0, repetition_penalty=1.3, ignore_eos=True),
+    Sampling(max_tokens=1, temperature=1.0, top_k=20, top_p=0.9, seed=11, logprobs=2, ignore_eos=True),
+)
+"""Sampling of the trial's requests, in turns: greedy, seeded, and two that depend on earlier tokens or filter the vocabulary."""
+
+logger = logging.getLogger(__name__)
+
+
+class Modes(NamedTuple):
+    """How steps run."""
+
+    graphs: bool = False
+    overlap: bool = False
+
+
+PLAIN = Modes()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the engine uses."""
+
+    modes: Modes
+    failure: str = ""
+    """Why CUDA graphs or overlap are off although they were wanted; empty: they are not."""
+
+
+def try_modes(
+    runner: ModelRunner,
+    config: SchedulerConfig,
+    context: int,
+    overlap: bool,
+    adapter: int = 0,
+    progress: Progress = no_progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Try the recorded CUDA graphs of `runner`, and overlap if it is wanted, and turn graphs off in `runner` if they fail.
+
+    `context`: tokens of the longest sequence. `adapter`: number of a loaded LoRA adapter, 0: none. Any error of the trial is a reason to
+    fall back, except on a sharded model, where other ranks may wait for this one, and if plain steps fail as well.
+    """
+    drafter = runner.drafter
+    recorded = [each.is_recorded for each in (runner.graphs, None if drafter is None else drafter.graphs) if each is not None]
+    wanted = Modes(bool(recorded) and all(recorded), overlap)
+    if wanted == PLAIN or not config.generates:
+        return Outcome(PLAIN)
+    began = clock()
+    trial = _Trial(runner, config, context, adapter, progress, lambda: clock() - began > MAX_SECONDS)
+    modes, failure = _choose(trial, wanted)
+    if not modes.graphs:
+        runner.graphs = None
+        if drafter is not None:
+            drafter.graphs = None
+    if trial.has_raised:
+        trial.serve_plainly()
+    if failure:
+        logger.warning("%s", failure)
+    else:
+        logger.info("%s give the tokens of plain steps for %d requests (%.1f s)", _name(modes), trial.count, clock() - began)
+    return Outcome(modes, failure)
+
+
+def _choose(trial: "_Trial", wanted: Modes) -> tuple[Modes, str]:
+    """Return the modes that passed, and why the others are off."""
+    failure = trial.prepare() or trial.compare(wanted)
+    if not failure:
+        return wanted, ""
+    if not trial.can_continue:
+        return PLAIN, f"{_name(wanted)} could not be tried and are off: {failure}"
+    single = [Modes(graphs=True), Modes(overlap=True)]
+    if wanted in single:
+        return PLAIN, f"{_name(wanted)} failed the start-up trial and is off: {failure}"
+    failures = {modes: trial.compare(modes) for modes in single}
+    passed = next((modes for modes, found in failures.items() if not found), PLAIN)
+    others = [f"{_name(modes)}: {failures[modes] or f'beside {_name(passed)}, {failure}'}" for modes in single if modes != passed]
+    return passed, f"the start-up trial failed, and these are off: {'; '.join(others)}"
+
+
+def _name(modes: Modes) -> str:
+    return " and ".join(name for name, is_on in (("CUDA graphs", modes.graphs), ("overlap", modes.overlap)) if is_on)
+
+
+class _TookTooLong(Exception):
+    """The trial is over its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """Requests that arrive at once."""
+
+    config: SchedulerConfig
+    requests: Sequence[Submit]
+
+
+class _Trial:
+    """The requests of a trial, and their tokens with plain steps."""
+
+    def __init__(
+        self, runner: ModelRunner, config: SchedulerConfig, context: int, adapter: int, progress: Progress, is_over: Callable[[], bool]
+    ) -> None:
+        self.has_raised = False
+        """Whether a step has failed, so that the device may be unusable."""
+        self.can_continue = True
+        """Whether plain steps have shown what to expect, and there is time left."""
+        self._runner, self._progress, self._is_over = runner, progress, is_over
+        self._page_size, self._pages = runner.backend.spec.page_size, runner.backend.pages
+        self._random = Random(5)
+        self._runs = 0
+        self._expected: dict[str, list[int]] = {}
+        limits = StepLimits.from_config(config, self._page_size)
+        common = replace(
+            config,
+            max_prefill_tokens=min(config.max_prefill_tokens, limits.prefill),
+            prefill_max_requests=0,
+            idle_prefill_chunks=1,
+            itl_target_ms=0,
+            policy="fcfs",
+            initial_new_token_ratio=1.0,
+            min_new_token_ratio=1.0,
+        )
+        self._waves = [self._decodes(common, context, 0)]
+        if adapter:
+            self._waves.append(self._decodes(common, context, adapter))
+        self._waves.append(self._chunks(common, context, adapter))
+        self.count = sum(len(wave.requests) for wave in self._waves)
+
+    def prepare(self) -> str:
+        """Run the requests with plain steps. Return why that failed; empty: it did not."""
+        self.can_continue = not (failure := self._guard(self._expect))
+        return failure
+
+    def compare(self, modes: Modes) -> str:
+        """Run the requests in `modes`. Return what differs, or why a step failed; empty: all tokens are equal."""
+        return self._guard(lambda: self._find_difference(self._run(modes)))
+
+    def serve_plainly(self) -> None:
+        """Run some requests with plain steps. Raises what a step raises."""
+        self._is_over = lambda: False
+        with self._graphs(False):
+            self._serve(self._waves[-1], overlapped=False)
+
+    def _guard(self, run: Callable[[], str]) -> str:
+        self._progress("trial", min(99, 25 * self._runs))
+        self._runs += 1
+        try:
+            return run()
+        except _TookTooLong:
+            self.can_continue = False
+            return f"the trial takes longer than {MAX_SECONDS:g} s"
+        except Exception as error:
+            if self._runner.loaded.ranks > 1:
+                raise
+            logger.warning("a step of the start-up trial failed", exc_info=error)
+            self.has_raised = True
+            device = self._runner.loaded.device
+            if device.type == "cuda":  # a plan that was cut short left copies that no event stands for
+                torch.cuda.synchronize(device)
+            return describe_failure(error)
+
+    def _expect(self) -> str:
+        self._expected = self._run(PLAIN)
+        return ""
+
+    def _decodes(self, config: SchedulerConfig, context: int, adapter: int) -> _Wave:
+        """Return short prompts that are computed together, and then end one after another: a step for each graph, full and padded in turns.
+
+        All or, with an adapter, two of three requests have no adapter.
+        """
+        graphs = self._runner.graphs
+        sizes = batch_sizes(MOST_ROWS) if graphs is None else graphs.sizes
+        most = min(config.max_num_seqs, self._pages // -(-(6 + len(sizes) + 2) // self._page_size))
+        counts = [
+            max(size - place % 2, (sizes[place - 1] if place else 0) + 1) for place, size in enumerate(sizes) if size <= most or not place
+        ]
+        requests = []
+        for number in range(counts[-1]):
+            prompt = 3 + number % 4
+            new = min(1 + sum(count > number for count in counts), max(1, context - prompt))
+            sampling = structs.replace(SAMPLINGS[number % 2], max_tokens=new, seed=number)
+            requests.append(self._request(f"decode {number}, adapter {adapter}", prompt, sampling, adapter if number % 3 == 1 else 0))
+        return _Wave(replace(config, chunked_prefill_size=0), requests)
+
+    def _chunks(self, config: SchedulerConfig, context: int, adapter: int) -> _Wave:
+        """Return prompts that are computed in chunks beside decodes. One exceeds the shortest sliding window, unless that is long."""
+        windows = [kind.window for kind in self._runner.backend.spec.layers if kind.window is not None]
+        window = min((window for window in windows if window <= LONGEST_WINDOW), default=0)
+        chunk = max(CHUNK, -(-window // 8))
+        if config.chunked_prefill_size > 0:
+            chunk = min(config.chunked_prefill_size, chunk)
+        lengths, requests, left = (5, 17, 9, 2 * chunk + 7, chunk + 3, window + chunk // 2), list[Submit](), self._pages
+        for number, length in enumerate(lengths):
+            prompt = max(1, min(length, context - NEW_TOKENS))
+            left -= -(-(prompt + NEW_TOKENS) // self._page_size) + 1
+            if left < 0 and requests:
+                break
+            new = max(1, min(NEW_TOKENS, context - prompt, left * self._page_size))
+            sampling = structs.replace(SAMPLINGS[number % len(SAMPLINGS)], max_tokens=new)
+            requests.append(self._request(f"chunk {number}", prompt, sampling, adapter if number % 3 == 1 else 0))
+        return _Wave(replace(config, chunked_prefill_size=chunk if config.chunked_prefill_size > 0 else 0), requests)
+
+    def _request(self, name: str, length: int, sampling: Sampling, adapter: int) -> Submit:
+        tokens = array("I", [self._random.randrange(self._runner.loaded.vocabulary_size) for _ in range(length)])
+        return Submit(f"trial, {name}", tokens.tobytes(), sampling, 0, adapter=adapter)
+
+    def _run(self, modes: Modes) -> dict[str, list[int]]:
+        """Return the tokens of each request."""
+        with self._graphs(modes.graphs):
+            return {name: tokens for wave in self._waves for name, tokens in self._serve(wave, modes.overlap).items()}
+
+    @contextmanager
+    def _graphs(self, are_on: bool) -> Iterator[None]:
+        runner, drafter = self._runner, self._runner.drafter
+        graphs, drafted = runner.graphs, None if drafter is None else drafter.graphs
+        if not are_on:
+            runner.graphs = None
+            if drafter is not None:
+                drafter.graphs = None
+        try:
+            yield
+        finally:
+            runner.graphs = graphs
+            if drafter is not None:
+                drafter.graphs = drafted
+
+    def _serve(self, wave: _Wave, overlapped: bool) -> dict[str, list[int]]:
+        """Run the requests of `wave` to their end with an empty cache. Return the tokens of each."""
+        scheduler = Scheduler(wave.config, PrefixCache(PagePool(self._pages, self._page_size), self._page_size, extend))
+        tokens = {request.id: array("I") for request in wave.requests}
+
+        def report(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
+            for output in outputs:
+                tokens[output.id].frombytes(output.tokens)
+
+        for request in wave.requests:
+            if (refused := scheduler.submit(request)) is not None:
+                raise ValueError(refused.error)
+        loop = Overlap(OverlapScheduler(scheduler), OverlappedRunner(self._runner), RequestTimer(), report) if overlapped else None
+        try:
+            while not scheduler.idle:
+                if self._is_over():
+                    raise _TookTooLong
+                if loop is not None:
+                    loop.step()
+                else:
+                    plan = scheduler.plan()
+                    result = self._runner.execute(plan)
+                    report(plan, result, scheduler.advance(plan, result))
+            if loop is not None:
+                loop.reconcile()
+        finally:
+            for request in wave.requests:  # so that the runner forgets those that an error left behind
+                scheduler.abort(request.id)
+        return {name: found.tolist() for name, found in tokens.items()}
+
+    def _find_difference(self, got: dict[str, list[int]]) -> str:
+        """Return how many requests have other tokens, and the first of them; empty if rounding explains all differences."""
+        wrong = [name for wave in self._waves for name in self._differing(wave, got)]
+        if not wrong:
+            return ""
+        at = _first_difference(self._expected[wrong[0]], got[wrong[0]])
+        first = f"the first is {wrong[0]!r}, from token {at + 1} on"
+        return f"{len(wrong)} of {self.count} requests get other tokens than with plain steps; {first}"
+
+    def _differing(self, wave: _Wave, got: dict[str, list[int]]) -> list[str]:
+        """Return the requests of `wave` whose first other token plain steps would not choose, whatever is rounded."""
+        other: dict[str, int] = {}
+        judged = []
+        for request in wave.requests:
+            want, have = self._expected[request.id], got[request.id]
+            if want == have:
+                continue
+            at = _first_difference(want, have)
+            if at == min(len(want), len(have)):
+                return [request.id]
+            other[request.id] = have[at]
+            rounding = ROUNDED_INPUTS if self._runner.loaded.quantization != "none" else ROUNDING[self._runner.loaded.dtype]
+            bias = ((have[at], rounding), (want[at], -rounding))
+            text = request.tokens + array("I", want[:at]).tobytes()
+            judged.append(structs.replace(request, tokens=text, sampling=structs.replace(request.sampling, max_tokens=1, logit_bias=bias)))
+        if not judged:
+            return []
+        with self._graphs(False):
+            chosen = self._serve(_Wave(wave.config, judged), overlapped=False)
+        return [name for name, token in other.items() if chosen[name] != [token]]
+
+
+def _first_difference(want: Sequence[int], have: Sequence[int]) -> int:
+    """Return the index of the first token that differs, or the shorter length."""
+    return next((at for at, (one, two) in enumerate(zip(want, have, strict=False)) if one != two), min(len(want), len(have)))
